@@ -1,0 +1,51 @@
+"""Helpers of the course: real ranks in a notebook, checks, quizzes, pictures.
+
+In a notebook::
+
+    %load_ext course_utils
+    from course_utils import Ranks, check, hint, quiz, solution
+
+Everything is imported on first use: this file itself needs the standard library
+alone, because ``python3 -m course_utils start`` runs before anything is installed.
+"""
+
+import importlib
+
+# name -> module that holds it (same name inside), or the module itself
+_EXPORTS = {
+    "Ranks": "course_utils.ranks",
+    "RankFailure": "course_utils.ranks",
+    "RanksError": "course_utils.ranks",
+    "check": "course_utils.checks",
+    "hint": "course_utils.checks",
+    "solution": "course_utils.checks",
+    "inspect_machine": "course_utils.doctor",
+    "launch": "course_utils.workers",
+    "pictures": None,
+    "progress": "course_utils.progress",
+    "quiz": "course_utils.quiz",
+}
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name):
+    if name not in _EXPORTS:
+        raise AttributeError("module 'course_utils' has no attribute " + repr(name))
+    module = importlib.import_module(_EXPORTS[name] or "course_utils." + name)
+    value = getattr(module, name) if _EXPORTS[name] else module
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted(set(globals()) | set(_EXPORTS))
+
+
+def load_ipython_extension(shell):
+    """``%load_ext course_utils``: add the magics, and begin to import torch."""
+    from course_utils.ranks import magic
+    from course_utils.ranks.processes import Zygote, start_method
+
+    magic.register(shell)
+    if start_method() == "fork":
+        Zygote.prepare()

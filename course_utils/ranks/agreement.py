@@ -1,0 +1,320 @@
+"""Do all ranks call the same collective? Ask before the data is mixed up.
+
+gloo pairs up whatever arrives: an ``all_reduce`` on one rank and an ``all_gather``
+on another can hang, end in wrong numbers, or abort the process. So every call of a
+collective is first written on a *board*, a small piece of memory that all ranks of
+one machine share: "my 3rd collective on this group is broadcast(float32[4],
+src=0)". Then the rank reads what the others wrote for their 3rd collective. The one
+that comes later and differs raises :class:`CollectiveMismatch`; nobody waits, and
+nothing is sent. ``send`` and ``recv`` are compared in the same way, the k-th from
+rank a to rank b with the k-th that b receives from a.
+
+The cost is a few microseconds a call. What C++ calls by itself (the gradient
+buckets of DDP) is not seen here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import inspect
+import struct
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+RECORD = struct.Struct("=QQ112s")  # key of the call, its fingerprint, its text
+
+# What must agree, besides the name. "numel" is the number of elements: gloo does
+# not mind different shapes, it does mind different sizes.
+COLLECTIVES = {
+    "all_reduce": ("tensor", "numel", "op"),
+    "broadcast": ("tensor", "numel", "src"),
+    "reduce": ("tensor", "numel", "dst", "op"),
+    "all_gather": ("tensor", "numel"),
+    "all_gather_into_tensor": ("input_tensor", "numel"),
+    "all_gather_single": ("input_tensor", "numel"),
+    "reduce_scatter": ("output", "op"),
+    "reduce_scatter_tensor": ("input", "numel", "op"),
+    "reduce_scatter_single": ("input", "numel", "op"),
+    "gather": ("tensor", "numel", "dst"),
+    "scatter": ("tensor", "numel", "src"),
+    "all_to_all": (None,),
+    "all_to_all_single": ("input",),
+    "barrier": (None,),
+    "monitored_barrier": (None,),
+    "all_gather_object": (None,),
+    "gather_object": (None, "dst"),
+    "broadcast_object_list": (None, "src"),
+    "scatter_object_list": (None, "src"),
+}
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+
+
+WAIT_STEP = datetime.timedelta(seconds=0.25)
+
+
+class CollectiveMismatch(RuntimeError):
+    """Two ranks of a group called different collectives at the same place."""
+
+
+class Agreement:
+    """The calls of one rank, written on the board and compared with the others'.
+
+    Args:
+        board: writable memory that the ranks share, or None: then calls are only
+            counted, not compared while they happen. Each rank has an equal part of
+            it, room for its last calls; a peer is never further ahead than a few.
+        rank: the rank of this process.
+        world_size: how many ranks share the board.
+    """
+
+    def __init__(self, board: Any, rank: int, world_size: int) -> None:
+        self.board, self.rank, self.world_size = board, rank, world_size
+        self.slots = len(board) // world_size // RECORD.size if board else 0
+        self.lock = threading.Lock()
+        self.inside = threading.local()  # object collectives call other collectives
+        self.p2p_works: dict[int, None] = {}
+        self.start_generation(0)
+        self.start_cell()
+
+    def start_cell(self) -> None:
+        """Forget the list of calls of the last cell."""
+        self.calls: dict[tuple[int, ...], list[str]] = {}
+
+    def start_generation(self, generation: int) -> None:
+        """All ranks start anew together: what is on the board no longer counts."""
+        self.epoch = (generation, -1)
+        self.forget_group()
+
+    def forget_group(self) -> None:
+        """Start counting anew: the process groups of before are gone."""
+        generation, groups_before = self.epoch
+        self.epoch = (generation, groups_before + 1)
+        self.counts: Counter[Any] = Counter()
+        self.any_source = False
+
+    def install(self, wait_gone: Callable[[], bool]) -> None:
+        """Put the comparison in front of the functions of ``torch.distributed``.
+
+        Args:
+            wait_gone: asked now and then during a wait; True ends the wait with an
+                error, because nobody is left to wait for.
+        """
+        for name in (*COLLECTIVES, *POINT_TO_POINT):
+            original = getattr(distributed_c10d, name, None)
+            if original is None:  # not in this version of torch
+                continue
+            wrapped = self._wrap(name, original)
+            setattr(distributed_c10d, name, wrapped)
+            setattr(dist, name, wrapped)
+        wait = dist.Work.wait
+
+        @functools.wraps(wait)
+        def work_wait(work, *args, **kwargs):
+            # A frame of our own here tells a blocked wait from a busy line.
+            if args or kwargs or id(work) in self.p2p_works or not uses_gloo():
+                return wait(work, *args, **kwargs)
+            while True:
+                try:
+                    return wait(work, WAIT_STEP)
+                except RuntimeError as error:
+                    if "Operation timed out" not in str(error):
+                        raise
+                    if wait_gone():
+                        raise RuntimeError("Connection closed by peer") from None
+
+        dist.Work.wait = work_wait
+        original_destroy = dist.destroy_process_group
+
+        @functools.wraps(original_destroy)
+        def destroy_process_group(group=None):
+            original_destroy(group)
+            if not dist.is_initialized():
+                self.forget_group()
+
+        dist.destroy_process_group = destroy_process_group
+        distributed_c10d.destroy_process_group = destroy_process_group
+
+    def _wrap(self, name: str, original: Any) -> Any:
+        signature = inspect.signature(original)
+        announce = (
+            self._announce_p2p if name in POINT_TO_POINT else self._announce_collective
+        )
+
+        @functools.wraps(original)
+        def checked(*args, **kwargs):
+            if getattr(self.inside, "call", False) or not self._numbered_as_started():
+                result = original(*args, **kwargs)
+                if name in ("isend", "irecv"):
+                    self._remember_p2p(result)
+                return result
+            try:
+                arguments = signature.bind(*args, **kwargs)
+            except TypeError:
+                return original(*args, **kwargs)  # its own error is the better one
+            arguments.apply_defaults()
+            self.inside.call = True
+            try:
+                announce(name, arguments.arguments)
+                result = original(*args, **kwargs)
+                if name in ("isend", "irecv"):
+                    self._remember_p2p(result)
+                return result
+            finally:
+                self.inside.call = False
+
+        return checked
+
+    def _remember_p2p(self, work: Any) -> None:
+        """A timeout in the wait of a send or recv breaks gloo's connection for good."""
+        self.p2p_works[id(work)] = None
+        while len(self.p2p_works) > 10_000:
+            self.p2p_works.pop(next(iter(self.p2p_works)))
+
+    def _numbered_as_started(self) -> bool:
+        """A learner may number ranks anew; the board would then compare strangers."""
+        return (
+            dist.is_initialized()
+            and dist.get_rank() == self.rank
+            and dist.get_world_size() == self.world_size
+        )
+
+    def _announce_collective(self, name: str, arguments: dict[str, Any]) -> None:
+        group = arguments.get("group")
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            return
+        group = group if group is not None else dist.group.WORLD
+        try:
+            members = tuple(dist.get_process_group_ranks(group))
+        except (RuntimeError, ValueError, AttributeError):
+            return  # not a group of ours: torch explains it better
+        fingerprint, text = describe(name, arguments)
+        with self.lock:
+            place = ("collective", group.group_name)
+            self.counts[place] += 1
+            number = self.counts[place]
+            self.calls.setdefault(members, []).append(f"{text}{calling_line()}")
+        key = (*self.epoch, *place, number)
+        for other, theirs in self._exchange(key, fingerprint, text, members):
+            raise CollectiveMismatch(
+                f"rank {self.rank} calls {text} where rank {other} called {theirs}. "
+                "Every rank of a group must call the same collectives, in the same "
+                "order, with the same sizes."
+            )
+
+    def _announce_p2p(self, name: str, arguments: dict[str, Any]) -> None:
+        sending = name.endswith("send")
+        peer = arguments.get("dst" if sending else "src")
+        group = arguments.get("group")
+        local_peer = arguments.get("group_dst" if sending else "group_src")
+        if peer is None and local_peer is not None and group is not None:
+            peer = dist.get_global_rank(group, local_peer)
+        elif peer is None:
+            peer = local_peer
+        tensor = arguments["tensor"]
+        if not sending and peer is None:
+            self.any_source = True  # any sender may come: nothing to pair up with
+        if self.any_source or not isinstance(peer, int):
+            return
+        if not isinstance(tensor, torch.Tensor) or not 0 <= peer < self.world_size:
+            return
+        source, target = (self.rank, peer) if sending else (peer, self.rank)
+        group_name = getattr(group, "group_name", None)
+        with self.lock:
+            pair = ("p2p", source, target, arguments.get("tag", 0), group_name)
+            self.counts[pair] += 1
+            number = self.counts[pair]
+        size = f"{tensor.dtype} {tensor.numel()}"
+        text = f"{name}({short(tensor)}, {'dst' if sending else 'src'}={peer})"
+        for other, theirs in self._exchange(
+            (*self.epoch, *pair, number), size, text, (peer,)
+        ):
+            raise CollectiveMismatch(
+                f"rank {self.rank} calls {text} where rank {other} called {theirs}. "
+                "What one rank sends, the other must receive: the same number of "
+                "elements of the same dtype."
+            )
+
+    def _exchange(
+        self, key: tuple, fingerprint: str, text: str, members: tuple[int, ...]
+    ) -> list[tuple[int, str]]:
+        """Write my call; return the members that wrote a different one."""
+        if not self.slots:
+            return []
+        key_hash, print_hash = digest(repr(key)), digest(fingerprint)
+        slot = key_hash % self.slots
+        record = RECORD.pack(key_hash, print_hash, text.encode()[:112])
+        start = (self.rank * self.slots + slot) * RECORD.size
+        # The key goes in last: who finds it also finds the rest.
+        self.board[start + 8 : start + RECORD.size] = record[8:]
+        self.board[start : start + 8] = record[:8]
+        different = []
+        for other in members:
+            if other == self.rank:
+                continue
+            found = RECORD.unpack_from(
+                self.board, (other * self.slots + slot) * RECORD.size
+            )
+            if found[0] == key_hash and found[1] != print_hash:
+                their_text = found[2].rstrip(b"\0").decode(errors="replace")
+                different.append((other, their_text))
+        return different
+
+
+def uses_gloo() -> bool:
+    """Is the default group a gloo group? (A wait with a timeout differs in nccl.)"""
+    return dist.is_initialized() and dist.get_backend() == "gloo"
+
+
+def describe(name: str, arguments: dict[str, Any]) -> tuple[str, str]:
+    """The fingerprint of a call (what must agree) and its text for a person."""
+    tensor_name, *fields = COLLECTIVES[name]
+    tensor = arguments.get(tensor_name) if tensor_name else None
+    must_agree, shown = [name], []
+    if isinstance(tensor, torch.Tensor):
+        must_agree.append(str(tensor.dtype))
+        shown.append(short(tensor))
+        if "numel" in fields:
+            must_agree.append(str(tensor.numel()))
+    if "op" in fields:
+        op = arguments.get("op")
+        op_name = getattr(op, "name", None) or str(op).rpartition(".")[2]
+        must_agree.append(op_name)
+        shown.append(op_name)
+    for field in ("src", "dst"):
+        if field in fields:
+            value = arguments.get(field)
+            if value is None:
+                value = arguments.get(f"group_{field}")
+            value = 0 if value is None else value
+            must_agree.append(f"{field}={value}")
+            shown.append(f"{field}={value}")
+    return " ".join(must_agree), f"{name}({', '.join(shown)})"
+
+
+def short(tensor: torch.Tensor) -> str:
+    """``float32[2, 3]`` for a tensor of that dtype and shape."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def digest(text: str) -> int:
+    """64 bits that are the same for the same text in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def calling_line() -> str:
+    """`` on line 3`` when the call stands in a cell, else nothing."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<ranks cell"):
+            return f" on line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""

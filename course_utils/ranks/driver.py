@@ -1,0 +1,920 @@
+"""The kernel's side of the ranks: send, print, wait, and see to it that it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import linecache
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from typing import Any
+
+import cloudpickle
+import psutil
+
+from course_utils.ranks.output import Printer, choose_output
+from course_utils.ranks.processes import (
+    ForkedRank,
+    RankProcess,
+    SpawnedRank,
+    Zygote,
+    start_method,
+)
+from course_utils.ranks.report import (
+    RankFailure,
+    RanksError,
+    choose_root,
+    describe_failures,
+    exit_text,
+    find_where,
+    frames_of_dump,
+    is_waiting,
+    learner_lines,
+    rank_list,
+)
+
+MAX_RANKS = 256
+BOARD_BYTES = 1 << 14  # a rank's part of the memory in which calls are compared
+GROUP_SECONDS = 60.0  # to form a process group
+GROUP_TIMEOUT = 1800.0  # of a collective; the driver sees a deadlock long before
+# After one rank has failed, how long may a rank that still computes go on?
+PEER_SECONDS = 2.0
+SEVER_AFTER = 0.1  # when a failed rank's own closed connections should have done it
+# Steps of the ladder that ends a stuck rank: ask where it is, close its connections,
+# interrupt it (twice), kill it.
+ASK_SECONDS, SEVER_SECONDS, INTERRUPT_SECONDS = 0.4, 0.6, 0.7
+# Nothing printed, answered or computed for this long, and every rank that has not
+# finished waits for another one: a deadlock.
+QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+@dataclass
+class RankStatus:
+    """One line of :meth:`Ranks.status`.
+
+    Attributes:
+        rank: its number.
+        pid: its process.
+        memory: bytes that this process holds alone (shared pages not counted).
+        backend: ``"gloo"``, ``"nccl"``, or None when it is in no process group.
+        variables: the names that cells have defined on it.
+    """
+
+    rank: int
+    pid: int
+    memory: int
+    backend: str | None
+    variables: list[str]
+
+    def __str__(self) -> str:
+        names = ", ".join(self.variables) or "no variables"
+        return (
+            f"rank {self.rank}: process {self.pid}, {self.memory / 2**20:.0f} MiB, "
+            f"{self.backend or 'no process group'}; {names}"
+        )
+
+
+class Statuses(list):
+    """A list of :class:`RankStatus` that shows itself as lines."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self))
+
+
+class Ranks:
+    """N processes that run what this notebook sends them and keep their variables.
+
+    They are in one process group, as ``torchrun`` would start them: every cell under
+    ``%%ranks`` and every function given to :meth:`run` runs on all of them at once.
+    A failure on any rank raises :class:`RanksError` here, within ``timeout``; the
+    notebook goes on, and so do the ranks.
+
+    Args:
+        n: how many ranks (1 to 256). More ranks than CPU cores work, slowly.
+        backend: ``"gloo"``, ``"nccl"``, or ``"auto"``: nccl where every rank can have
+            a GPU of its own, else gloo.
+        timeout: seconds that one cell may take. A deadlock is noticed earlier, in
+            about two seconds.
+        output: ``"stream"`` prints lines as they come, ``"grouped"`` rank by rank
+            after the cell, ``"auto"`` grouped under CI and pytest.
+        init: form the process group. With False only RANK, WORLD_SIZE, LOCAL_RANK,
+            MASTER_ADDR and MASTER_PORT are set, and the code on the ranks calls
+            ``init_process_group`` itself.
+        quiet: do not say which backend was chosen.
+
+    Raises:
+        ValueError: an argument that makes no sense.
+        RanksError: the processes could not be started.
+
+    Cost: the first ``Ranks`` of a notebook waits for one ``import torch`` (a few
+    seconds), later ones take a fraction of a second. About 60 MB a rank.
+
+    Example::
+
+        ranks = Ranks(4)
+        ranks.run(lambda: torch.distributed.get_rank())   # [0, 1, 2, 3]
+        ranks.close()                                      # or: with Ranks(4) as r
+    """
+
+    _live: weakref.WeakSet[Ranks] = weakref.WeakSet()
+    _births = itertools.count()
+    _said: set[str] = set()
+
+    def __init__(
+        self,
+        n: int = 4,
+        *,
+        backend: str = "auto",
+        timeout: float = 60.0,
+        output: str = "auto",
+        init: bool = True,
+        quiet: bool = False,
+    ) -> None:
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_RANKS:
+            raise ValueError(
+                f"n is {n!r}; it must be a whole number from 1 to {MAX_RANKS}"
+            )
+        if backend not in ("auto", "gloo", "nccl"):
+            raise ValueError(
+                f"backend is {backend!r}; it must be 'auto', 'gloo' or 'nccl'"
+            )
+        if output not in ("auto", "stream", "grouped"):
+            raise ValueError(
+                f"output is {output!r}; it must be 'auto', 'stream' or 'grouped'"
+            )
+        self.n = n
+        self.timeout = positive_seconds(timeout)
+        self.output = output
+        self.init = bool(init)
+        self._asked_backend = backend
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._cells = itertools.count(1)
+        self._generation = 0
+        self._group_ready = False
+        self._team = Team(n)
+        self._closer = weakref.finalize(self, self._team.close)
+        try:
+            self._team.start(range(n))
+            self.backend = self._choose_backend(quiet)
+            self._new_group()
+        except BaseException:
+            self.close()
+            raise
+        self._birth = next(Ranks._births)
+        Ranks._live.add(self)
+
+    def __repr__(self) -> str:
+        state = "" if self._closer.alive else ", closed"
+        return f"Ranks({self.n}, backend={self.backend!r}{state})"
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @classmethod
+    def latest(cls, n: int | None = None) -> Ranks | None:
+        """The newest open ``Ranks`` of this process (with ``n`` ranks, if given)."""
+        alive = [
+            ranks
+            for ranks in cls._live
+            if ranks._closer.alive and (n is None or ranks.n == n)
+        ]
+        return max(alive, key=lambda ranks: ranks._birth, default=None)
+
+    # --------------------------------------------------------------------- public calls
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        timeout: float | None = None,
+        only: list[int] | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` on every rank; return one result a rank.
+
+        The function and its arguments are copied to the ranks, the results back.
+        Functions and classes defined in the notebook work. A tensor changed on a
+        rank does not change here.
+
+        Args:
+            fn: what to call.
+            timeout: seconds for this call, instead of the ``timeout`` of ``Ranks``.
+            only: the ranks that call it; the others do nothing.
+
+        Raises:
+            RanksError: it failed on some rank, or did not end in time.
+            TypeError: something given, or returned, cannot be copied (pickled).
+        """
+        if not callable(fn):
+            raise TypeError(
+                f"run() needs a function, but got {type(fn).__name__}: "
+                "write ranks.run(step, x), not ranks.run(step(x))"
+            )
+        payload = pickled_call(fn, args, kwargs)
+        request = {"op": "call", "payload": payload}
+        replies = self._cell(request, timeout, self._chosen(only))
+        return [cloudpickle.loads(reply["payload"]) for reply in replies.values()]
+
+    def run_cell(
+        self,
+        source: str,
+        *,
+        timeout: float | None = None,
+        only: list[int] | None = None,
+        first_line: int = 1,
+    ) -> None:
+        """Run the text of a cell on every rank; print output and the last value.
+
+        The names ``torch``, ``dist`` (``torch.distributed``), ``rank`` and
+        ``world_size`` are there already.
+
+        Args:
+            source: Python code.
+            timeout, only: as in :meth:`run`.
+            first_line: the number that the first line has in its cell (2 below a
+                magic), so that line numbers in messages are those on the screen.
+
+        Raises:
+            RanksError: it failed on some rank, or did not end in time.
+            SyntaxError: the code is not Python; nothing ran.
+        """
+        source = "\n" * (first_line - 1) + source
+        name = f"<ranks cell {next(self._cells)}>"
+        compile(source, name, "exec")
+        remember_source(name, source)
+        silent = source.rstrip().endswith(";")
+        request = {"op": "cell", "source": source, "name": name, "silent": silent}
+        self._cell(request, timeout, self._chosen(only))
+
+    def push(self, **variables: Any) -> None:
+        """Set these variables on every rank (each gets its own copy)."""
+        for name, value in variables.items():
+            pickled(value, f"{name} ({type(value).__name__})")
+        payload = cloudpickle.dumps(variables)
+        self._simple({"op": "push", "payload": payload}, list(range(self.n)))
+
+    def pull(self, name: str, rank: int | None = None) -> Any:
+        """The variable of that name: a list with one value a rank, or one rank's.
+
+        Raises:
+            RanksError: there is no such variable, or it cannot be copied (pickled).
+        """
+        chosen = self._chosen(None if rank is None else [rank])
+        replies = self._simple({"op": "pull", "name": name}, chosen)
+        values = [cloudpickle.loads(reply["payload"]) for reply in replies.values()]
+        return values if rank is None else values[0]
+
+    def status(self) -> list[RankStatus]:
+        """Process, memory, backend and variables of every rank."""
+        replies = self._simple({"op": "status"}, list(range(self.n)))
+        statuses = Statuses()
+        for rank, reply in replies.items():
+            pid = self._team.processes[rank].pid
+            memory = psutil.Process(pid).memory_full_info().uss
+            statuses.append(
+                RankStatus(rank, pid, memory, reply["backend"], reply["variables"])
+            )
+        return statuses
+
+    def restart(self) -> None:
+        """End all ranks and start fresh ones; their variables are gone."""
+        with self._use():
+            self._restart(list(range(self.n)))
+            self._new_group()
+
+    def close(self) -> None:
+        """End all ranks. Nothing is left: no process, no file."""
+        self._closer()
+
+    # --------------------------------------------------------------- one cell at a time
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[None]:
+        """Only one thread may talk to the ranks."""
+        if not self._closer.alive:
+            raise RanksError("these ranks are closed. Make new ones: ranks = Ranks(4)")
+        if not self._lock.acquire(blocking=False):
+            raise RanksError("these ranks are busy with another cell")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _chosen(self, only: list[int] | None) -> list[int]:
+        if only is None:
+            return list(range(self.n))
+        chosen = [only] if isinstance(only, int) else list(only)
+        wrong = [r for r in chosen if not isinstance(r, int) or not 0 <= r < self.n]
+        if wrong or not chosen:
+            raise ValueError(
+                f"there is no rank {', '.join(map(str, wrong)) or '(empty list)'}: "
+                f"these are ranks 0 to {self.n - 1}"
+            )
+        return sorted(set(chosen))
+
+    def _cell(
+        self, request: dict[str, Any], timeout: float | None, chosen: list[int]
+    ) -> dict[int, dict[str, Any]]:
+        """Run a cell or function; replies in rank order, or :class:`RanksError`."""
+        limit = self.timeout if timeout is None else positive_seconds(timeout)
+        with self._use():
+            if not self._group_ready:
+                self._new_group()
+            printer = Printer(chosen, choose_output(self.output))
+            result = self._round(request, chosen, limit, printer)
+            values = {
+                rank: reply.get("value")
+                for rank, reply in sorted(result.replies.items())
+                if reply["status"] == "ok"
+            }
+            printer.finish(values)
+            if result.failed:
+                raise self._error(result, limit)
+            self._check_same_collectives(result.replies)
+            return dict(sorted(result.replies.items()))
+
+    def _simple(
+        self, request: dict[str, Any], chosen: list[int]
+    ) -> dict[int, dict[str, Any]]:
+        """A request that runs no learner's code."""
+        with self._use():
+            result = self._round(request, chosen, self.timeout, None)
+            if result.failed:
+                raise self._error(result, self.timeout, group_survives=True)
+            return dict(sorted(result.replies.items()))
+
+    # ---------------------------------------------------------------------- one request
+    def _round(
+        self,
+        request: dict[str, Any],
+        chosen: list[int],
+        limit: float,
+        printer: Printer | None,
+    ) -> Round:
+        """Send a request and wait until every rank answered, died, or was stopped."""
+        round_ = Round(self._team, next(self._ids), chosen, printer)
+        try:
+            round_.send(request)
+            round_.wait(limit)
+        except KeyboardInterrupt:
+            round_.cause = "interrupt"
+        if round_.pending:
+            with interrupts_held():
+                round_.free(self._ids)
+        return round_
+
+    def _error(
+        self, result: Round, limit: float, group_survives: bool = False
+    ) -> RanksError:
+        """Put the failed ranks in order, and say what happened."""
+        restarted = sorted(result.lost)
+        if restarted:
+            self._restart(restarted)
+        if restarted or not group_survives:
+            self._group_ready = False
+        failures = result.failures()
+        root = choose_root(failures) if failures else None
+        cause = result.cause
+        if root is not None and root.kind in ("raised", "died"):
+            cause = root.kind
+        if root is not None and root.error == "CollectiveMismatch":
+            cause = "mismatch"
+        waited = (
+            "Deadlock: nothing moves, and nothing will."
+            if result.quiet
+            else f"Not finished after {limit:g} s, the limit for this cell."
+        )
+        message = describe_failures(
+            failures, result.finished(), cause, waited, restarted, self.init
+        )
+        return RanksError(
+            message,
+            cause=cause,
+            failures=failures,
+            root=root,
+            finished=result.finished(),
+        )
+
+    def _check_same_collectives(self, replies: dict[int, dict[str, Any]]) -> None:
+        """All ranks finished. Did one of them leave out a collective?
+
+        A broadcast can return on its source before anybody has received it.
+        """
+        groups = {group for reply in replies.values() for group in reply["calls"]}
+        for group in sorted(groups):
+            counts = {
+                rank: replies[rank]["calls"].get(group, 0) if rank in replies else 0
+                for rank in group
+                if rank < self.n
+            }
+            fewest = min(counts.values())
+            if fewest == max(counts.values()):
+                continue
+            more = [rank for rank, count in counts.items() if count > fewest]
+            fewer = [rank for rank, count in counts.items() if count == fewest]
+            lists = self._round({"op": "calls", "group": group}, more, 5, None).replies
+            self._group_ready = False
+            text = lists[more[0]]["texts"][fewest] if more[0] in lists else "one"
+            absent = [rank for rank in fewer if rank not in replies]
+            raise RanksError(
+                f"{rank_list(more).capitalize()} called {text}, but "
+                f"{rank_list(fewer)} did not"
+                + (" (left out of this cell)" if absent == fewer else "")
+                + ".\nIt returned all the same, because gloo sends small messages "
+                "ahead; with nccl it would hang.\nEvery rank of a group must call the "
+                "same collectives.\n"
+                "(All ranks keep their variables. "
+                + (
+                    "The next cell gets a new process group.)"
+                    if self.init
+                    else "The process group is closed: call init_process_group again.)"
+                ),
+                cause="mismatch",
+                finished=sorted(replies),
+            )
+
+    # -------------------------------------------------------------- processes and group
+    def _choose_backend(self, quiet: bool) -> str:
+        hello = self._round({"op": "hello"}, list(range(self.n)), GROUP_SECONDS, None)
+        if hello.failed:
+            raise self._start_error(hello)
+        gpus = min(reply["gpus"] for reply in hello.replies.values())
+        backend = self._asked_backend
+        if backend == "nccl" and gpus < self.n:
+            raise RanksError(
+                f"backend='nccl' needs a GPU for each of the {self.n} ranks, but this "
+                f"machine has {gpus}. Use backend='gloo', or fewer ranks."
+            )
+        if backend == "auto":
+            backend = "nccl" if gpus >= self.n else "gloo"
+        text = "Ranks are real processes. "
+        if backend == "nccl":
+            text += "Each has a GPU of its own; they talk through nccl."
+        elif gpus:
+            text += (
+                "They run on the CPU and talk through gloo: nccl needs a GPU for each "
+                f"rank, and this machine has {gpus}."
+            )
+        else:
+            text += "They run on this machine's CPU and talk through gloo."
+        if not quiet and backend not in Ranks._said:
+            Ranks._said.add(backend)
+            print(text)
+        return backend
+
+    def _new_group(self) -> None:
+        """Have all ranks leave their group and, with ``init``, form a new one."""
+        for attempt in ("first", "after a restart"):
+            self._generation += 1
+            everybody = list(range(self.n))
+            request = {
+                "op": "group",
+                "generation": self._generation,
+                "init": self.init,
+                "backend": self.backend,
+                "group_timeout": GROUP_TIMEOUT,
+                "environment": {
+                    "WORLD_SIZE": str(self.n),
+                    "LOCAL_WORLD_SIZE": str(self.n),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(free_port()),
+                },
+            }
+            result = self._round(request, everybody, GROUP_SECONDS, None)
+            if not result.failed:
+                self._group_ready = True
+                return
+            if result.cause == "interrupt":
+                raise KeyboardInterrupt
+            self._restart(everybody)
+            if attempt == "after a restart":
+                raise self._start_error(result)
+
+    def _start_error(self, result: Round) -> RanksError:
+        failures = result.failures()
+        root = choose_root(failures) if failures else None
+        why = f"{root.error}: {root.message}" if root else result.cause
+        return RanksError(
+            f"the ranks could not be started: {why}\n"
+            "Run `python3 -m course_utils doctor` in a terminal to see what is wrong.",
+            cause=result.cause,
+            failures=failures,
+            root=root,
+        )
+
+    def _restart(self, which: list[int]) -> None:
+        for rank in which:
+            self._team.processes[rank].kill()
+        self._team.start(which)
+        self._group_ready = False
+
+
+class Team:
+    """The processes of one ``Ranks``, with what they share."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.owner = os.getpid()
+        self.processes: dict[int, RankProcess] = {}
+        self.zygote: Zygote | None = None
+        self.shared: list[int] = []  # files in memory: the board, the meeting file
+        self.forks = start_method() == "fork"
+
+    def start(self, which: Any) -> None:
+        """Start these ranks and wait until they listen."""
+        if self.forks and (self.zygote is None or not self.zygote.usable()):
+            if self.zygote is not None:  # somebody killed it, and with it all ranks
+                self.zygote.release()
+                which = range(self.n)
+            self.zygote = Zygote.acquire()
+        if self.forks and not self.shared:
+            board = os.memfd_create("ranks-board")
+            os.ftruncate(board, self.n * BOARD_BYTES)
+            self.shared = [board, os.memfd_create("ranks-meeting")]
+        started = []
+        for rank in which:
+            if self.forks:
+                process = ForkedRank(
+                    self.zygote, rank, self.n, self._environment(rank), self.shared
+                )
+            else:
+                process = SpawnedRank(rank, self.n, self._environment(rank))
+            self.processes[rank] = process
+            started.append(process)
+        for process in started:
+            process.wait_started()
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        environment = dict(os.environ)
+        environment.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        environment.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            GROUP_RANK="0",
+            TORCH_NCCL_ASYNC_ERROR_HANDLING="0",
+        )
+        return environment
+
+    def close(self) -> None:
+        """End everything; safe to call in a forked child of the kernel (no effect)."""
+        if os.getpid() != self.owner:
+            return
+        for process in self.processes.values():
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                process.channel.send({"op": "exit", "id": 0})
+        for process in self.processes.values():
+            with contextlib.suppress(AttributeError, OSError):
+                process.kill()
+        self.processes.clear()
+        for descriptor in self.shared:
+            os.close(descriptor)
+        self.shared = []
+        if self.zygote is not None:
+            self.zygote.release()
+            self.zygote = None
+
+
+@dataclass
+class Round:
+    """One request to some ranks, and all that came of it."""
+
+    team: Team
+    id: int
+    chosen: list[int]
+    printer: Printer | None
+    replies: dict[int, dict[str, Any]] = field(default_factory=dict)
+    died: dict[int, int | None] = field(default_factory=dict)
+    frames: dict[int, list] = field(default_factory=dict)  # innermost first
+    stopped: set[int] = field(default_factory=set)  # had not finished by themselves
+    killed: set[int] = field(default_factory=set)
+    cause: str = "raised"
+    quiet: bool = False
+    ask_id: int = 0
+
+    def __post_init__(self) -> None:
+        self.pending = set(self.chosen)
+        self.started = time.monotonic()
+        self.last_event = self.started
+        self.failed_at: float | None = None
+        self.severed = False
+        self.samples: list[tuple[float, Any]] = []
+        self.silent_outputs: set[int] = set()
+
+    # -------------------------------------------------------------------- send and wait
+    def send(self, request: dict[str, Any]) -> None:
+        for rank in self.chosen:
+            self._send_to(rank, {"id": self.id, **request})
+
+    def _send_to(self, rank: int, message: dict[str, Any]) -> None:
+        process = self.team.processes[rank]
+        try:
+            process.channel.send(message)
+        except (OSError, ValueError):  # closed, or nobody at the other end
+            self._died(rank)
+
+    def wait(self, limit: float) -> None:
+        """Until all have answered; at most ``limit`` seconds."""
+        deadline = self.started + limit
+        while self.pending:
+            now = time.monotonic()
+            if self.failed_at is not None and now > self.failed_at + PEER_SECONDS:
+                return
+            if now > deadline:
+                self.cause = "timeout"
+                return
+            self._step(min(0.1, max(0.0, deadline - now)))
+            if self.failed_at is not None and not self.severed:
+                if time.monotonic() > self.failed_at + SEVER_AFTER:
+                    self._sever_pending()
+            if self._is_quiet():
+                self.cause, self.quiet = "timeout", True
+                return
+
+    def _step(self, seconds: float) -> None:
+        """Handle what the ranks say within ``seconds``."""
+        channels = {self.team.processes[r].channel: r for r in self.pending}
+        outputs = {
+            self.team.processes[r].output: r
+            for r in self.chosen
+            if r not in self.died and r not in self.silent_outputs
+        }
+        waitables: list[Any] = [*channels, *outputs]
+        if self.team.zygote is not None:
+            waitables.append(self.team.zygote.socket)
+        for ready in connection.wait(waitables, seconds):
+            if ready in channels:
+                self._receive(channels[ready])
+            elif ready in outputs:
+                if not self._drain(outputs[ready], once=True):
+                    self.silent_outputs.add(outputs[ready])
+        for rank in sorted(self.pending):
+            status = self.team.processes[rank].exit_status()
+            if status is not None:
+                self._died(rank, status)
+        if self.printer is not None:
+            self.printer.show()
+
+    def _receive(self, rank: int) -> None:
+        try:
+            reply = self.team.processes[rank].channel.recv()
+        except (EOFError, OSError):
+            self._died(rank)
+            return
+        if reply["id"] == self.ask_id and "frames" in reply:
+            self.frames[rank] = reply["frames"]
+        elif reply["id"] == self.id:
+            self.last_event = time.monotonic()
+            self.replies[rank] = reply
+            self.pending.discard(rank)
+            self._drain(rank)
+            if reply["status"] == "error":
+                self._one_failed()
+
+    def _drain(self, rank: int, once: bool = False) -> bool:
+        """Take what a rank has printed; False if there was nothing."""
+        process = self.team.processes[rank]
+        if not once and isinstance(process, SpawnedRank):
+            time.sleep(0.05)  # its output comes through a thread
+        found = False
+        while data := process.read_output():
+            found = True
+            self.last_event = time.monotonic()
+            if self.printer is not None:
+                self.printer.feed(rank, data)
+            if once:
+                break
+        return found
+
+    def _died(self, rank: int, status: int | None = None) -> None:
+        if rank in self.died:
+            return
+        process = self.team.processes[rank]
+        if status is None:
+            status = process.exit_status(wait=1.0)
+        self.last_event = time.monotonic()
+        self._drain(rank)
+        self.died[rank] = status
+        self.pending.discard(rank)
+        if rank not in self.killed and hasattr(process, "last_dump"):
+            self.frames[rank] = frames_of_dump(process.last_dump())
+        self._one_failed()
+
+    def _one_failed(self) -> None:
+        """The others may wait for it. Mostly its closed connections free them."""
+        if self.failed_at is None:
+            self.failed_at = time.monotonic()
+
+    def _sever_pending(self) -> None:
+        """Close the connections of those who wait for others than the failed rank."""
+        self.severed = True
+        for rank in sorted(self.pending):
+            with contextlib.suppress(OSError, ValueError):
+                self.team.processes[rank].channel.send({"op": "sever", "id": 0})
+
+    # ------------------------------------------------------------------------- deadlock
+    def _is_quiet(self) -> bool:
+        """Does every rank that has not finished wait for another one, for good?"""
+        now = time.monotonic()
+        if not self.pending or now - self.last_event < QUIET_SECONDS:
+            self.samples.clear()
+            return False
+        if self.samples and now - self.samples[-1][0] < QUIET_SECONDS:
+            return False
+        used = self._cpu_seconds()
+        before = self.samples[-1][1] if self.samples else None
+        if before is None or used is None or used - before > QUIET_CPU:
+            self.samples = [(now, used)]
+            return False
+        self._ask_where(0.2)
+        used = self._cpu_seconds() or used
+        if not all(is_waiting(self.frames.get(r, [])) for r in self.pending):
+            self.samples = [(now, used)]
+            return False
+        self.samples.append((now, used))
+        return len(self.samples) > QUIET_SAMPLES
+
+    def _cpu_seconds(self) -> float | None:
+        """CPU time that all ranks have used so far."""
+        total = 0.0
+        for rank, process in self.team.processes.items():
+            if rank in self.died:
+                continue
+            try:
+                times = psutil.Process(process.pid).cpu_times()
+            except psutil.Error:
+                return None
+            total += times.user + times.system
+        return total
+
+    def _ask_where(self, seconds: float) -> None:
+        """Fill ``frames`` of the pending ranks, as far as they answer in time."""
+        for rank in self.pending:
+            self.frames.pop(rank, None)
+        self.ask_id -= 1  # negative: never the id of a request
+        for rank in sorted(self.pending):
+            with contextlib.suppress(OSError, ValueError):
+                message = {"op": "where", "id": self.ask_id}
+                self.team.processes[rank].channel.send(message)
+        deadline = time.monotonic() + seconds
+        while self.pending - self.frames.keys() and time.monotonic() < deadline:
+            self._step(0.02)
+
+    # ---------------------------------------------------------- the ladder that ends it
+    def free(self, ids: Iterator[int]) -> None:
+        """End what has not ended: kindly first, in bounded time."""
+        self.stopped = set(self.pending)
+        self._ask_where(ASK_SECONDS)
+        for rank in self.pending - self.frames.keys():
+            # It holds the GIL in C code, or is stopped: only a signal gets through.
+            dump = frames_of_dump(self.team.processes[rank].stack_dump())
+            self.frames[rank] = dump
+        for process in self.team.processes.values():
+            with contextlib.suppress(OSError, ValueError):
+                process.channel.send({"op": "sever", "id": 0})
+        if any(is_waiting(self.frames.get(rank, [])) for rank in self.pending):
+            self._wait_pending(SEVER_SECONDS)
+        for _ in range(2):
+            for rank in sorted(self.pending):
+                with contextlib.suppress(OSError, ValueError):
+                    message = {"op": "interrupt", "id": 0}
+                    self.team.processes[rank].channel.send(message)
+            self._wait_pending(INTERRUPT_SECONDS)
+        for rank in sorted(self.pending):
+            self.killed.add(rank)
+            self._drain(rank)
+            self.team.processes[rank].kill()
+        self.pending.clear()
+
+    def _wait_pending(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.pending and time.monotonic() < deadline:
+            self._step(0.02)
+
+    # ----------------------------------------------------------------------- the result
+    @property
+    def failed(self) -> bool:
+        return len(self.finished()) < len(self.chosen)
+
+    @property
+    def lost(self) -> set[int]:
+        """Ranks whose process is gone."""
+        return set(self.died) | self.killed
+
+    def finished(self) -> list[int]:
+        return sorted(r for r, y in self.replies.items() if y["status"] == "ok")
+
+    def failures(self) -> dict[int, RankFailure]:
+        """What happened on each rank that did not finish."""
+        found = {}
+        others_failed = self.failed_at is not None and any(
+            rank not in self.stopped for rank in (*self.died, *self._raised())
+        )
+        for rank in self.chosen:
+            reply = self.replies.get(rank)
+            if reply is not None and reply["status"] == "ok":
+                continue
+            frames = self.frames.get(rank, [])
+            seconds = time.monotonic() - self.started
+            if rank in self.died and rank not in self.killed:
+                status = exit_text(self.died[rank])
+                found[rank] = RankFailure(
+                    rank, "died", status, where=find_where(frames), seconds=seconds
+                )
+            elif rank in self.stopped or rank in self.killed:
+                kind = "peer" if others_failed and is_waiting(frames) else "stuck"
+                error = "waiting" if is_waiting(frames) else "running"
+                where = find_where(frames)
+                found[rank] = RankFailure(
+                    rank, kind, error, where=where, seconds=seconds
+                )
+            else:
+                found[rank] = self._from_reply(rank, reply)
+        return found
+
+    def _raised(self) -> list[int]:
+        return [
+            rank
+            for rank, reply in self.replies.items()
+            if reply["status"] == "error" and not reply["peer"]
+        ]
+
+    def _from_reply(self, rank: int, reply: dict[str, Any]) -> RankFailure:
+        cause = f"\n(caused by {reply['cause']})" if reply["cause"] else ""
+        return RankFailure(
+            rank,
+            "peer" if reply["peer"] else "raised",
+            reply["error"],
+            reply["message"] + (cause if not reply["peer"] else ""),
+            learner_lines(reply["frames"]),
+            find_where(reply["frames"][::-1]),
+            reply["seconds"],
+        )
+
+
+# ------------------------------------------------------------------------------ helpers
+def positive_seconds(timeout: float) -> float:
+    """Check a timeout: a number of seconds above zero."""
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not number or not timeout > 0:
+        raise ValueError(f"timeout is {timeout!r}; it must be seconds, more than 0")
+    return float(timeout)
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody uses just now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def pickled(value: Any, what: str) -> bytes:
+    """The value as bytes, or a TypeError that names it."""
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:
+        raise TypeError(
+            f"{what} can't be sent to the ranks: {error}. "
+            "Build it on the ranks instead, inside the function or cell."
+        ) from None
+
+
+def pickled_call(fn: Callable[..., Any], args: tuple, kwargs: dict) -> bytes:
+    """A call as bytes, or a TypeError that names the part that can't be pickled."""
+    try:
+        return cloudpickle.dumps((fn, args, kwargs))
+    except Exception:
+        for position, value in enumerate(args, 1):
+            pickled(value, f"argument {position} (a {type(value).__name__})")
+        for name, value in kwargs.items():
+            pickled(value, f"argument {name} (a {type(value).__name__})")
+        pickled(fn, f"the function {getattr(fn, '__name__', fn)}")
+        raise
+
+
+def remember_source(name: str, source: str) -> None:
+    """Let messages show the lines of a cell that runs on the ranks."""
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """The ladder takes a few seconds at most; a second Ctrl-C must not break it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,101 @@
+"""The ``%%ranks`` magic: this cell runs on every rank, not in the notebook's kernel."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any, NoReturn
+
+from course_utils.ranks.driver import Ranks
+from course_utils.ranks.report import RanksError
+
+CAUSES = ("died", "stuck", "mismatch")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"%%ranks: {message}\n{self.format_usage().strip()}")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise ValueError(message or "")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options of ``%%ranks``."""
+    parser = _Parser(
+        prog="%%ranks",
+        add_help=False,
+        description="Run this cell on every rank.",
+    )
+    parser.add_argument(
+        "-n",
+        type=int,
+        metavar="N",
+        help="on N ranks (default: the ranks made last, or 4)",
+    )
+    parser.add_argument(
+        "--only", metavar="R,R", help="only on these ranks, for example 0,2"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="limit for this cell"
+    )
+    parser.add_argument(
+        "--expect-error",
+        metavar="NAME",
+        help="this cell is meant to fail: with this exception, or 'stuck', 'died' or "
+        "'mismatch'; the message is printed and the notebook goes on",
+    )
+    return parser
+
+
+def rank_numbers(text: str | None) -> list[int] | None:
+    """``"0,2"`` -> [0, 2]."""
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"%%ranks --only: {text!r} is not a list of ranks; write --only 0,2"
+        ) from None
+
+
+def names_of(error: RanksError) -> set[str]:
+    """What ``--expect-error`` may call this failure."""
+    names = {error.cause}
+    if error.root is not None:
+        names |= {error.root.error, error.root.kind}
+    return names
+
+
+def run_on_ranks(line: str, cell: str) -> None:
+    """Run ``cell`` on the ranks; ``line`` holds the options behind ``%%ranks``."""
+    options = make_parser().parse_args(shlex.split(line))
+    only = rank_numbers(options.only)
+    ranks = Ranks.latest(options.n) or keep(Ranks(options.n or 4))
+    try:
+        ranks.run_cell(cell, timeout=options.timeout, only=only, first_line=2)
+    except RanksError as error:
+        if options.expect_error is None or options.expect_error not in names_of(error):
+            raise
+        print(f"As expected: {error}")
+        return
+    if options.expect_error is not None:
+        raise RanksError(
+            f"this cell was expected to fail ({options.expect_error}), but every rank "
+            "finished it."
+        )
+
+
+_kept: list[Ranks] = []
+
+
+def keep(ranks: Ranks) -> Ranks:
+    """Hold on to ranks that a magic has made; they end with the kernel."""
+    _kept.append(ranks)
+    return ranks
+
+
+def register(shell: Any) -> None:
+    """Add ``%%ranks`` to this IPython shell."""
+    shell.register_magic_function(run_on_ranks, "cell", "ranks")

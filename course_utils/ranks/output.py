@@ -1,0 +1,169 @@
+"""What ranks print, as whole lines with the rank in front.
+
+Two ways. *stream*: lines appear while the cell runs. *grouped*: all lines of rank 0,
+then all of rank 1, and so on, after the cell; the same text on every run, which is
+what notebook tests compare. A progress bar (a line that is written over with
+carriage returns) is one line that moves in *stream*, and is left out in *grouped*,
+because it holds times.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+import time
+from collections import deque
+
+HEAD_LINES, TAIL_LINES = 1000, 100  # of one rank in one cell; the middle is left out
+TIDY_SECONDS = 0.25  # a short cell is over before that: then its lines are in order
+
+
+def choose_output(output: str) -> str:
+    """Turn ``"auto"`` into ``"stream"`` or ``"grouped"``.
+
+    Grouped where outputs are compared: under CI, in pytest, or when the environment
+    variable ``RANKS_OUTPUT`` says so.
+    """
+    if output != "auto":
+        return output
+    told = os.environ.get("RANKS_OUTPUT")
+    if told in ("stream", "grouped"):
+        return told
+    compared = os.environ.get("CI") or os.environ.get("PYTEST_CURRENT_TEST")
+    return "grouped" if compared else "stream"
+
+
+class RankOutput:
+    """The bytes of one rank, cut into lines."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.partial = ""
+        self.head: deque[str] = deque()  # finished lines that are not yet printed
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.count = 0
+        self.has_bar = False  # the partial line is a progress bar
+
+    def feed(self, data: bytes) -> None:
+        """Take in what the rank has printed."""
+        *lines, self.partial = (self.partial + self.decoder.decode(data)).split("\n")
+        for line in lines:
+            self._finish(line)
+        if "\r" in self.partial:
+            # Only the last state of a bar counts; keep one "\r" as its mark.
+            self.partial = "\r" + last_state(self.partial)
+
+    def end(self) -> None:
+        """The cell is over: a line without a newline is a line too."""
+        if self.partial:
+            self._finish(self.partial)
+            self.partial = ""
+
+    def _finish(self, line: str) -> None:
+        line = line.removesuffix("\r")  # a Windows line end
+        is_bar = "\r" in line
+        text = last_state(line) if is_bar else line
+        if is_bar and not text:
+            return
+        self.count += 1
+        if self.count <= HEAD_LINES:
+            self.head.append("\r" + text if is_bar else text)
+        else:
+            self.tail.append(text)
+
+    def take(self) -> list[str]:
+        """The finished lines that were not taken before."""
+        lines = list(self.head)
+        self.head.clear()
+        return lines
+
+    def take_rest(self) -> list[str]:
+        """After :meth:`end`: the last lines, and how many were left out."""
+        left_out = self.count - HEAD_LINES - len(self.tail)
+        rest = list(self.tail)
+        if left_out > 0:
+            rest.insert(0, f"... {left_out:,} lines left out ...")
+        self.tail.clear()
+        return rest
+
+
+def last_state(line: str) -> str:
+    """What a terminal shows of a line that was written over with carriage returns."""
+    return next((part for part in reversed(line.split("\r")) if part), "")
+
+
+class Printer:
+    """Prints the output of several ranks in one of the two ways.
+
+    Args:
+        ranks: the ranks that take part in this cell.
+        mode: ``"stream"`` or ``"grouped"``.
+    """
+
+    def __init__(self, ranks: list[int], mode: str) -> None:
+        self.outputs = {rank: RankOutput(rank) for rank in ranks}
+        self.mode = mode
+        self.started = time.monotonic()
+        self.bar = ""  # the progress bar that stands in the last line just now
+        self.printed_bar: dict[int, str] = {}
+
+    def feed(self, rank: int, data: bytes) -> None:
+        self.outputs[rank].feed(data)
+
+    def show(self) -> None:
+        """Print what is ready, if it is time to."""
+        if self.mode == "stream" and time.monotonic() - self.started > TIDY_SECONDS:
+            self._print([(r, o.take()) for r, o in self.outputs.items()])
+
+    def finish(self, values: dict[int, str | None]) -> None:
+        """Print the rest and the value of the last line of the cell, rank by rank."""
+        for output in self.outputs.values():
+            output.end()
+        texts = []
+        for rank, output in self.outputs.items():
+            lines = output.take() + output.take_rest()
+            value = values.get(rank)
+            if value is not None and self.mode == "grouped":
+                lines.extend(value_lines(value))
+            texts.append((rank, lines))
+        if self.mode == "stream":
+            texts += [(r, value_lines(v)) for r, v in values.items() if v is not None]
+        self._print(texts, final=True)
+
+    def _print(self, texts: list[tuple[int, list[str]]], final: bool = False) -> None:
+        written = []
+        for rank, lines in texts:
+            for line in lines:
+                is_bar = line.startswith("\r")
+                if is_bar and self.mode == "grouped":
+                    continue
+                written.append(f"[rank {rank}] {line.removeprefix(chr(13))}\n")
+        bar = "" if final or self.mode == "grouped" else self._moving_bar()
+        if not written and bar == self.bar:
+            return
+        text = "".join(written)
+        if self.bar:  # write over it
+            first, newline, rest = text.partition("\n")
+            text = "\r" + first.ljust(len(self.bar)) + newline + rest
+        if bar:
+            text += bar if not self.bar or written else ""
+            if not written:
+                text = "\r" + bar.ljust(len(self.bar))
+        self.bar = bar
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def _moving_bar(self) -> str:
+        """The bar of the lowest rank that has one."""
+        for rank, output in self.outputs.items():
+            if output.partial.startswith("\r"):
+                return f"[rank {rank}] {output.partial[1:]}"
+        return ""
+
+
+def value_lines(value: str) -> list[str]:
+    """The value of a cell's last line, as lines to print."""
+    first, *others = value.split("\n")
+    return [f"=> {first}", *(f"   {line}" for line in others)]

@@ -1,0 +1,392 @@
+"""The life of one rank: keep variables, run what is sent, answer, never hang.
+
+Two threads. The *main* thread runs the learner's code and nothing else. The *control*
+thread reads requests; it stays reachable while the main thread is blocked in C++, and
+does what must be done then: say where the main thread is, close the connections to
+the other ranks (a blocked collective then fails and the variables survive), interrupt.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import datetime
+import errno
+import faulthandler
+import linecache
+import os
+import queue
+import random
+import re
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+import traceback
+import types
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from course_utils.ranks.agreement import Agreement, CollectiveMismatch
+from course_utils.ranks.loopback import bind_stores_to_loopback
+
+# How gloo, NCCL and the store say that another process is gone.
+PEER_GONE = re.compile(
+    r"connection (was )?(closed|reset|refused|likely)|closed by (remote )?peer|"
+    r"broken pipe|socket (timeout|closed|is not connected)|remote process exit|"
+    r"failed to (recv|send)|(recv|send)value failed|end of file|not connected",
+    re.IGNORECASE,
+)
+SEVER_DELAY = 0.03
+LOST_SECONDS = 0.3  # after a sever, gloo's own error comes within milliseconds
+
+
+class Rank:
+    """One rank process. :meth:`serve` returns never.
+
+    Args:
+        rank, world_size: who this process is.
+        channel: where requests come from and replies go.
+        dump: file descriptor for a stack dump in an emergency, or None.
+        board: shared memory for :mod:`course_utils.ranks.agreement`, or None.
+        meeting_file: descriptor of a file in memory that all ranks share, or None.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        channel: Connection,
+        dump: int | None = None,
+        board: Any = None,
+        meeting_file: int | None = None,
+    ) -> None:
+        self.rank, self.world_size, self.channel = rank, world_size, channel
+        self.meeting_file = meeting_file
+        self.pid = os.getpid()
+        self.requests: queue.SimpleQueue[dict] = queue.SimpleQueue()
+        self.running = False  # only then may an interrupt reach the main thread
+        self.sending = threading.Lock()
+        self.main_thread = threading.main_thread().ident
+        self.agreement = Agreement(board, rank, world_size)
+        self.severed_at: float | None = None
+        self.abandoned: list[Any] = []  # groups that gloo can't end; see wait_gone
+        self.agreement.install(self.wait_gone)
+        bind_stores_to_loopback()
+        if dump is not None:
+            # These write from a signal handler: they need neither the GIL nor luck.
+            faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
+            faulthandler.enable(file=dump, all_threads=False)
+        main = types.ModuleType("__main__")
+        sys.modules["__main__"] = main  # classes defined in a cell can be pickled
+        self.variables = main.__dict__
+        self.variables.update(torch=torch, dist=dist, rank=rank, world_size=world_size)
+        self.given = set(self.variables)
+        # All ranks are forks of one process: without this they draw the same numbers.
+        torch.seed()
+        random.seed()
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()
+        torch.set_num_threads(1)
+
+    # ---------------------------------------------------------------- the two threads
+    def serve(self) -> None:
+        """Answer requests until the kernel says ``exit`` or is gone."""
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+        while True:
+            request = self.requests.get()
+            started = time.monotonic()
+            try:
+                try:
+                    self.running = True
+                    reply = self._run(request)
+                except BaseException as error:
+                    reply = self._failure(error)
+                finally:
+                    self.running = False
+            except KeyboardInterrupt as error:  # it came a moment too late
+                self.running = False
+                reply = self._failure(error)
+            if os.getpid() != self.pid:
+                os._exit(0)  # the learner called os.fork(); only the parent answers
+            reply["seconds"] = time.monotonic() - started
+            if reply["status"] == "error" and request["op"] in ("cell", "call"):
+                # Fail fast: the ranks that wait for this one must not wait on. A rank
+                # that is about to enter the collective gets the time to do so: gloo
+                # can miss a connection that closes while it starts to send.
+                time.sleep(SEVER_DELAY)
+                self.sever()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            self._send(request["id"], reply)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                request = self.channel.recv()
+            except (EOFError, OSError):
+                with contextlib.suppress(Exception):
+                    os.killpg(0, signal.SIGKILL)  # with what this rank has started
+                os._exit(0)
+            op = request["op"]
+            if op == "exit":
+                os._exit(0)
+            elif op == "where":
+                self._send(request["id"], {"status": "ok", "frames": self.where()})
+            elif op == "sever":
+                self.sever()
+            elif op == "interrupt":
+                self.interrupt()
+            else:
+                self.requests.put(request)
+
+    def _send(self, request_id: int, reply: dict[str, Any]) -> None:
+        with self.sending:
+            self.channel.send({"id": request_id, **reply})
+
+    def _on_interrupt(self, signum: int, frame: Any) -> None:
+        if self.running and os.getpid() == self.pid:
+            raise KeyboardInterrupt
+
+    # -------------------------------------------------- what the control thread does
+    def where(self) -> list[tuple[str, int, str]]:
+        """(file, line, function) of the main thread's frames, innermost first."""
+        frame = sys._current_frames().get(self.main_thread)
+        frames = []
+        while frame is not None:
+            code = frame.f_code
+            frames.append((code.co_filename, frame.f_lineno or 0, code.co_name))
+            frame = frame.f_back
+        return frames
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the main thread, if it runs learner's code."""
+        if hasattr(signal, "pthread_kill"):  # also ends a time.sleep()
+            signal.pthread_kill(self.main_thread, signal.SIGINT)
+        else:
+            signal.raise_signal(signal.SIGINT)
+
+    def sever(self) -> None:
+        """Close the connections to the other ranks, so that blocked calls fail.
+
+        gloo reports "Connection closed by peer" to whoever waits. Only sockets that
+        are connected to this machine are touched, never one that listens (gloo would
+        abort the process).
+        """
+        self.severed_at = time.monotonic()
+        if dist.is_initialized() and dist.get_backend() == "nccl":
+            abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
+            if abort is not None:
+                with contextlib.suppress(Exception):
+                    abort()
+        folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+        channel = self.channel.fileno()
+        try:
+            descriptors = [int(name) for name in os.listdir(folder)]
+        except OSError:  # no such list on Windows
+            return
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                if descriptor == channel or not stat.S_ISSOCK(
+                    os.fstat(descriptor).st_mode
+                ):
+                    continue
+                with socket.socket(fileno=os.dup(descriptor)) as connection:
+                    is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+                    if is_tcp and connection.type == socket.SOCK_STREAM:
+                        host = connection.getpeername()[0]  # fails where it listens
+                        if host.startswith(("127.", "::1", "::ffff:127.")):
+                            connection.shutdown(socket.SHUT_RDWR)
+
+    def wait_gone(self) -> bool:
+        """Is a wait hopeless, because the connections have been closed for a while?
+
+        Then gloo has missed that they closed, and its thread waits on: the group has
+        to be left as it is, because ending it would wait for that thread.
+        """
+        hopeless = (
+            self.severed_at is not None
+            and time.monotonic() - self.severed_at > LOST_SECONDS
+        )
+        if hopeless and dist.is_initialized():
+            self.abandoned.append(list(dist.distributed_c10d._world.pg_map))
+        return hopeless
+
+    # ----------------------------------------------------- what the main thread does
+    def _run(self, request: dict[str, Any]) -> dict[str, Any]:
+        return getattr(self, f"do_{request['op']}")(request)
+
+    def do_hello(self, request: dict[str, Any]) -> dict[str, Any]:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return {"status": "ok", "gpus": gpus}
+
+    def do_group(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Leave the old process group; with ``init``, join a new one."""
+        self._leave_group()
+        self.severed_at = None
+        self.agreement.start_generation(request["generation"])
+        os.environ.update(request["environment"])
+        if not request["init"]:
+            return {"status": "ok"}
+        where: dict[str, Any] = {}
+        if self.meeting_file is not None:
+            # Through a file in memory the ranks find each other without a listening
+            # socket and without the name look-ups that a TCPStore makes.
+            file = dist.FileStore(f"/proc/self/fd/{self.meeting_file}", self.world_size)
+            where["store"] = dist.PrefixStore(str(request["generation"]), file)
+        else:
+            where["init_method"] = "tcp://127.0.0.1:" + os.environ["MASTER_PORT"]
+        if request["backend"] == "nccl":
+            torch.cuda.set_device(self.rank)
+        dist.init_process_group(
+            request["backend"],
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=datetime.timedelta(seconds=request["group_timeout"]),
+            **where,
+        )
+        return {"status": "ok"}
+
+    def _leave_group(self) -> None:
+        if dist.is_initialized():
+            with contextlib.suppress(Exception):
+                dist.destroy_process_group()
+
+    def do_cell(self, request: dict[str, Any]) -> dict[str, Any]:
+        source, name = request["source"], request["name"]
+        self.agreement.start_cell()
+        lines = source.splitlines(keepends=True)
+        linecache.cache[name] = (len(source), None, lines, name)
+        tree = ast.parse(source, name)
+        last = None
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            last = ast.Expression(tree.body.pop().value)
+        value = None
+        exec(compile(tree, name, "exec"), self.variables)
+        if last is not None:
+            value = eval(compile(last, name, "eval"), self.variables)
+        shown = None
+        if value is not None:
+            self.variables["_"] = value
+            if not request["silent"]:
+                shown = repr(value)
+        return {"status": "ok", "value": shown, "calls": self._call_counts()}
+
+    def do_call(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.agreement.start_cell()
+        function, args, kwargs = cloudpickle.loads(request["payload"])
+        result = function(*args, **kwargs)
+        try:
+            payload = cloudpickle.dumps(result)
+        except Exception as error:
+            raise TypeError(
+                f"the result of {getattr(function, '__name__', 'the function')} is a "
+                f"{type(result).__name__}, which can't be sent to the notebook "
+                f"({error}). Return tensors, numbers, text, lists or dictionaries."
+            ) from None
+        return {"status": "ok", "payload": payload, "calls": self._call_counts()}
+
+    def _call_counts(self) -> dict[tuple[int, ...], int]:
+        return {group: len(calls) for group, calls in self.agreement.calls.items()}
+
+    def do_calls(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The collectives of the last cell on one group, as texts."""
+        return {
+            "status": "ok",
+            "texts": self.agreement.calls.get(request["group"], []),
+        }
+
+    def do_push(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.variables.update(cloudpickle.loads(request["payload"]))
+        return {"status": "ok"}
+
+    def do_pull(self, request: dict[str, Any]) -> dict[str, Any]:
+        name = request["name"]
+        if name not in self.variables:
+            raise NameError(f"no variable {name!r} on rank {self.rank}")
+        try:
+            payload = cloudpickle.dumps(self.variables[name])
+        except Exception as error:
+            kind = type(self.variables[name]).__name__
+            raise TypeError(
+                f"{name!r} is a {kind}, which can't be sent to the notebook ({error})"
+            ) from None
+        return {"status": "ok", "payload": payload}
+
+    def do_status(self, request: dict[str, Any]) -> dict[str, Any]:
+        names = sorted(
+            name
+            for name, value in self.variables.items()
+            if name not in self.given
+            and not name.startswith("_")
+            and not isinstance(value, types.ModuleType)
+        )
+        backend = dist.get_backend() if dist.is_initialized() else None
+        return {"status": "ok", "variables": names, "backend": backend}
+
+    # ------------------------------------------------------------------------- failures
+    def _failure(self, error: BaseException) -> dict[str, Any]:
+        """What went wrong, in pieces that pickle; the driver writes the text."""
+        try:
+            message = str(error)
+        except Exception:
+            message = "(its message could not be read)"
+        frames = []
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            code = frame.f_code
+            frames.append((code.co_filename, line, code.co_name))
+        if isinstance(error, SyntaxError) and error.filename:
+            frames.append((error.filename, error.lineno or 0, "<module>"))
+        network = isinstance(error, (RuntimeError, ConnectionError, BrokenPipeError))
+        is_peer = network and bool(PEER_GONE.search(message))
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            is_peer = False
+        cause = error.__cause__ or (
+            None if error.__suppress_context__ else error.__context__
+        )
+        return {
+            "status": "error",
+            "error": type(error).__name__,
+            "message": message[:4000],
+            "frames": frames,
+            "peer": is_peer,
+            "mismatch": isinstance(error, CollectiveMismatch),
+            "cause": None
+            if cause is None
+            else f"{type(cause).__name__}: {cause}"[:500],
+        }
+
+
+def use_output(descriptor: int) -> None:
+    """Send everything this process prints, from C++ too, into ``descriptor``."""
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    options = dict(
+        buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+    sys.stdout = open(1, "w", **options)  # noqa: SIM115 - lives as long as the process
+    sys.stderr = open(2, "w", **options)  # noqa: SIM115
+
+
+def main() -> None:
+    """A rank as a fresh Python process (where fork is not safe)."""
+    port, rank, world_size = map(int, sys.argv[1:4])
+    key = bytes.fromhex(os.environ.pop("RANKS_KEY"))
+    with contextlib.suppress(Exception):
+        os.setpgid(0, 0)
+    use_output(1)
+    channel = Client(("127.0.0.1", port), authkey=key)
+    channel.send(rank)
+    Rank(rank, world_size, channel).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Failures of ranks, as objects for programs and as text for people."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import signal
+import site
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
+LIBRARIES = tuple(
+    {
+        os.path.realpath(folder) + os.sep
+        for folder in (
+            *site.getsitepackages(),
+            site.getusersitepackages(),
+            *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")),
+        )
+    }
+)
+Frame = tuple[str, int, str]  # file, line, function
+
+# Calls in which a rank waits for other ranks. A rank whose innermost Python frame
+# is in one of these and that uses no CPU waits for a peer.
+WAITING_PARTS = (
+    f"{os.sep}torch{os.sep}distributed{os.sep}",
+    f"{os.sep}torch{os.sep}autograd{os.sep}graph.py",
+    f"{os.sep}torch{os.sep}nn{os.sep}parallel{os.sep}distributed.py",
+    f"course_utils{os.sep}ranks{os.sep}agreement.py",
+)
+INNER_NAMES = ("wrapper", "checked", "work_wait", "<lambda>", "decorate_context")
+
+
+class RanksError(RuntimeError):
+    """A cell or function failed on some rank.
+
+    Attributes:
+        cause: ``"raised"``, ``"died"``, ``"timeout"``, ``"interrupt"``,
+            ``"mismatch"``, or ``"usage"`` (nothing ran).
+        failures: rank -> :class:`RankFailure`, for the ranks that did not finish.
+        root: the failure that caused the others, or None.
+        finished: the ranks that finished normally.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        cause: str = "usage",
+        failures: dict[int, RankFailure] | None = None,
+        root: RankFailure | None = None,
+        finished: list[int] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.failures = failures or {}
+        self.root = root
+        self.finished = finished or []
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the message, without the way it took through Ranks."""
+        return [f"RanksError: {self}"]
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """What happened on one rank.
+
+    Attributes:
+        rank: which one.
+        kind: ``"raised"``, ``"died"``, ``"stuck"``, or ``"peer"`` (it failed only
+            because another rank did).
+        error: name of the exception class, ``"exit code 3"``, or ``"SIGKILL"``.
+        message: the exception's text.
+        traceback: the learner's own lines, as text.
+        where: for example ``"all_reduce, line 3 of the cell"``; empty if unknown.
+        seconds: from the start of the cell to the failure.
+    """
+
+    rank: int
+    kind: str
+    error: str
+    message: str = ""
+    traceback: str = ""
+    where: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+
+def is_learners(file: str) -> bool:
+    """Is this the learner's code (and not torch, Python, or this package)?"""
+    if file.startswith("<"):
+        return file.startswith(("<ranks cell", "<ipython", "<string>"))
+    path = os.path.realpath(file)
+    return not path.startswith((*LIBRARIES, PACKAGE, sys.prefix + os.sep))
+
+
+def place(file: str, line: int) -> str:
+    """``line 3 of the cell``, or ``line 3 of my_code.py``."""
+    if file.startswith("<") or "ipykernel_" in file:
+        return f"line {line} of the cell"
+    return f"line {line} of {os.path.basename(file)}"
+
+
+def learner_lines(frames: list[Frame]) -> str:
+    """The learner's frames (outermost first) with their source, as text."""
+    texts = []
+    for file, line, function in frames:
+        if not is_learners(file):
+            continue
+        where = place(file, line)
+        if function != "<module>":
+            where += f", in {function}"
+        source = linecache.getline(file, line).strip()
+        texts.append(f"{where}: {source}" if source else where)
+    if len(texts) > 8:  # a deep recursion
+        texts[4:-4] = [f"... {len(texts) - 8} more calls ..."]
+    return "\n".join(texts)
+
+
+def find_where(frames: list[Frame]) -> str:
+    """In which call on which line a rank is; frames innermost first."""
+    call = ""
+    for file, line, function in frames:
+        if is_learners(file):
+            where = place(file, line)
+            source = linecache.getline(file, line).strip()
+            text = f"{call}, {where}" if call else where
+            return f"{text}: {source}" if source else text
+        if function not in INNER_NAMES and not function.startswith("__"):
+            call = function
+    return call
+
+
+def is_waiting(frames: list[Frame]) -> bool:
+    """Is its innermost frame in a call that waits for other ranks?"""
+    return bool(frames) and any(part in frames[0][0] for part in WAITING_PARTS)
+
+
+def frames_of_dump(dump: str) -> list[Frame]:
+    """The frames in faulthandler's text, innermost first."""
+    pattern = re.compile(r'^\s+File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+    return [(f, int(n), name) for f, n, name in pattern.findall(dump)]
+
+
+def exit_text(status: int | None) -> str:
+    """``SIGKILL`` or ``exit code 3`` from a process's status."""
+    if status is None:
+        return "unknown exit status"
+    if status < 0:
+        try:
+            return signal.Signals(-status).name
+        except ValueError:
+            return f"signal {-status}"
+    return f"exit code {status}"
+
+
+DEATHS = {
+    "SIGKILL": "It was killed from outside; on Linux often because memory ran out.",
+    "SIGSEGV": "The process crashed in C or C++ code.",
+    "SIGABRT": "C++ code ended the process; its last words are above.",
+    "exit code 0": "Something called os._exit(): a rank must go on living.",
+}
+
+
+def rank_list(ranks: list[int]) -> str:
+    """``rank 1``, ``ranks 0 and 2``, ``ranks 0, 2 and 3``, ``ranks 0 to 5``."""
+    ranks = sorted(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 3 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def indent(text: str, by: str = "    ") -> str:
+    return "\n".join(by + line for line in text.splitlines())
+
+
+def group_same(failures: list[RankFailure]) -> list[tuple[list[int], RankFailure]]:
+    """Failures that read the same are told once, with all their ranks."""
+    groups: dict[tuple, list[RankFailure]] = {}
+    for failure in failures:
+        same = (failure.kind, failure.error, failure.where, failure.traceback)
+        if failure.kind != "peer":  # gloo's text differs in the port number
+            same += (failure.message,)
+        groups.setdefault(same, []).append(failure)
+    return [([f.rank for f in group], group[0]) for group in groups.values()]
+
+
+def choose_root(failures: dict[int, RankFailure]) -> RankFailure:
+    """Died before raised before stuck before a peer's broken connection."""
+    order = ("died", "raised", "stuck", "peer")
+    return min(
+        failures.values(), key=lambda f: (order.index(f.kind), f.seconds, f.rank)
+    )
+
+
+def shortened(message: str) -> str:
+    """A message of at most a few lines; gloo's come with its C++ file names."""
+    message = re.sub(r"\[/\S*third_party/\S+:\d+\]\s*", "", message)
+    lines = message.strip().splitlines() or [""]
+    if len(lines) > 6:
+        lines = [*lines[:5], "..."]
+    return "\n".join(line[:300] for line in lines)
+
+
+def describe_failures(
+    failures: dict[int, RankFailure],
+    finished: list[int],
+    cause: str,
+    waited: str,
+    restarted: list[int],
+    init: bool,
+) -> str:
+    """The whole message of a :class:`RanksError`.
+
+    Args:
+        failures: what happened, by rank.
+        finished: the ranks that finished.
+        cause: as in :class:`RanksError`.
+        waited: how the driver came to see that nothing moves, in words.
+        restarted: ranks that had to be replaced by fresh processes.
+        init: whether the next cell gets a new process group by itself.
+    """
+    parts: list[str] = []
+    by_kind = {
+        kind: [f for f in failures.values() if f.kind == kind]
+        for kind in ("died", "raised", "stuck", "peer")
+    }
+    for ranks, failure in group_same(by_kind["died"]):
+        where = f" at {failure.where}" if failure.where else ""
+        parts.append(f"{rank_list(ranks)} died ({failure.error}){where}.")
+        if failure.error in DEATHS:
+            parts.append(indent(DEATHS[failure.error], "  "))
+    raised = sorted(by_kind["raised"], key=lambda f: (f.seconds, f.rank))
+    mismatches = [f for f in raised if f.error == "CollectiveMismatch"]
+    told = [f for f in raised if f not in mismatches[1:]]  # one tells it all
+    for ranks, failure in group_same(told):
+        message = shortened(failure.message)
+        parts.append(
+            f"{rank_list(ranks)} raised {failure.error}"
+            + (f": {message}" if message else "")
+        )
+        if failure.traceback:
+            parts.append(indent(failure.traceback, "  "))
+        if failure.error == "SystemExit":
+            parts.append("  exit() ends a script. A rank goes on living: leave it out.")
+    if mismatches[1:]:
+        others = [f.rank for f in mismatches[1:]]
+        parts.append(f"{rank_list(others)} found the same.")
+    stuck = by_kind["stuck"]
+    if stuck and cause == "interrupt":
+        parts.append("interrupted by you.")
+    elif stuck and not (by_kind["died"] or raised):
+        parts.append(waited)
+    for ranks, failure in group_same(stuck):
+        verb = "was" if len(ranks) == 1 else "were"
+        if not failure.where:
+            parts.append(f"{rank_list(ranks)} {verb} still running.")
+        elif failure.error == "waiting":
+            parts.append(f"{rank_list(ranks)} {verb} stuck in {failure.where}")
+        else:
+            parts.append(f"{rank_list(ranks)} {verb} still running: {failure.where}")
+    peers = [f.rank for f in by_kind["peer"]]
+    if peers and len(peers) == len(failures):
+        for ranks, failure in group_same(by_kind["peer"]):
+            parts.append(
+                f"{rank_list(ranks)} raised {failure.error}: "
+                f"{shortened(failure.message)}"
+            )
+            if failure.traceback:
+                parts.append(indent(failure.traceback, "  "))
+    else:
+        for ranks, failure in group_same(by_kind["peer"]):
+            waiting = f" in {failure.where}" if failure.where else ""
+            verb = "was" if len(ranks) == 1 else "were"
+            parts.append(f"{rank_list(ranks)} {verb} waiting{waiting}")
+    if finished and (stuck or peers):
+        parts.append(f"{rank_list(finished)} finished the cell.")
+    if any(f.error == "waiting" for f in stuck):
+        parts.append(
+            "A collective returns only when every rank of its group calls it; "
+            "a recv needs its send."
+            if by_kind["died"] or raised or finished or len(group_same(stuck)) > 1
+            else "All ranks wait for each other: nobody sends what the others expect."
+        )
+    parts.append(what_now(failures, restarted, init))
+    message = "\n".join(parts)
+    return message[0].upper() + message[1:] if message.startswith("r") else message
+
+
+def what_now(failures: dict[int, RankFailure], restarted: list[int], init: bool) -> str:
+    """The last line: what survived, and what the next cell will find."""
+    if restarted:
+        kept = (
+            f"{rank_list(restarted).capitalize()} "
+            f"{'was' if len(restarted) == 1 else 'were'} started afresh, without "
+            "variables; the other ranks keep theirs."
+        )
+    else:
+        kept = "All ranks keep their variables."
+    group = (
+        " The next cell gets a new process group."
+        if init
+        else " The process group is closed: call init_process_group again."
+    )
+    return f"({kept}{group})"

@@ -1,0 +1,229 @@
+"""One helper process that has imported torch, and forks ranks on request.
+
+It stays single-threaded and never touches CUDA, so a fork of it is always safe. It
+ends, with every rank and whatever the ranks have started, as soon as the kernel is
+gone: the kernel's end of the socket closes, or its process handle says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import warnings
+from multiprocessing.connection import Connection
+from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+REQUEST_BYTES = 1 << 20
+FIRST_IMPORTS = (
+    "cloudpickle",
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "course_utils.ranks.rank",
+)
+# The first optimizer of a process imports this, about 1.5 s. The zygote does it once,
+# when nobody has asked for a rank for a while; ranks forked later have it.
+LATER_IMPORTS = ("torch._dynamo",)
+IDLE_SECONDS = 2.0
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl(2); does nothing where there is none."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class Zygote:
+    """The loop of the helper process.
+
+    Args:
+        kernel: socket to the kernel (``SOCK_SEQPACKET``: one message a packet).
+    """
+
+    def __init__(self, kernel: socket.socket) -> None:
+        self.kernel = kernel
+        self.ranks: set[int] = set()
+        self.later = list(LATER_IMPORTS)
+        self.wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        os.set_blocking(self.wake_read, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self.kernel_process = None
+        with contextlib.suppress(OSError, AttributeError):
+            self.kernel_process = os.pidfd_open(os.getppid())
+
+    def serve(self) -> None:
+        """Fork ranks and report those that end, until the kernel is gone."""
+        self._send({"ready": os.getpid()})
+        watched = [self.kernel, self.wake_read]
+        if self.kernel_process is not None:
+            watched.append(self.kernel_process)
+        while True:
+            idle = IDLE_SECONDS if self.later else None
+            readable, _, _ = select.select(watched, [], [], idle)
+            if not readable:
+                self._import_one()
+            if self.kernel_process in readable:
+                self.end()
+            if self.wake_read in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self.wake_read, 4096)
+            self._report_ended()
+            if self.kernel in readable:
+                try:
+                    data, files, _, _ = socket.recv_fds(self.kernel, REQUEST_BYTES, 8)
+                except OSError:
+                    data, files = b"", []
+                if not data:
+                    self.end()
+                self._fork(pickle.loads(data), files)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self.kernel.sendall(pickle.dumps(message))
+        except OSError:
+            self.end()
+
+    def _import_one(self) -> None:
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(self.later.pop(0))
+        gc.collect()
+        gc.freeze()
+
+    def _report_ended(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self.ranks:
+                self.ranks.discard(pid)
+                for child in children_of(os.getpid()):
+                    if child not in self.ranks:  # started by the rank, now an orphan
+                        kill(child)
+                self._send({"ended": pid, "status": status})
+
+    def _fork(self, request: dict[str, Any], files: list[int]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._become_rank(request, files)
+            finally:
+                os._exit(1)
+        self.ranks.add(pid)
+        for descriptor in files:
+            os.close(descriptor)
+        self._send({"forked": request["token"], "pid": pid})
+
+    def _become_rank(self, request: dict[str, Any], files: list[int]) -> None:
+        zygote = os.getppid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != zygote:
+            os._exit(1)
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.kernel.close()
+        os.close(self.wake_read)
+        if self.kernel_process is not None:
+            os.close(self.kernel_process)
+        channel, output, dump, board, meeting_file = files
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        with contextlib.suppress(OSError):
+            os.chdir(request["folder"])
+        sys.path[:] = request["path"]
+
+        from course_utils.ranks import rank as rank_module
+
+        rank_module.use_output(output)
+        os.close(output)
+        rank_module.Rank(
+            request["rank"],
+            request["world_size"],
+            Connection(channel),
+            dump,
+            mmap.mmap(board, 0),
+            meeting_file,
+        ).serve()
+
+    def end(self) -> None:
+        """Kill the ranks and all that they started, then this process."""
+        for _ in range(20):  # a killed parent may have had one more child
+            family = descendants_of(os.getpid())
+            if not family:
+                break
+            for pid in family:
+                kill(pid)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, 0):
+                    pass
+        os._exit(0)
+
+
+def kill(pid: int) -> None:
+    """SIGKILL; fine if it is gone already."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def parents() -> dict[int, int]:
+    """pid -> parent's pid of every process of this machine."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                with open(f"/proc/{name}/stat") as file:
+                    found[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    return [child for child, parent in parents().items() if parent == pid]
+
+
+def descendants_of(pid: int) -> list[int]:
+    table = parents()
+    family, grown = {pid}, True
+    while grown:
+        new = {child for child, parent in table.items() if parent in family} - family
+        family |= new
+        grown = bool(new)
+    return sorted(family - {pid})
+
+
+def main() -> None:
+    """Import torch once, freeze what it made, and wait for requests."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    kernel = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in FIRST_IMPORTS:
+                importlib.import_module(name)
+    except BaseException as error:
+        kernel.sendall(pickle.dumps({"failed": f"{type(error).__name__}: {error}"}))
+        return
+    gc.collect()
+    gc.freeze()
+    Zygote(kernel).serve()
+
+
+if __name__ == "__main__":
+    main()
