@@ -1,0 +1,281 @@
+"""Compare what came back with what was expected, and say the difference in words."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from course_utils.checks.task import Such
+
+FEW = 6  # values of a tensor or a list that are shown one by one
+
+
+@dataclass(frozen=True)
+class Strange:
+    """Stands for a returned object that is no tensor, number, text or list of these.
+
+    Such objects stay on their rank: many can't be copied to another process.
+    """
+
+    kind: str
+
+    def __str__(self) -> str:
+        if self.kind in ("coroutine", "function", "generator", "set", "NumPy array"):
+            return f"a {self.kind}"
+        return f"an object of type {self.kind}"
+
+    @property
+    def advice(self) -> str:
+        """What the learner probably forgot."""
+        return {
+            "coroutine": "Write `def`, not `async def`.",
+            "function": "Did you forget the parentheses of a call?",
+            "generator": "Use `return`, not `yield`.",
+            "Work": "An asynchronous call returns at once: `wait()` for it, then "
+            "return the tensor.",
+        }.get(self.kind, "")
+
+
+def plain(value: Any, depth: int = 8) -> Any:
+    """A copy of a result that holds nothing but plain data, on the CPU.
+
+    Tensors lose their graph and get memory of their own, so that what happens to the
+    originals later changes nothing. Other objects become :class:`Strange`.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    for base in (int, float, str, bytes):
+        if isinstance(value, base):
+            return base(value)
+    if isinstance(value, torch.Tensor):
+        if value.is_sparse or value.is_quantized or value.is_meta:
+            return Strange(f"{value.layout} tensor on {value.device}")
+        copy = value.detach().to("cpu", copy=True).contiguous()
+        return copy.as_subclass(torch.Tensor)
+    if depth and isinstance(value, dict):
+        return {plain_key(key): plain(item, depth - 1) for key, item in value.items()}
+    if depth and isinstance(value, (list, tuple)):
+        items = [plain(item, depth - 1) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        return value.item() if value.ndim == 0 else Strange("NumPy array")
+    return Strange(type(value).__name__)
+
+
+def plain_key(key: Any) -> Any:
+    return key if type(key) in (bool, int, float, str) else repr(key)
+
+
+# ------------------------------------------------------------------------- comparing
+
+
+def difference(got: Any, want: Any, tolerance: float) -> str | None:
+    """None if ``got`` is right, else a sentence about what is different.
+
+    The sentence is "" where showing the two values says it all. A number may come as
+    int, float or tensor of one element; a list may come as tuple.
+    """
+    if isinstance(want, Such):
+        try:
+            return None if want.test(got) else ""
+        except Exception:
+            return ""
+    if got is None and want is not None:
+        return "It returned None: did you forget `return`?"
+    if isinstance(got, Strange):
+        if got == want:
+            return None
+        return f"That is {got}; {kind(want)} was expected. {got.advice}".rstrip()
+    if isinstance(want, torch.Tensor):
+        return _tensor_difference(got, want, tolerance)
+    if isinstance(want, bool) and isinstance(got, torch.Tensor) and got.numel() == 1:
+        got = got.item()
+    if isinstance(want, (int, float)) and not isinstance(want, bool):
+        return _number_difference(got, want, tolerance)
+    if isinstance(want, (list, tuple)):
+        return _list_difference(got, want, tolerance)
+    if isinstance(want, dict):
+        return _dict_difference(got, want, tolerance)
+    if type(got) is not type(want):
+        return _other_kind(got, want)
+    if got == want:
+        return None
+    if isinstance(want, str) and "".join(got.split()) == "".join(want.split()):
+        return "Only the spaces are different."
+    if isinstance(want, str) and got.lower() == want.lower():
+        return "Only capital and small letters are different."
+    return ""
+
+
+def _other_kind(got: Any, want: Any) -> str:
+    return f"That is {kind(got)}; {kind(want)} was expected."
+
+
+def _number_difference(got: Any, want: float, tolerance: float) -> str | None:
+    if isinstance(got, torch.Tensor) and got.numel() == 1 and got.dtype != torch.bool:
+        got = got.item()
+    if isinstance(got, bool) or not isinstance(got, (int, float)):
+        return _other_kind(got, want)
+    if isinstance(want, int):
+        return None if got == want else ""
+    close = math.isclose(
+        got, want, rel_tol=tolerance, abs_tol=0.0 if want else tolerance
+    ) or (math.isnan(got) and math.isnan(want))
+    return None if close else ""
+
+
+def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | None:
+    is_number = isinstance(got, (int, float)) and not isinstance(got, bool)
+    if want.dim() == 0 and is_number:
+        got = torch.tensor(got, dtype=want.dtype)
+    if not isinstance(got, torch.Tensor):
+        return _other_kind(got, want)
+    if got.shape != want.shape:
+        return f"Its shape is {tuple(got.shape)}; {tuple(want.shape)} was expected."
+    exact = got.to(torch.float64) if not got.is_complex() else got
+    target = want.to(exact.dtype)
+    wrong = ~torch.isclose(
+        exact,
+        target,
+        rtol=tolerance if want.is_floating_point() else 0.0,
+        atol=_absolute(target, tolerance) if want.is_floating_point() else 0.0,
+        equal_nan=True,
+    )
+    count = int(wrong.sum())
+    if count:
+        if want.numel() <= FEW:
+            return ""
+        index = wrong.nonzero()[0].tolist()
+        is_, should = exact[tuple(index)].item(), target[tuple(index)].item()
+        return (
+            f"{count} of {want.numel()} values differ. The first, at index {index}, "
+            f"is {show(is_)} and should be {show(should)}."
+        )
+    if got.dtype != want.dtype:
+        return (
+            f"The values are right, but its dtype is {name_of(got.dtype)}; "
+            f"{name_of(want.dtype)} was expected."
+        )
+    return None
+
+
+def _absolute(target: torch.Tensor, tolerance: float) -> float:
+    """Sums of large numbers may nearly cancel: measure against the largest value."""
+    finite = target[torch.isfinite(target)]
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    return tolerance * (largest or 1.0)
+
+
+def _list_difference(got: Any, want: list | tuple, tolerance: float) -> str | None:
+    if not isinstance(got, (list, tuple)):
+        return _other_kind(got, want)
+    if len(got) != len(want):
+        return f"It has {len(got)} items; {len(want)} were expected."
+    for index, (one, other) in enumerate(zip(got, want, strict=True)):
+        found = difference(one, other, tolerance)
+        if found is not None:
+            return f"Item {index} is wrong. {found}".rstrip()
+    return None
+
+
+def _dict_difference(got: Any, want: dict, tolerance: float) -> str | None:
+    if not isinstance(got, dict):
+        return _other_kind(got, want)
+    missing = [key for key in want if key not in got]
+    surplus = [key for key in got if key not in want]
+    if missing:
+        return f"The key {missing[0]!r} is missing."
+    if surplus:
+        return f"The key {surplus[0]!r} was not expected."
+    for key, value in want.items():
+        found = difference(got[key], value, tolerance)
+        if found is not None:
+            return f"The value of {key!r} is wrong. {found}".rstrip()
+    return None
+
+
+# --------------------------------------------------------------------------- showing
+
+
+def kind(value: Any) -> str:
+    """What sort of thing a value is, with its article: "a tensor", "text"."""
+    if isinstance(value, Such):
+        return value.description
+    if isinstance(value, Strange):
+        return str(value)
+    for types, words in (
+        (type(None), "None"),
+        (torch.Tensor, "a tensor"),
+        (bool, "True or False"),
+        ((int, float), "a number"),
+        (str, "text"),
+        (tuple, "a tuple"),
+        (list, "a list"),
+        (dict, "a dictionary"),
+    ):
+        if isinstance(value, types):
+            return words
+    return f"an object of type {type(value).__name__}"
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def show(value: Any, unit: str = "") -> str:
+    """A value in a few words: short, and the same on every machine."""
+    if isinstance(value, Such):
+        return value.description
+    if isinstance(value, torch.Tensor):
+        return _show_tensor(value)
+    if isinstance(value, float):
+        text = f"{value:.6g}"
+        is_whole = text.lstrip("-").isdigit()
+        return f"{text}.0 {unit}".rstrip() if is_whole else f"{text} {unit}".rstrip()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value} {unit}".rstrip()
+    if isinstance(value, (list, tuple)):
+        items = [show(item) for item in value[:FEW]]
+        if len(value) > FEW:
+            items.append(f"... {len(value)} items")
+        inside = ", ".join(items)
+        if isinstance(value, list):
+            return f"[{inside}]"
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if isinstance(value, dict):
+        items = [f"{key!r}: {show(item)}" for key, item in list(value.items())[:FEW]]
+        if len(value) > FEW:
+            items.append(f"... {len(value)} keys")
+        return "{" + ", ".join(items) + "}"
+    if isinstance(value, Strange):
+        return str(value)
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 60
+    return short.repr(value)
+
+
+def _show_tensor(tensor: torch.Tensor) -> str:
+    dtype = name_of(tensor.dtype)
+    if tensor.numel() <= FEW:
+        note = "" if dtype in ("float32", "int64", "bool") else f", dtype={dtype}"
+        return f"tensor({_nested(tensor.tolist())}{note})"
+    first = ", ".join(_short(x) for x in tensor.flatten()[:3].tolist())
+    return f"tensor of shape {tuple(tensor.shape)}, {dtype}: {first}, ..."
+
+
+def _nested(values: Any) -> str:
+    if isinstance(values, list):
+        return "[" + ", ".join(_nested(value) for value in values) + "]"
+    return _short(values)
+
+
+def _short(number: Any) -> str:
+    """``4.`` for a float that is whole, as PyTorch prints it."""
+    if not isinstance(number, float):
+        return str(number)
+    text = f"{number:.5g}"
+    return f"{text}." if text.lstrip("-").isdigit() else text

@@ -1,0 +1,154 @@
+"""Read the learner's code before it runs, and pack it for the ranks."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import sys
+import textwrap
+import types
+from typing import Any
+
+import cloudpickle
+
+from course_utils.ranks.report import is_learners, place
+
+
+class CannotPack(Exception):
+    """The answer, or something it uses, can't be copied to another process."""
+
+
+def pack(answer: Any) -> bytes:
+    """The answer with all the learner's code that it uses, as bytes.
+
+    Raises:
+        CannotPack: says which of the names it uses is at fault.
+    """
+    # Code of a notebook goes by value by itself. So must a module of the learner's:
+    # what counts is the version in this kernel, not the file as it is now.
+    module = sys.modules.get(getattr(answer, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    by_value = file is not None and is_learners(file) and module.__name__ != "__main__"
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(answer)
+    except Exception as error:
+        for name, value in used_names(answer).items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception as reason:
+                raise CannotPack(
+                    f"It uses `{name}` ({type(value).__name__}), which can't be copied "
+                    f"to another process: {reason}. Create it inside the function."
+                ) from None
+        raise CannotPack(f"It can't be copied to another process: {error}.") from None
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def functions_of(answer: Any) -> list[types.FunctionType]:
+    """The function itself, or the methods of a class."""
+    if isinstance(answer, type):
+        return [v for v in vars(answer).values() if isinstance(v, types.FunctionType)]
+    unwrapped = inspect.unwrap(answer)
+    return [unwrapped] if isinstance(unwrapped, types.FunctionType) else []
+
+
+def used_names(answer: Any) -> dict[str, Any]:
+    """The global and enclosing variables that the learner's code uses."""
+    found: dict[str, Any] = {}
+    for function in functions_of(answer):
+        found |= enclosing(function)
+        for name in _names_in(function.__code__):
+            if name in function.__globals__:
+                found[name] = function.__globals__[name]
+    return found
+
+
+def enclosing(function: types.FunctionType) -> dict[str, Any]:
+    """The variables of the functions around this one."""
+    values = {}
+    for name, cell in zip(
+        function.__code__.co_freevars, function.__closure__ or (), strict=True
+    ):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            values[name] = cell.cell_contents
+    return values
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))
+
+
+def parsed(function: types.FunctionType) -> ast.AST | None:
+    """The syntax tree of a function, or None where its source is not known."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
+def is_unchanged(answer: Any, given: str) -> bool:
+    """Is every function of the answer still as given, but for comments and docs?"""
+    if not given:
+        return False
+    known = {_code_of(n) for n in ast.walk(ast.parse(given)) if isinstance(n, _DEFS)}
+    trees = [parsed(function) for function in functions_of(answer)]
+    return bool(trees) and all(
+        tree is not None and _code_of(tree.body[0]) in known for tree in trees
+    )
+
+
+_DEFS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _code_of(node: ast.AST) -> str:
+    """A function's statements as text, without its docstring."""
+    if not isinstance(node, _DEFS):
+        return ast.dump(node)
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return ast.dump(node.args) + "".join(map(ast.dump, body))
+
+
+def forbidden_call(answer: Any, forbids: tuple[str, ...]) -> str | None:
+    """The first call of a forbidden function in the answer's own code: "f, line 4".
+
+    Names are looked up as Python would, so a function of the learner's own with the
+    same name is fine. What can't be looked up without running the code is left to
+    the guard on the ranks.
+    """
+    originals = {}
+    for name in forbids:
+        module, _, attribute = name.rpartition(".")
+        if module in sys.modules:
+            originals[id(getattr(sys.modules[module], attribute))] = attribute
+    for function in functions_of(answer) if originals else ():
+        tree = parsed(function)
+        names = {**function.__globals__, **enclosing(function)}
+        for node in ast.walk(tree) if tree else ():
+            if not isinstance(node, ast.Call):
+                continue
+            attribute = originals.get(id(_look_up(node.func, names)))
+            if attribute is not None:
+                line = function.__code__.co_firstlineno + node.lineno - 1
+                return f"{attribute}, {place(function.__code__.co_filename, line)}"
+    return None
+
+
+_UNKNOWN = object()
+
+
+def _look_up(node: ast.AST, names: dict[str, Any]) -> Any:
+    """The object that a name, or a chain such as ``dist.nn.f``, stands for."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id, _UNKNOWN)
+    if isinstance(node, ast.Attribute):
+        owner = _look_up(node.value, names)
+        # Only into modules: an attribute of anything else might run code.
+        if isinstance(owner, types.ModuleType):
+            return vars(owner).get(node.attr, _UNKNOWN)
+    return _UNKNOWN

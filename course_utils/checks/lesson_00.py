@@ -1,0 +1,234 @@
+"""Lesson 00, Start here: the tasks of its exercise."""
+
+from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.task import Mistake, Task
+
+WHO_AM_I = Task(
+    id="00.who_am_i",
+    title="Who am I?",
+    stars=1,
+    where="ranks",
+    expect=lambda rank, inputs: f"rank {rank} of {len(inputs)}",
+    mistakes=(
+        Mistake(
+            like=lambda rank, inputs: f"rank {rank + 1} of {len(inputs)}",
+            says="Ranks count from 0: the first of four is rank 0, the last rank 3.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: f"rank {len(inputs)} of {rank}",
+            says="The two numbers changed places: first the rank, then the world size.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: f"rank {rank} of {len(inputs) - 1}",
+            says="The second number is how many ranks there are, not the last rank.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: "rank 2 of 4",
+            says="That is the text of the example. Each rank must ask for its own two "
+            "numbers: the same code runs on all of them.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: f"rank 0 of {len(inputs)}",
+            says="Every rank says that it is rank 0. Ask for the number with "
+            "dist.get_rank(), inside the function.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got.endswith(" of 4"),
+            says="The world size is not always 4: ask for it.",
+        ),
+        Mistake(
+            when=lambda attempt: "{" in attempt.got,
+            says='The braces were not filled in: write f"...", with an f in front.',
+        ),
+    ),
+    hints=(
+        "Every rank runs the same code. What makes the texts differ is what each rank "
+        "is told when it asks for its number. Whom can it ask?",
+        "`torch.distributed` (here `dist`) knows both: one function gives the number "
+        "of this rank, another the number of all ranks.",
+        "Put both into one text and return it:\n"
+        '  return f"rank {dist.get_...()} of {dist.get_...()}"',
+    ),
+)
+
+AVERAGE = Task(
+    id="00.average",
+    title="The mean over ranks",
+    stars=1,
+    where="ranks",
+    cases=((2,), (2, 3), (1000,)),  # shapes
+    inputs=lambda shape, rank, world_size: (whole_numbers(shape, rank),),
+    expect=lambda rank, inputs: sum(x for (x,) in inputs) / len(inputs),
+    mistakes=(
+        Mistake(
+            like=lambda rank, inputs: sum(x for (x,) in inputs),
+            says="That is the sum over the ranks. all_reduce adds up; the division by "
+            "the world size is yours.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: inputs[rank][0],
+            says="That is the rank's own tensor. all_reduce returns nothing: it writes "
+            "the sum into the tensor that it is given.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: inputs[rank][0] / len(inputs),
+            says="That is the rank's own tensor divided by the world size. The other "
+            "ranks' values are missing: the tensor given to all_reduce holds the sum.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: sum(x for (x,) in inputs) / len(inputs) ** 2,
+            says="It is divided twice: before the all_reduce or after it, not both.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: sum(x for (x,) in inputs) // len(inputs),
+            says="`//` throws the fraction away. Divide with `/`.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: inputs[rank][0].mean(),
+            says="`mean()` averages the elements of a tensor. Here every element is "
+            "averaged over the ranks, and the shape stays.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.right == (0,),
+            says="Only rank 0 has the mean. `reduce` brings the result to one rank, "
+            "`all_reduce` to every rank.",
+        ),
+    ),
+    hints=(
+        "A mean is a sum and a division. Which of the two is a matter between ranks?",
+        "all_reduce replaces the tensor that it is given by the sum over all ranks. "
+        "Give it a copy, because the input must stay as it is.",
+        "Three steps:\n"
+        "  total = ...                  # a copy of the tensor\n"
+        "  dist.all_reduce(...)         # now total is the sum, on every rank\n"
+        "  return total / ...           # how many ranks are there?",
+    ),
+)
+
+
+def mean_on_rank_0(rank, inputs):
+    """The mean of all ranks' losses on rank 0, None elsewhere."""
+    return sum(loss for (loss,) in inputs).item() / len(inputs) if rank == 0 else None
+
+
+SPOT_THE_HANG = Task(
+    id="00.spot_the_hang",
+    title="Spot the hang",
+    stars=2,
+    where="ranks",
+    cases=((),),  # a loss is a tensor without dimensions
+    inputs=lambda shape, rank, world_size: (whole_numbers(shape, rank).abs() + 0.5,),
+    expect=mean_on_rank_0,
+    mistakes=(
+        Mistake(
+            like=lambda rank, inputs: inputs[0][0].item() if rank == 0 else None,
+            says="It no longer hangs, but rank 0 returns its own loss: the losses of "
+            "the other ranks are not in it.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: (
+                inputs[0][0].item() / len(inputs) if rank == 0 else None
+            ),
+            says="It no longer hangs, but the losses of the other ranks are not in it.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: mean_on_rank_0(0, inputs),
+            says="The collective is right now. But every rank returns the mean: only "
+            "rank 0 should, the others return None.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: (
+                len(inputs) * mean_on_rank_0(0, inputs) if rank == 0 else None
+            ),
+            says="The collective is right now. But this is the sum: divide it by the "
+            "world size.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: None,
+            says="It no longer hangs, but rank 0 must return the mean.",
+        ),
+        Mistake(
+            when=lambda attempt: "barrier" in attempt.message,
+            says="A barrier is a collective too, and does not answer an all_reduce. "
+            "Every rank must call the all_reduce itself.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error == "waiting",
+            says="There is still a collective that not every rank calls. Look at "
+            "which line stands under an `if` about the rank.",
+        ),
+    ),
+    hints=(
+        "Follow the code once as rank 0 and once as rank 1. Where does each of them "
+        "stop?",
+        "all_reduce returns only when every rank has called it. Rank 1 never does: "
+        "it jumps over the whole `if`. What must be under the `if`, and what not?",
+        "The collective is for all, the result for one:\n"
+        "  total = ...\n"
+        "  dist.all_reduce(...)\n"
+        "  if dist.get_rank() == 0:\n"
+        "      return ...",
+    ),
+)
+
+
+def two_sums(world_size):
+    """What every rank holds after the two steps of the task, worked out by hand."""
+    first = sum(range(world_size))  # every rank now holds the sum of all ranks
+    return sum(first * rank for rank in range(world_size))
+
+
+PREDICT_SUM = Task(
+    id="00.predict_sum",
+    title="Predict the sum",
+    stars=1,
+    where="value",
+    expect=lambda: two_sums(5),
+    mistakes=(
+        Mistake(
+            like=lambda: sum(range(5)),
+            says="That is what every rank holds after the first all_reduce. There is a "
+            "second one.",
+        ),
+        Mistake(
+            like=lambda: 5 * sum(range(5)),
+            says="Before the second all_reduce each rank multiplies by its own number: "
+            "the ranks no longer hold the same.",
+        ),
+        Mistake(
+            like=lambda: sum(range(1, 6)) ** 2,
+            says="Ranks count from 0: five ranks are 0, 1, 2, 3 and 4. There is no "
+            "rank 5.",
+        ),
+        Mistake(
+            like=lambda: 4 * sum(range(5)),
+            says="That is what rank 4 holds before the second all_reduce. After it, "
+            "every rank holds the sum of all.",
+        ),
+        Mistake(
+            like=lambda: two_sums(5) / 5,
+            says="all_reduce adds up. It does not divide by the number of ranks.",
+        ),
+        Mistake(
+            like=lambda: sum(rank * rank for rank in range(5)),
+            says="That would be right without the first all_reduce: `number` is no "
+            "longer the rank when it is multiplied.",
+        ),
+        Mistake(
+            like=lambda: two_sums(4),
+            says="That is right for 4 ranks. Here there are 5.",
+        ),
+    ),
+    hints=(
+        "Write down five numbers, one for each rank, and change them line by line.",
+        "After the first all_reduce all five ranks hold the same number. After the "
+        "multiplication they hold five different ones.",
+        "With 3 ranks it goes like this:\n"
+        "  start          0   1   2\n"
+        "  all_reduce     3   3   3\n"
+        "  times rank     0   3   6\n"
+        "  all_reduce     9   9   9",
+    ),
+)
+
+TASKS = (WHO_AM_I, AVERAGE, SPOT_THE_HANG, PREDICT_SUM)

@@ -1,0 +1,449 @@
+"""Run the learner's code on real ranks, and tell in words what came of it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import pickle
+import re
+from typing import Any
+
+from course_utils.checks.compare import difference, kind, plain, show
+from course_utils.checks.learner_code import (
+    CannotPack,
+    forbidden_call,
+    is_unchanged,
+    pack,
+)
+from course_utils.checks.on_rank import call_on_rank, full_name
+from course_utils.checks.task import Attempt, Mistake, Outcome, Task, call_it
+from course_utils.exercises import reference
+from course_utils.ranks import RankFailure, Ranks, RanksError
+from course_utils.ranks.processes import Zygote, start_method
+from course_utils.ranks.report import rank_list
+
+SHOWN_PRINTS = 3  # lines that the learner's code has printed
+# What PyTorch itself writes to stderr, with the time of day in it.
+LOG_LINE = re.compile(r"^\[rank \d+\] (\[rank\d+\]:)?\[?[WEI]\d{4} ")
+
+
+def run_task(task: Task, answer: Any) -> Outcome:
+    """Check an answer. Changes nothing and prints nothing.
+
+    Raises:
+        KeyboardInterrupt: the learner stopped it.
+        RanksError: no processes could be started on this machine.
+    """
+    if answer is None or answer is ...:
+        return Outcome(task, "not attempted", _begin(task))
+    if task.where == "value":
+        return _check_value(task, answer)
+    if not callable(answer):
+        return Outcome(task, "wrong", (_not_callable(task, answer),))
+    if is_unchanged(answer, _given(task)):
+        return Outcome(task, "not attempted", _begin(task, "Repair the code"))
+    called = forbidden_call(answer, tuple(map(full_name, task.forbids)))
+    if called:
+        return _forbidden(task, called)
+    try:
+        packed = pack(answer)
+    except CannotPack as error:
+        return Outcome(task, "crashed", (str(error), _more(task)))
+    return _check_on_ranks(task, answer, packed)
+
+
+def _begin(task: Task, what: str = "Write your code") -> tuple[str, str]:
+    """What to do first."""
+    if task.where == "value":
+        what = "Set the answer"
+    return (f"{what} in the cell above, run that cell, then this one.", _more(task))
+
+
+def _more(task: Task) -> str:
+    return f'A hint: hint("{task.id}")'
+
+
+def _compare(task: Task) -> str:
+    return f'Compare it with ours: solution("{task.id}")'
+
+
+def _given(task: Task) -> str:
+    try:
+        return reference(task.id).given
+    except (OSError, LookupError, ValueError):
+        return ""  # the notebook with the solutions is not there
+
+
+def _not_callable(task: Task, answer: Any) -> str:
+    return (
+        f"This task wants the function itself, not what it returns, but it got "
+        f'{kind(plain(answer))}. Write check("{task.id}", my_function), without '
+        "parentheses after the name."
+    )
+
+
+def _forbidden(task: Task, called: str) -> Outcome:
+    lines = (
+        f"Your code calls {called}.",
+        f"It would work: but it is what you build here yourself. {task.instead}",
+        _more(task),
+    )
+    return Outcome(task, "wrong", tuple(line.rstrip() for line in lines))
+
+
+# ----------------------------------------------------------------------------- values
+
+
+def _check_value(task: Task, answer: Any) -> Outcome:
+    got, want = plain(answer), task.reference(task.expect, (), 1)[0]
+    found = difference(got, want, task.tolerance)
+    if found is None:
+        yes = f"Yes: {show(want, task.unit)}."
+        return Outcome(task, "passed", (yes, _compare(task)))
+    # The right value is not told: it would end the task.
+    said = _mistake(task, (), [got], [want], 0)
+    lines = [f"You answered {show(got, task.unit)}. That is not it.", said or found]
+    return Outcome(task, "wrong", (*filter(None, lines), _more(task)))
+
+
+# ------------------------------------------------------------------------- on the ranks
+
+
+def _check_on_ranks(task: Task, answer: Any, packed: bytes) -> Outcome:
+    on_ranks = task.where == "ranks"
+    sizes = task.world_sizes if on_ranks else (1,)
+    for world_size in sizes:
+        outcome = _check_world_size(task, answer, packed, world_size)
+        if outcome is not None:
+            return outcome
+    if not on_ranks:
+        cases = len(task.cases)
+        text = "It is right." if cases == 1 else f"It is right in all {cases} cases."
+    elif len(sizes) == 1:
+        text = f"It is right on {sizes[0]} ranks."
+    else:
+        text = (
+            f"It is right on {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} ranks."
+        )
+    return Outcome(task, "passed", (text, _compare(task)))
+
+
+def _check_world_size(
+    task: Task, answer: Any, packed: bytes, world_size: int
+) -> Outcome | None:
+    """The outcome of the first case that is not right; None if all are."""
+    ranks = _take(world_size, init=task.where == "ranks")
+    clean = False
+    try:
+        for number, case in enumerate(task.cases):
+            look = _Look(task, answer, case, world_size)
+            outcome = look.at(ranks, packed, seed=1000 * (number + 1))
+            if outcome is not None:
+                return outcome
+        clean = True
+        return None
+    finally:
+        _give_back(ranks, clean)
+
+
+class _Look:
+    """One case on some ranks: run it, and judge what came back."""
+
+    def __init__(self, task: Task, answer: Any, case: Any, world_size: int) -> None:
+        self.task, self.case, self.world_size = task, case, world_size
+        self.name = getattr(answer, "__name__", type(answer).__name__)
+        self.inputs = task.inputs_of(case, world_size)
+        self.printed: list[str] = []
+
+    def at(self, ranks: Ranks, packed: bytes, seed: int) -> Outcome | None:
+        """The outcome, or None if all is right."""
+        task = self.task
+        # What the learner's code prints belongs to the outcome, and is shown with it.
+        output = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(output):
+                results = ranks.run(
+                    call_on_rank,
+                    packed,
+                    pickle.dumps(self.inputs),
+                    task.run,
+                    tuple(map(full_name, task.forbids)),
+                    seed,
+                    timeout=task.seconds,
+                )
+        except RanksError as error:
+            if error.cause == "interrupt":
+                raise KeyboardInterrupt from None
+            self._keep(output)
+            return self._failed(error)
+        self._keep(output)
+        return self._judge(results)
+
+    def _keep(self, output: io.StringIO) -> None:
+        lines = output.getvalue().splitlines()
+        self.printed = [line for line in lines if not LOG_LINE.match(line)]
+
+    # ------------------------------------------------------------------------ texts
+    def _call(self, rank: int) -> str:
+        """Who called what."""
+        args = ", ".join(show(arg) for arg in self.inputs[rank])
+        if self.task.run is call_it:
+            did = f"called {self.name}({args})"
+        else:
+            did = f"tried {self.name}" + (f" with {args}" if args else "")
+        if self.task.where != "ranks":
+            return f"The check {did}."
+        number = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        return f"With {number}, rank {rank} {did}."
+
+    def _prints_of(self, rank: int) -> list[str]:
+        """The first lines that the learner's code has printed on a rank."""
+        begin = f"[rank {rank}] "
+        lines = [line[len(begin) :] for line in self.printed if line.startswith(begin)]
+        if not lines:
+            return []
+        shown = [f"  {line[:70]}" for line in lines[:SHOWN_PRINTS]]
+        if len(lines) > SHOWN_PRINTS:
+            shown.append("  ... and more")
+        return ["It printed:", *shown]
+
+    # --------------------------------------------------------------- results came back
+    def _judge(self, results: list[tuple[Any, tuple]]) -> Outcome | None:
+        task = self.task
+        got = [result for result, _ in results]
+        want = task.reference(task.expect, self.case, self.world_size)
+        found = [
+            difference(one, other, task.tolerance)
+            for one, other in zip(got, want, strict=True)
+        ]
+        wrong = [rank for rank, text in enumerate(found) if text is not None]
+        if wrong:
+            rank = wrong[0]
+            said = _mistake(task, self.case, got, want, rank, self.inputs)
+            lines = [
+                self._call(rank),
+                f"It returned  {show(got[rank], task.unit)}",
+                f"Expected     {show(want[rank], task.unit)}",
+                *self._where_wrong(wrong),
+                said or self._guess(got, want, rank, found[rank]),
+                *self._prints_of(rank),
+                _more(task),
+            ]
+            return Outcome(task, "wrong", tuple(filter(None, lines)))
+        if task.keeps_inputs:
+            return self._judge_inputs([after for _, after in results])
+        return None
+
+    def _where_wrong(self, wrong: list[int]) -> list[str]:
+        right = [rank for rank in range(self.world_size) if rank not in wrong]
+        if self.world_size == 1:
+            return []
+        if not right:
+            return ["Wrong on all ranks."]
+        return [f"Right on {rank_list(right)}; wrong on {rank_list(wrong)}."]
+
+    def _guess(self, got: list, want: list, rank: int, found: str) -> str:
+        """What may have gone wrong, where no mistake of the task's own fits."""
+        if got[rank] is None and self._prints_of(rank):
+            return "It printed something and returned None: use `return`, not print."
+        if found:
+            return found
+        for other in range(self.world_size):
+            same = difference(got[rank], want[other], self.task.tolerance) is None
+            if other != rank and same:
+                return f"That is what rank {other} should return."
+        if all(difference(one, got[0], 0.0) is None for one in got[1:]) and got[1:]:
+            return "All ranks returned the same."
+        return ""
+
+    def _judge_inputs(self, after: list[tuple]) -> Outcome | None:
+        for rank, (args, now) in enumerate(zip(self.inputs, after, strict=True)):
+            for before, changed in zip(args, now, strict=True):
+                if difference(changed, plain(before), 0.0) is not None:
+                    lines = (
+                        self._call(rank),
+                        "The result is right, but the argument is not what it was:",
+                        f"  before  {show(plain(before))}",
+                        f"  after   {show(changed)}",
+                        "Whoever called the function may still need it. Collectives "
+                        "and operations such as `x /= 2` work in place: take a "
+                        "`clone()` first.",
+                        _more(self.task),
+                    )
+                    return Outcome(self.task, "wrong", lines)
+        return None
+
+    # -------------------------------------------------------------- nothing came back
+    def _failed(self, error: RanksError) -> Outcome:
+        root = error.root
+        if root is None:  # all ranks returned, but not all took part
+            what = str(error).rpartition("\n(")[0]
+            lines = (self._call(0), what, _more(self.task))
+            return Outcome(self.task, "stuck", lines)
+        if root.error == "StillAStub":
+            stub = f"It still raises NotImplementedError, {root.message}."
+            return Outcome(self.task, "not attempted", (stub, *_begin(self.task)))
+        if root.error == "ForbiddenCall":
+            return _forbidden(self.task, root.message)
+        if root.kind == "stuck":
+            return self._not_finished(error)
+        return self._crashed(error)
+
+    def _crashed(self, error: RanksError) -> Outcome:
+        root = error.root
+        lines = [self._call(root.rank)]
+        if root.kind == "died":
+            at = f", {root.where}" if root.where else ""
+            lines.append(f"Its process ended ({root.error}){at}.")
+        elif root.error == "SystemExit":
+            lines.append("It called exit(). A function ends with `return`.")
+            lines += _indented(root.traceback)
+        else:
+            message = root.message.strip().split("\n(caused by")[0]
+            text = f"It raised {root.error}: {message}".rstrip(": ")
+            lines += [_shortened(text), *_indented(root.traceback)]
+        attempt = self._attempt(root.rank, error)
+        said = _first_that_fits(self.task.mistakes, attempt)
+        if said:
+            lines.append(said)
+        lines += [*self._prints_of(root.rank), _more(self.task)]
+        return Outcome(self.task, "crashed", tuple(lines))
+
+    def _not_finished(self, error: RanksError) -> Outcome:
+        stuck = [f for f in error.failures.values() if f.kind == "stuck"]
+        busy = [failure for failure in stuck if not _waits(failure)]
+        status, verb = ("too slow", "was still at") if busy else ("stuck", "waits in")
+        first = (busy or stuck)[0]
+        lines = [self._call(first.rank)]
+        if busy:
+            lines.append(f"It did not end within {self.task.seconds:g} seconds.")
+        if self.task.where == "ranks":
+            for failure in busy or stuck:
+                lines.append(f"Rank {failure.rank} {verb} {failure.where or '?'}")
+            if error.finished:
+                lines.append(f"{rank_list(error.finished).capitalize()} returned.")
+        else:
+            lines.append(f"It {verb} {first.where}")
+        said = _first_that_fits(self.task.mistakes, self._attempt(first.rank, error))
+        if said:
+            lines.append(said)
+        elif busy:
+            lines.append("Is there a loop that never ends?")
+        else:
+            lines.append(
+                "A collective returns only when every rank of the group calls it, "
+                "and a recv needs its send."
+            )
+        lines += [*self._prints_of(first.rank), _more(self.task)]
+        return Outcome(self.task, status, tuple(lines))
+
+    def _attempt(self, rank: int, error: RanksError) -> Attempt:
+        failure = error.failures[rank]
+        return Attempt(
+            rank,
+            self.world_size,
+            self.inputs[rank],
+            error=failure.error,
+            message=failure.message,
+        )
+
+
+# They return at once: a rank that is found in one of them runs in a loop around it.
+INQUIRIES = ("get_rank", "get_world_size", "get_backend", "is_initialized")
+
+
+def _waits(failure: RankFailure) -> bool:
+    """Does a rank that has not finished wait for another one?"""
+    return failure.error == "waiting" and not failure.where.startswith(INQUIRIES)
+
+
+def _mistake(
+    task: Task, case: Any, got: list, want: list, rank: int, inputs: list | None = None
+) -> str:
+    """What the task says about this wrong result, or ""."""
+    right = tuple(
+        r
+        for r, (one, other) in enumerate(zip(got, want, strict=True))
+        if difference(one, other, task.tolerance) is None
+    )
+    args = inputs[rank] if inputs else ()
+    attempt = Attempt(rank, len(got), args, got[rank], want[rank], right)
+    for mistake in task.mistakes:
+        if mistake.like is not None:
+            like = task.reference(mistake.like, case, len(got))
+            fits = all(
+                difference(one, plain(other), task.tolerance) is None
+                for one, other in zip(got, like, strict=True)
+            )
+        else:
+            fits = _fits(mistake, attempt)
+        if fits:
+            return mistake.says
+    return ""
+
+
+def _first_that_fits(mistakes: tuple[Mistake, ...], attempt: Attempt) -> str:
+    fitting = (m.says for m in mistakes if m.like is None and _fits(m, attempt))
+    return next(fitting, "")
+
+
+def _fits(mistake: Mistake, attempt: Attempt) -> bool:
+    # A test of a mistake is written for the value that the mistake gives, and may
+    # stumble over any other.
+    try:
+        return bool(mistake.when(attempt))
+    except Exception:
+        return False
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line[:76]}" for line in text.splitlines()[-4:]]
+
+
+def _shortened(text: str) -> str:
+    lines = text.splitlines()
+    return "\n".join(line[:240] for line in lines[:3])
+
+
+# ------------------------------------------------------------------- the processes
+
+_zygote: Zygote | None = None
+_kept: dict[tuple[int, bool], Ranks] = {}
+
+
+def _take(world_size: int, init: bool) -> Ranks:
+    """Ranks on which no learner's code has left anything behind.
+
+    Where a rank is a fork (Linux) new ones take a tenth of a second, given a zygote
+    that stays. Elsewhere a rank costs an ``import torch``: there they are kept, as
+    long as nothing fails on them.
+    """
+    if start_method() == "fork":
+        _keep_zygote()
+    kept = _kept.pop((world_size, init), None)
+    return kept or Ranks(
+        world_size, backend="gloo", output="grouped", init=init, quiet=True
+    )
+
+
+def _give_back(ranks: Ranks, clean: bool) -> None:
+    if clean and start_method() != "fork":
+        _kept[ranks.n, ranks.init] = ranks
+    else:
+        ranks.close()
+
+
+def _keep_zygote() -> None:
+    """One user more, for the life of this process, so that it does not end."""
+    global _zygote
+    if _zygote is None or not _zygote.usable():
+        _zygote = Zygote.acquire()
+
+
+@atexit.register
+def _close() -> None:
+    for ranks in _kept.values():
+        ranks.close()
+    if _zygote is not None and _zygote.usable():
+        _zygote.release()

@@ -1,0 +1,77 @@
+"""Wrong and right answers to the tasks of a lesson, kept as tests of its checks.
+
+A module ``test_lesson_NN_answers.py`` makes one :class:`Answers`, fills it by its
+decorators, and runs it::
+
+    ANSWERS = Answers()
+
+    @ANSWERS.wrong("00.average", "wrong", "That is the sum over the ranks.")
+    def forgot_to_divide(tensor): ...
+
+    @ANSWERS.right("00.average")
+    def divide_first(tensor): ...
+
+    test_wrong, test_right = ANSWERS.tests()
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from course_utils.checks import run_check
+
+
+class Answers:
+    """What learners may hand in, and what they must be told."""
+
+    def __init__(self) -> None:
+        self._wrong: list[tuple[str, Any, str, str]] = []
+        self._right: list[tuple[str, Any]] = []
+
+    def wrong(self, task_id: str, status: str, says: str) -> Callable[[Any], Any]:
+        """Decorate an answer that must be rejected with this status and words."""
+
+        def add(answer: Any) -> Any:
+            self._wrong.append((task_id, answer, status, says))
+            return answer
+
+        return add
+
+    def right(self, task_id: str) -> Callable[[Any], Any]:
+        """Decorate an answer that must be accepted."""
+
+        def add(answer: Any) -> Any:
+            self._right.append((task_id, answer))
+            return answer
+
+        return add
+
+    def counts(self) -> tuple[Counter, Counter]:
+        """How many wrong, and how many right answers there are for each task."""
+        wrong = Counter(task_id for task_id, *_ in self._wrong)
+        return wrong, Counter(task_id for task_id, _ in self._right)
+
+    def tests(self) -> tuple[Callable, Callable]:
+        """Two test functions: one for the wrong answers, one for the right ones."""
+
+        @pytest.mark.parametrize(
+            ("task_id", "answer", "status", "says"), self._wrong, ids=_name
+        )
+        def test_wrong(task_id, answer, status, says):
+            outcome = run_check(task_id, answer)
+            text = " ".join(str(outcome).split())
+            assert (outcome.status, says in text) == (status, True), str(outcome)
+
+        @pytest.mark.parametrize(("task_id", "answer"), self._right, ids=_name)
+        def test_right(task_id, answer):
+            outcome = run_check(task_id, answer)
+            assert outcome.passed, str(outcome)
+
+        return test_wrong, test_right
+
+
+def _name(value: Any) -> str | None:
+    """Part of a test's name: only the answer's own name says anything."""
+    return getattr(value, "__name__", None) or str(value)[:16]

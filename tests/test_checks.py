@@ -1,0 +1,1132 @@
+"""The framework under the checks: every way in which an answer can go, as text."""
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_utils import checks
+from course_utils.checks import check, hint, solution
+from course_utils.checks.compare import Strange, difference, plain, show
+from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.runner import run_task
+from course_utils.checks.task import ANYTHING, Mistake, Such, Task, wrap
+from course_utils.progress import attempts, record_attempt
+
+ROOT = Path(__file__).resolve().parent.parent
+HINTS = ("a", "b", "c")
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    """Every test has its own, empty progress, and has seen no hints."""
+    monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(sys.modules["course_utils.progress"], "_pending", [])
+    monkeypatch.setattr(sys.modules["course_utils.progress"], "_warned", set())
+    monkeypatch.setattr(checks, "_hints_shown", {})
+    return tmp_path / "state"
+
+
+def make_task(**changes):
+    """A task on two ranks: the sum of a tensor over the ranks."""
+    settings = {
+        "id": "99.total",
+        "title": "Total",
+        "stars": 1,
+        "hints": HINTS,
+        "where": "ranks",
+        "world_sizes": (2,),
+        "cases": ((2,),),
+        "inputs": lambda shape, rank, world_size: (whole_numbers(shape, rank),),
+        "expect": lambda rank, inputs: sum(x for (x,) in inputs),
+    }
+    return Task(**{**settings, **changes})
+
+
+def here(expect, *cases, **changes):
+    """A task for a plain function."""
+    settings = {"id": "99.here", "title": "Here", "stars": 1, "hints": HINTS}
+    return Task(**{**settings, "expect": expect, "cases": cases, **changes})
+
+
+def text_of(outcome):
+    """The outcome in one line, so that tests need not know where lines break."""
+    return " ".join(str(outcome).split())
+
+
+def right_total(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+@pytest.fixture
+def nothing_left():
+    """After the test no rank is left; only the helper that forks them may live."""
+    yield
+    give_up = time.monotonic() + 2
+    while True:
+        family = psutil.Process().children(recursive=True)
+        ranks = [p for p in family if p.ppid() != os.getpid()]
+        if not ranks or time.monotonic() > give_up:
+            break
+        time.sleep(0.05)
+    assert ranks == []
+
+
+# ---------------------------------------------------------------- the text, in full
+
+
+def test_passed_reads_like_this():
+    assert str(run_task(make_task(world_sizes=(1, 2, 3)), right_total)) == (
+        "✓ 99.total: passed\n"
+        "  It is right on 1, 2 and 3 ranks.\n"
+        '  Compare it with ours: solution("99.total")'
+    )
+
+
+def test_wrong_reads_like_this():
+    def forgot_the_others(tensor):
+        print("about to return")
+        return tensor
+
+    mistakes = (
+        Mistake(like=lambda rank, inputs: inputs[rank][0] * 7, says="Seven times."),
+        Mistake(
+            like=lambda rank, inputs: inputs[rank][0],
+            says="That is the rank's own tensor: the sum over the ranks is missing.",
+        ),
+    )
+    assert str(run_task(make_task(mistakes=mistakes), forgot_the_others)) == (
+        "✗ 99.total: wrong\n"
+        "  With 2 ranks, rank 0 called forgot_the_others(tensor([-2., 3.])).\n"
+        "  It returned  tensor([-2., 3.])\n"
+        "  Expected     tensor([0., 12.])\n"
+        "  Wrong on all ranks.\n"
+        "  That is the rank's own tensor: the sum over the ranks is missing.\n"
+        "  It printed:\n"
+        "    about to return\n"
+        '  A hint: hint("99.total")'
+    )
+
+
+def test_crashed_shows_the_learners_lines_only():
+    def helper(tensor):
+        return tensor.view(3, 5)
+
+    def crashes_on_rank_1(tensor):
+        if dist.get_rank() == 1:
+            return helper(tensor)
+        return right_total(tensor)
+
+    text = str(run_task(make_task(), crashes_on_rank_1))
+    assert text.startswith(
+        "✗ 99.total: crashed\n"
+        "  With 2 ranks, rank 1 called crashes_on_rank_1(tensor([2., 9.])).\n"
+        "  It raised RuntimeError: shape '[3, 5]' is invalid for input of size 2\n"
+        "    line "
+    )
+    assert "in crashes_on_rank_1: return helper(tensor)\n" in text
+    assert "in helper: return tensor.view(3, 5)\n" in text
+    assert text.endswith('\n  A hint: hint("99.total")')
+    assert "course_utils" not in text
+    assert "site-packages" not in text
+    assert text.count("line ") == 2
+
+
+def test_stuck_names_the_rank_and_the_line():
+    def only_rank_1(tensor):
+        if dist.get_rank() == 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    outcome = run_task(make_task(), only_rank_1)
+    assert outcome.status == "stuck"
+    text = text_of(outcome)
+    assert "With 2 ranks, rank 1 called only_rank_1(tensor([2., 9.]))." in text
+    assert "Rank 1 waits in all_reduce, line " in text
+    assert "dist.all_reduce(tensor)" in text
+    assert "Rank 0 returned." in text
+    assert "every rank of the group" in text
+
+
+def test_too_slow_names_the_line():
+    def counts_for_ever(tensor):
+        while dist.get_rank() == 1:
+            pass
+        return right_total(tensor)
+
+    outcome = run_task(make_task(seconds=1.5), counts_for_ever)
+    assert outcome.status == "too slow"
+    text = text_of(outcome)
+    assert "It did not end within 1.5 seconds." in text
+    # In the loop, or in the call that the loop makes over and over.
+    where = r"Rank 1 was still at (get_rank, )?line \d+ of test_checks.py"
+    assert re.search(where, text)
+
+
+@pytest.mark.parametrize("answer", [None, ...])
+def test_nothing_is_not_attempted(answer):
+    assert str(run_task(make_task(), answer)) == (
+        "· 99.total: not attempted\n"
+        "  Write your code in the cell above, run that cell, then this one.\n"
+        '  A hint: hint("99.total")'
+    )
+
+
+def test_every_text_is_short_and_narrow():
+    def prints_and_fails(tensor):
+        for number in range(1000):
+            print("x" * 300, number)
+        raise ValueError("y" * 1000 + "\n" + "z\n" * 50)
+
+    lines = str(run_task(make_task(), prints_and_fails)).splitlines()
+    assert len(lines) <= 14
+    assert max(map(len, lines)) <= 260  # one long word of the learner's own
+    assert sum(len(line) > 80 for line in lines) <= 1
+
+
+# --------------------------------------------------------------------- not attempted
+
+
+def test_a_stub_left_on_one_rank_is_not_attempted():
+    def half_done(tensor):
+        if dist.get_rank() == 1:
+            raise NotImplementedError("Write your code here.")
+        return right_total(tensor)
+
+    outcome = run_task(make_task(), half_done)
+    assert outcome.status == "not attempted"
+    assert "It still raises NotImplementedError, line " in text_of(outcome)
+
+
+def test_a_stub_in_a_method_is_not_attempted():
+    class Averager:
+        def __call__(self, tensor):
+            raise NotImplementedError
+
+    task = make_task(run=lambda answer, tensor: answer()(tensor))
+    assert run_task(task, Averager).status == "not attempted"
+
+
+def test_what_pytorch_has_not_implemented_is_a_crash():
+    def no_such_kernel(tensor):
+        return torch.nonzero(tensor.to("meta"))
+
+    outcome = run_task(make_task(), no_such_kernel)
+    assert outcome.status == "crashed"
+    assert "NotImplementedError" in text_of(outcome)
+
+
+# -------------------------------------------------------------------- crashed, killed
+
+
+def leave_by_exit(tensor):
+    sys.exit(1)
+
+
+def leave_by_os_exit(tensor):
+    os._exit(3)
+
+
+def kill_itself(tensor):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash_in_c(tensor):
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def recurse(tensor):
+    return recurse(tensor)
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def raise_unreadable(tensor):
+    raise Unreadable
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (leave_by_exit, "It called exit(). A function ends with `return`."),
+        (leave_by_os_exit, "Its process ended (exit code 3)"),
+        (kill_itself, "Its process ended (SIGKILL)"),
+        (crash_in_c, "Its process ended (SIGSEGV), string_at, line "),
+        (recurse, "It raised RecursionError"),
+        (raise_unreadable, "It raised Unreadable"),
+    ],
+)
+def test_a_crash_is_named_and_leaves_nothing(answer, says, nothing_left):
+    started = time.monotonic()
+    outcome = run_task(make_task(), answer)
+    assert (outcome.status, says in text_of(outcome)) == ("crashed", True), str(outcome)
+    assert time.monotonic() - started < 15
+    assert run_task(make_task(), right_total).passed
+
+
+def sleep_long(tensor):
+    time.sleep(1000)
+
+
+def loop_in_c(tensor):
+    return sum(range(10**15))
+
+
+def both_receive_first(tensor):
+    other = 1 - dist.get_rank()
+    received = torch.empty_like(tensor)
+    dist.recv(received, src=other)
+    dist.send(tensor, dst=other)
+    return tensor + received
+
+
+def swallows_everything(tensor):
+    while True:
+        try:
+            time.sleep(0.1)
+        except BaseException:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "says"),
+    [
+        (sleep_long, "too slow", "time.sleep(1000)"),
+        (loop_in_c, "too slow", "sum(range(10**15))"),
+        (swallows_everything, "too slow", "did not end within 1.5 seconds"),
+        (both_receive_first, "stuck", "Rank 1 waits in recv, line "),
+    ],
+)
+def test_what_never_ends_is_ended(answer, status, says, nothing_left):
+    started = time.monotonic()
+    outcome = run_task(make_task(seconds=1.5 if status == "too slow" else 5), answer)
+    assert (outcome.status, says in text_of(outcome)) == (status, True), str(outcome)
+    assert time.monotonic() - started < 15
+    assert run_task(make_task(), right_total).passed
+
+
+def test_a_collective_left_out_is_noticed_even_where_nobody_waits():
+    def broadcast_on_rank_0_only(tensor):
+        if dist.get_rank() == 0:
+            dist.broadcast(torch.ones(1), src=0)
+        return right_total(tensor) if False else torch.zeros(2)
+
+    outcome = run_task(make_task(), broadcast_on_rank_0_only)
+    assert outcome.status in ("stuck", "crashed")
+    assert "broadcast" in text_of(outcome)
+
+
+def test_an_interrupt_ends_the_check(nothing_left):
+    interrupt = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_task(make_task(seconds=60), sleep_long)
+    assert time.monotonic() - started < 10
+    assert run_task(make_task(), right_total).passed
+
+
+# ---------------------------------------------------------- answers that fool nobody
+
+
+def test_an_answer_that_changes_its_input_is_wrong():
+    def in_place(tensor):
+        dist.all_reduce(tensor)
+        return tensor
+
+    outcome = run_task(make_task(), in_place)
+    assert outcome.status == "wrong"
+    assert "before tensor([-2., 3.]) after tensor([0., 12.])" in text_of(outcome)
+    assert run_task(make_task(keeps_inputs=False), in_place).passed
+
+
+def test_what_an_answer_prints_stays_out_of_the_notebook(capsys):
+    def prints(tensor):
+        print("hello")
+        os.write(1, b"from C\n")
+        print("error", file=sys.stderr)
+        return right_total(tensor)
+
+    assert run_task(make_task(), prints).passed
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_flood_of_output_does_not_change_the_verdict():
+    def floods(tensor):
+        for number in range(50_000):
+            print("99.total: passed", number)
+        return tensor
+
+    outcome = run_task(make_task(), floods)
+    assert outcome.status == "wrong"
+    assert "It printed: 99.total: passed 0" in text_of(outcome)
+    assert "... and more" in text_of(outcome)
+
+
+class Explosive:
+    """Ends any process that unpickles it."""
+
+    def __reduce__(self):
+        return os._exit, (17,)
+
+
+def test_an_object_that_would_end_the_kernel_stays_on_its_rank():
+    def returns_it(tensor):
+        return [Explosive(), {"a": lambda: 1}]
+
+    outcome = run_task(make_task(), returns_it)
+    assert "[an object of type Explosive, {'a': a function}]" in text_of(outcome)
+
+
+def test_an_answer_that_says_it_equals_everything_is_wrong():
+    class Equal(torch.Tensor):
+        def __eq__(self, other):
+            return True
+
+    def returns_it(tensor):
+        return torch.zeros(2).as_subclass(Equal)
+
+    assert run_task(make_task(), returns_it).status == "wrong"
+
+
+def test_an_answer_cannot_reach_the_comparison():
+    def breaks_torch(tensor):
+        torch.isclose = lambda *args, **kwargs: torch.ones(2, dtype=torch.bool)
+        return tensor
+
+    assert run_task(make_task(), breaks_torch).status == "wrong"
+
+
+calls = []
+
+
+def test_nothing_is_left_from_the_check_before():
+    def counts(tensor):
+        calls.append(1)
+        torch.leftover = getattr(torch, "leftover", 0) + 1
+        return torch.tensor([len(calls), torch.leftover])
+
+    task = make_task(expect=lambda rank, inputs: torch.tensor([1, 1]))
+    for _ in range(2):
+        assert run_task(task, counts).passed
+    assert calls == []
+
+
+def test_ranks_draw_different_numbers_but_always_the_same():
+    def draws(tensor):
+        import random
+
+        return torch.rand(1), random.random()
+
+    task = make_task(expect=lambda rank, inputs: None)
+    first, second = (str(run_task(task, draws)) for _ in range(2))
+    assert first == second
+
+    def differs(tensor):
+        drawn = [torch.empty(1) for _ in range(2)]
+        dist.all_gather(drawn, torch.rand(1))
+        return drawn[0].item() != drawn[1].item()
+
+    assert run_task(make_task(expect=lambda rank, inputs: True), differs).passed
+
+
+def test_a_module_of_the_learners_is_taken_as_it_is_in_the_kernel(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "my_code.py").write_text("def total(tensor):\n    return tensor\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_code
+
+    assert run_task(make_task(), my_code.total).status == "wrong"
+    exec("my_code.total = None", {"my_code": my_code})
+    source = (
+        "import torch.distributed as dist\n"
+        "def total(tensor):\n"
+        "    result = tensor.clone()\n"
+        "    dist.all_reduce(result)\n"
+        "    return result\n"
+    )
+    exec(compile(source, "my_code.py", "exec"), my_code.__dict__)
+    assert run_task(make_task(), my_code.total).passed
+    del sys.modules["my_code"]
+
+
+# ------------------------------------------------------------------------- odd answers
+
+
+def test_a_result_instead_of_the_function():
+    outcome = run_task(make_task(), torch.ones(2))
+    assert outcome.status == "wrong"
+    assert "wants the function itself" in text_of(outcome)
+    assert "it got a tensor" in text_of(outcome)
+
+
+lock = threading.Lock()
+
+
+def test_an_answer_that_cannot_be_copied_names_the_culprit():
+    def uses_a_lock(tensor):
+        with lock:
+            return right_total(tensor)
+
+    outcome = run_task(make_task(), uses_a_lock)
+    assert outcome.status == "crashed"
+    assert "It uses `lock` (lock), which can't be copied" in text_of(outcome)
+
+    def outer():
+        numbers = (number for number in range(3))
+        return lambda tensor: tensor + next(numbers)
+
+    assert "It uses `numbers` (generator)" in text_of(run_task(make_task(), outer()))
+
+
+def test_other_things_that_can_be_called():
+    def scaled(factor, tensor):
+        return right_total(tensor) * factor
+
+    assert run_task(make_task(), functools.partial(scaled, 1)).passed
+    assert run_task(make_task(), functools.wraps(scaled)(right_total)).passed
+    assert run_task(make_task(), lambda tensor: right_total(tensor)).passed
+    assert run_task(make_task(), torch.neg).status == "wrong"
+
+
+def test_a_wrong_number_of_arguments_is_a_crash_in_words():
+    def takes_two(tensor, other):
+        return tensor
+
+    text = text_of(run_task(make_task(), takes_two))
+    assert "crashed" in text
+    assert "missing 1 required positional argument: 'other'" in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda tensor: None, "did you forget `return`?"),
+        (lambda tensor: (x for x in tensor), "Use `return`, not `yield`."),
+        (lambda tensor: right_total, "Did you forget the parentheses of a call?"),
+        (lambda tensor: tensor.numpy(), "That is a NumPy array; a tensor was expected"),
+        (
+            lambda tensor: right_total(tensor)[:1],
+            "Its shape is (1,); (2,) was expected",
+        ),
+        (lambda tensor: right_total(tensor).int(), "its dtype is int32; float32 was"),
+        (
+            lambda tensor: right_total(tensor) + dist.get_rank(),
+            "Right on rank 0; wrong",
+        ),
+        (lambda tensor: torch.ones(2), "All ranks returned the same."),
+    ],
+)
+def test_guesses_where_the_task_names_no_mistake(answer, says):
+    outcome = run_task(make_task(), answer)
+    assert (outcome.status, says in text_of(outcome)) == ("wrong", True), str(outcome)
+
+
+async def asynchronous(tensor):
+    return tensor
+
+
+def test_async_def():
+    assert "Write `def`, not `async def`." in text_of(
+        run_task(make_task(), asynchronous)
+    )
+
+
+def test_the_result_of_another_rank():
+    task = make_task(expect=lambda rank, inputs: torch.tensor([rank, 5]))
+
+    def mixed_up(tensor):
+        return torch.tensor([1 - dist.get_rank(), 5])
+
+    assert "That is what rank 1 should return." in text_of(run_task(task, mixed_up))
+
+
+# --------------------------------------------------------------------------- mistakes
+
+
+def test_a_mistake_must_fit_on_every_rank():
+    mistakes = (Mistake(like=lambda rank, inputs: inputs[0][0], says="Rank 0's own."),)
+    task = make_task(mistakes=mistakes)
+
+    def own(tensor):
+        return tensor
+
+    def of_rank_0(tensor):
+        first = tensor.clone()
+        dist.broadcast(first, src=0)
+        return first
+
+    assert "Rank 0's own." not in text_of(run_task(task, own))
+    assert "Rank 0's own." in text_of(run_task(task, of_rank_0))
+
+
+def test_when_sees_the_attempt_and_may_stumble():
+    seen = []
+
+    def look(attempt):
+        seen.append(attempt)
+        return attempt.got.no_such_attribute
+
+    mistakes = (
+        Mistake(when=look, says="never"),
+        Mistake(when=lambda attempt: attempt.right == (0,), says="Rank 0 is right."),
+    )
+
+    def right_on_rank_0(tensor):
+        return right_total(tensor) * (1 - dist.get_rank())
+
+    outcome = run_task(make_task(mistakes=mistakes), right_on_rank_0)
+    assert "Rank 0 is right." in text_of(outcome)
+    (attempt,) = seen
+    assert (attempt.rank, attempt.world_size) == (1, 2)
+    assert torch.equal(attempt.args[0], whole_numbers((2,), 1))
+    assert torch.equal(attempt.got, torch.zeros(2))
+    assert torch.equal(attempt.expected, torch.tensor([0.0, 12.0]))
+
+
+def test_a_mistake_may_name_an_error():
+    mistakes = (Mistake(when=lambda a: a.error == "TypeError", says="Mind the types."),)
+    task = make_task(mistakes=mistakes)
+
+    def adds_text(tensor):
+        return tensor + "a"
+
+    def divides_by_zero(tensor):
+        return 1 / 0
+
+    assert "Mind the types." in text_of(run_task(task, adds_text))
+    assert "Mind the types." not in text_of(run_task(task, divides_by_zero))
+
+
+# -------------------------------------------------------------------- forbidden calls
+
+from torch.distributed import all_reduce as another_name  # noqa: E402
+
+REBUILD = make_task(forbids=("all_reduce", "all_gather"), instead="Use send and recv.")
+
+
+def direct(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def under_another_name(tensor):
+    total = tensor.clone()
+    another_name(total)
+    return total
+
+
+def imported_inside(tensor):
+    from torch import distributed
+
+    total = tensor.clone()
+    distributed.all_reduce(total)
+    return total
+
+
+def in_a_helper(tensor):
+    return right_total(tensor)
+
+
+def by_a_detour(tensor):
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, tensor)
+    return sum(found)
+
+
+def by_getattr(tensor):
+    total = tensor.clone()
+    getattr(dist, "all_" + "reduce")(total)
+    return total
+
+
+def swallows_the_message(tensor):
+    total = tensor.clone()
+    try:
+        getattr(dist, "all_" + "reduce")(total)
+    except Exception:
+        pass
+    return total
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        direct,
+        under_another_name,
+        imported_inside,
+        in_a_helper,
+        by_a_detour,
+        by_getattr,
+        swallows_the_message,
+    ],
+)
+def test_a_forbidden_call_is_noticed_kindly(answer):
+    outcome = run_task(REBUILD, answer)
+    text = text_of(outcome)
+    assert outcome.status == "wrong", text
+    name = "all_gather" if answer is by_a_detour else "all_reduce"
+    assert f"Your code calls {name}, line " in text
+    assert "what you build here yourself. Use send and recv." in text
+
+
+def from_send_and_recv(tensor):
+    def all_reduce(value):  # a name of the learner's own
+        other = 1 - dist.get_rank()
+        theirs = torch.empty_like(value)
+        requests = [dist.isend(value, other), dist.irecv(theirs, other)]
+        for request in requests:
+            request.wait()
+        return value + theirs
+
+    return all_reduce(tensor)
+
+
+class OwnNames:
+    def all_reduce(self, tensor):
+        return from_send_and_recv(tensor)
+
+    def __call__(self, tensor):
+        return self.all_reduce(tensor)
+
+
+def test_names_of_ones_own_are_not_forbidden():
+    assert run_task(REBUILD, from_send_and_recv).passed
+    assert run_task(REBUILD, OwnNames()).passed
+
+
+def test_a_forbidden_class_and_a_full_name():
+    task = here(lambda x: x, (1,), forbids=("torch.nn.Linear",))
+
+    def makes_one(x):
+        return torch.nn.Linear(1, 1) and x
+
+    def from_a_string(x):
+        return getattr(torch.nn, "Lin" + "ear")(1, 1) and x
+
+    for answer in (makes_one, from_a_string):
+        assert "Your code calls Linear, line " in text_of(run_task(task, answer))
+    assert run_task(task, lambda x: x).passed
+
+
+def test_the_check_itself_may_make_the_call(tmp_path, monkeypatch):
+    # A module of the checks, as a lesson would have it: its own calls go through.
+    from course_utils.checks import on_rank
+
+    caught_by_checks = on_rank.__file__.replace("on_rank", "lesson_99")
+    source = (
+        "import torch.distributed as dist\n"
+        "def run(answer, tensor):\n"
+        "    mine = answer(tensor)\n"
+        "    dist.all_reduce(mine)\n"
+        "    return mine\n"
+    )
+    namespace = {"__name__": "__main__"}
+    exec(compile(source, caught_by_checks, "exec"), namespace)
+    task = make_task(forbids=("all_reduce",), run=namespace["run"])
+    assert run_task(task, lambda tensor: tensor.clone()).passed
+    assert "Your code calls all_reduce" in text_of(run_task(task, in_a_helper))
+
+
+# -------------------------------------------------------------- other kinds of tasks
+
+
+def test_a_plain_function_in_a_process_of_its_own(nothing_left):
+    task = here(lambda a, b: a * b, (2, 3), (4, 5), (0, 7), seconds=1.5)
+    assert "It is right in all 3 cases." in text_of(run_task(task, lambda a, b: a * b))
+    text = text_of(run_task(task, lambda a, b: a + b))
+    assert "The check called <lambda>(2, 3). It returned 5 Expected 6" in text
+    assert "rank" not in text
+    outcome = run_task(task, sleep_here)
+    assert outcome.status == "too slow"
+    assert "It was still at line " in text_of(outcome)
+    assert run_task(task, lambda a, b: 1 / 0).status == "crashed"
+    assert run_task(task, lambda a, b: os.getpid()).status == "wrong"
+
+
+def sleep_here(a, b):
+    time.sleep(1000)
+
+
+def test_numbers_have_units_and_a_relative_tolerance():
+    task = here(lambda n: n * 1e-6, (3,), unit="seconds", tolerance=0.01)
+    assert run_task(task, lambda n: n * 1.005e-6).passed
+    text = text_of(run_task(task, lambda n: n * 1.05e-6))
+    assert "It returned 3.15e-06 seconds Expected 3e-06 seconds" in text
+
+
+class Doubler:
+    """What a learner may hand in where a class is asked for."""
+
+    def __init__(self, module):
+        self.module = module
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+    def __call__(self, batch):
+        return self.module(batch)
+
+
+def weights_after(answer, shape):
+    """What a check of a class may do: build something, use it, look inside."""
+    module = torch.nn.Linear(*shape)
+    answer(module)(torch.ones(1, shape[0]))
+    weights = [torch.empty_like(module.weight.data) for _ in range(2)]
+    dist.all_gather(weights, module.weight.data)
+    return bool(torch.equal(*weights))
+
+
+def test_a_class_and_a_missing_broadcast():
+    task = make_task(
+        cases=((2, 3),),
+        inputs=lambda shape, rank, world_size: (shape,),
+        run=weights_after,
+        expect=lambda rank, inputs: True,
+    )
+    assert run_task(task, Doubler).passed
+
+    class NoBroadcast(Doubler):
+        def __init__(self, module):
+            self.module = module
+
+    outcome = run_task(task, NoBroadcast)
+    assert "rank 0 tried NoBroadcast with (2, 3)." in text_of(outcome)
+    assert "It returned False Expected True" in text_of(outcome)
+
+
+def test_several_right_values():
+    task = here(
+        lambda total: {
+            "parts": Such("two numbers with that sum", lambda p: sum(p) == total),
+            "note": ANYTHING,
+        },
+        (10,),
+    )
+    assert run_task(task, lambda total: {"parts": (4, 6), "note": None}).passed
+    text = text_of(run_task(task, lambda total: {"parts": 5, "note": None}))
+    assert "Expected {'parts': two numbers with that sum, 'note': anything}" in text
+
+
+def test_a_value():
+    task = here(
+        lambda: 12.5,
+        where="value",
+        unit="GB",
+        mistakes=(Mistake(like=lambda: 100.0, says="Bits are not bytes."),),
+    )
+    assert text_of(run_task(task, 12.5)).startswith("✓ 99.here: passed Yes: 12.5 GB.")
+    text = text_of(run_task(task, 100))
+    assert "You answered 100 GB. That is not it. Bits are not bytes." in text
+    assert "12.5" not in text  # the answer is not given away
+    assert run_task(task, ...).status == "not attempted"
+
+
+# -------------------------------------------------------------------------- comparing
+
+
+@pytest.mark.parametrize(
+    ("got", "want"),
+    [
+        (3, 3),
+        (3.0, 3),
+        (torch.tensor(3), 3),
+        (torch.tensor([3.0]), 3),
+        (torch.tensor(3), 3.0),
+        (0.30000000001, 0.3),
+        (float("nan"), float("nan")),
+        (float("inf"), float("inf")),
+        (True, True),
+        (torch.tensor(True), True),
+        ("a b", "a b"),
+        (None, None),
+        ([1, (2, 3)], (1, [2, 3])),
+        ({"a": torch.ones(2)}, {"a": torch.ones(2)}),
+        (torch.tensor([1e6, 1.0]), torch.tensor([1e6, 0.5])),
+        (2.5, torch.tensor(2.5)),
+        (torch.zeros(0), torch.zeros(0)),
+        (torch.ones(2, requires_grad=True).detach(), torch.ones(2)),
+        (torch.tensor([1 + 2j]), torch.tensor([1 + 2j])),
+    ],
+)
+def test_these_are_the_same(got, want):
+    assert difference(plain(got), want, 1e-5) is None
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "says"),
+    [
+        (4, 3, ""),
+        (3.00001, 3, ""),
+        (True, 1, "That is True or False; a number was expected."),
+        (1, True, "That is a number; True or False was expected."),
+        ("3", 3, "That is text; a number was expected."),
+        (None, 3, "It returned None: did you forget `return`?"),
+        (3, None, "That is a number; None was expected."),
+        (0.1, 0.0, ""),
+        (1e-7, 1e-6, ""),
+        ("a  b", "a b", "Only the spaces are different."),
+        ("A b", "a b", "Only capital and small letters are different."),
+        ("a", "b", ""),
+        ([1, 2], [1, 2, 3], "It has 2 items; 3 were expected."),
+        ([1, 5], [1, 2], "Item 1 is wrong."),
+        ([1, "2"], [1, 2], "Item 1 is wrong. That is text; a number was expected."),
+        ({"a": 1}, {"a": 1, "b": 2}, "The key 'b' is missing."),
+        ({"a": 1, "b": 2}, {"a": 1}, "The key 'b' was not expected."),
+        ({"a": 2}, {"a": 1}, "The value of 'a' is wrong."),
+        ([1.0], torch.ones(1), "That is a list; a tensor was expected."),
+        (1.0, torch.ones(1), "That is a number; a tensor was expected."),
+        (torch.ones(2), torch.ones(2, 1), "Its shape is (2,); (2, 1) was expected."),
+        (torch.ones(2), torch.ones(2).int(), "its dtype is float32; int32 was"),
+        (torch.ones(2), torch.zeros(2), ""),
+        (torch.tensor([1.0, float("nan")]), torch.ones(2), ""),
+        (
+            torch.arange(10.0),
+            torch.arange(10.0) * torch.tensor([1.0] * 7 + [2.0] * 3),
+            "3 of 10 values differ. The first, at index [7], is 7.0 and should be 14.0",
+        ),
+        (set(), [1], "That is a set; a list was expected."),
+    ],
+)
+def test_these_differ_and_it_says_how(got, want, says):
+    found = difference(plain(got), want, 1e-5)
+    assert found is not None
+    assert found == says or (says and says in found)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "3"),
+        (0.1 + 0.2, "0.3"),
+        (2.0, "2.0"),
+        ("a", "'a'"),
+        (torch.tensor([1.0, -2.5]), "tensor([1., -2.5])"),
+        (torch.tensor([[1, 2], [3, 4]]), "tensor([[1, 2], [3, 4]])"),
+        (torch.ones(2).double(), "tensor([1., 1.], dtype=float64)"),
+        (torch.tensor(3.0), "tensor(3.)"),
+        (torch.ones(20, 30), "tensor of shape (20, 30), float32: 1., 1., 1., ..."),
+        ([1, 2.5, "a"], "[1, 2.5, 'a']"),
+        ((1,), "(1,)"),
+        (list(range(50)), "[0, 1, 2, 3, 4, 5, ... 50 items]"),
+        ({"a": torch.ones(1)}, "{'a': tensor([1.])}"),
+        (Strange("Work"), "an object of type Work"),
+    ],
+)
+def test_values_are_shown_short(value, text):
+    assert show(value) == text
+
+
+def test_plain_copies():
+    tensor = torch.ones(3, requires_grad=True)
+    copy = plain({"a": [tensor]})["a"][0]
+    with torch.no_grad():
+        tensor.zero_()
+    assert copy.tolist() == [1, 1, 1]
+    assert not copy.requires_grad
+    view = plain(torch.zeros(1000, 1000)[:1, :2])
+    assert view.untyped_storage().nbytes() == 8
+    loop = []
+    loop.append(loop)
+    assert show(plain(loop)) == "[" * 8 + "an object of type list" + "]" * 8
+
+
+def test_wrap_keeps_code_and_folds_prose():
+    text = wrap("word " * 30 + "\n  code = 1\n- " + "item " * 30)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "    code = 1" in lines
+    assert lines[-1].startswith("    item")
+
+
+# ------------------------------------------------------------ check, hint and solution
+
+
+def good_who_am_i():
+    return f"rank {dist.get_rank()} of {dist.get_world_size()}"
+
+
+def test_check_prints_and_records_and_returns_nothing(capsys):
+    assert check("00.who_am_i", good_who_am_i) is None
+    assert capsys.readouterr().out.startswith("✓ 00.who_am_i: passed\n")
+    assert attempts()["00.who_am_i"]["passed"]
+
+    check("00.predict_sum", 7)
+    assert attempts()["00.predict_sum"]["status"] == "wrong"
+    check("00.average")
+    assert "not attempted" in capsys.readouterr().out
+    assert "00.average" not in attempts()
+
+
+@pytest.mark.parametrize("function", [check, hint, solution])
+def test_a_misspelt_id_is_answered_with_the_right_one(function):
+    with pytest.raises(ValueError) as error:
+        function("00.whoami")
+    assert str(error.value).startswith(
+        "There is no task '00.whoami'. Did you mean '00.who_am_i'? "
+        "Tasks of this lesson: 00.who_am_i, "
+    )
+    with pytest.raises(ValueError, match="There is no lesson 'average'"):
+        function("average")
+    with pytest.raises(ValueError, match="There is no task '08.nothing'"):
+        function("08.nothing")
+
+
+def test_hints_are_graded_and_end(capsys):
+    texts = []
+    for _ in range(5):
+        hint("00.average")
+        texts.append(capsys.readouterr().out)
+    task = checks.find_task("00.average")
+    for number in range(3):
+        assert texts[number].startswith(f"Hint {number + 1} of 3 for 00.average\n")
+        assert task.hints[number].split()[0] in texts[number]
+    last = 'There are no more hints. The solution: solution("00.average")\n'
+    assert texts[3] == texts[4] == last
+    assert attempts()["00.average"]["hints"] == 3
+    hint("00.who_am_i")
+    assert "Hint 1 of 3" in capsys.readouterr().out
+
+
+def test_a_solution_is_shown_after_an_attempt(capsys):
+    solution("00.average")
+    text = capsys.readouterr().out
+    assert "Try it first" in text
+    assert "all_reduce" not in text
+
+    hint("00.average")  # a hint is no attempt
+    check("00.average", ...)
+    capsys.readouterr()
+    solution("00.average")
+    assert "Try it first" in capsys.readouterr().out
+
+    record_attempt("00.average", "stuck")
+    solution("00.average")
+    text = capsys.readouterr().out
+    assert "    dist.all_reduce(total)\n" in text
+    assert "\nWhy\n  `all_reduce` works in place" in text
+    assert "SOLUTION" not in text
+    assert max(map(len, text.splitlines())) <= 92
+    assert attempts()["00.average"]["saw_solution"]
+
+
+def test_a_solution_can_be_forced(capsys):
+    solution("00.spot_the_hang", force=True)
+    text = capsys.readouterr().out
+    assert "total = loss.clone()\n" in text
+    assert text.count("def log_loss(loss):") == 1  # the repaired code alone
+
+
+def test_without_the_solved_notebook_a_solution_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("course_utils.environment.ROOT", tmp_path)
+    solution("00.average", force=True)
+    assert "The solution of 00.average cannot be shown" in capsys.readouterr().out
+
+
+def test_importing_the_checks_does_not_import_torch():
+    code = (
+        "import sys\n"
+        "from course_utils import check, hint, solution\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# ----------------------------------------------------------------- where fork is unsafe
+
+
+def test_the_same_where_ranks_cannot_be_forked(monkeypatch, nothing_left):
+    from course_utils.checks import runner
+
+    monkeypatch.setenv("RANKS_START_METHOD", "spawn")
+    task = make_task(seconds=30)
+    try:
+        assert run_task(task, right_total).passed
+        kept = list(runner._kept.values())
+        assert len(kept) == 1
+        assert run_task(task, right_total).passed
+        assert list(runner._kept.values()) == kept
+        assert run_task(task, lambda tensor: tensor).status == "wrong"
+        assert runner._kept == {}
+    finally:
+        for ranks in runner._kept.values():
+            ranks.close()
+        runner._kept.clear()
+
+
+# ------------------------------------------------------------------ in a real notebook
+
+CELLS = [
+    "%load_ext course_utils\n"
+    "import torch.distributed as dist\n"
+    "from course_utils import check, hint, solution",
+    "def average(tensor):\n"
+    "    total = tensor.clone()\n"
+    "    print('in the cell')\n"
+    "    return helper(total)\n"
+    "def helper(total):\n"
+    "    return total.no_such_thing",
+    "check('00.average', average)",
+    "def log_loss(loss):\n"
+    "    if dist.get_rank() == 0:\n"
+    "        dist.all_reduce(loss)\n"
+    "        return loss.item()\n"
+    "check('00.spot_the_hang', log_loss)",
+    "class Text(str): pass\n"
+    "def who_am_i():\n"
+    "    return Text(f'rank {dist.get_rank()} of {dist.get_world_size()}')\n"
+    "check('00.who_am_i', who_am_i)",
+    "import os\n"
+    "def who_am_i():\n"
+    "    os._exit(1)\n"
+    "check('00.who_am_i', who_am_i)\n"
+    "print('the kernel lives')",
+    "hint('00.average')",
+]
+
+
+def test_in_a_real_notebook(own_state):
+    import nbformat
+    from nbclient import NotebookClient
+
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    environment = {
+        **os.environ,
+        "COURSE_STATE": str(own_state),
+        "PYTHONPATH": str(ROOT),
+    }
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute(
+        env=environment
+    )
+    for cell in notebook.cells:
+        assert all(output.output_type == "stream" for output in cell.outputs)
+        assert all(output.name == "stdout" for output in cell.outputs), cell.outputs
+    texts = ["".join(o.text for o in cell.outputs) for cell in notebook.cells]
+    assert "  It raised AttributeError: 'Tensor' object has no attribute" in texts[2]
+    assert "    line 4 of the cell, in average: return helper(total)\n" in texts[2]
+    assert "    line 6 of the cell, in helper: return total.no_such_thing\n" in texts[2]
+    assert "  It printed:\n    in the cell\n" in texts[2]
+    assert "line 3 of the cell: dist.all_reduce(loss)" in " ".join(texts[3].split())
+    assert texts[4].startswith("✓ 00.who_am_i: passed")
+    assert "Its process ended (exit code 1)" in texts[5]
+    assert texts[5].endswith("the kernel lives\n")
+    assert texts[6].startswith("Hint 1 of 3")

@@ -1,0 +1,379 @@
+"""Exercises are made from solutions; unsolved none passes, solved all do."""
+
+import ast
+import contextlib
+import importlib
+import io
+import json
+import linecache
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course_utils import exercises
+from course_utils.checks import all_tasks, tasks_of
+from course_utils.checks.on_rank import find, full_name
+from course_utils.exercises import build, execute_notebooks, main, reference
+from course_utils.lessons import LESSONS, lesson_of
+
+ROOT = Path(__file__).resolve().parent.parent
+SOLUTIONS = sorted((ROOT / "solutions").glob("*.ipynb"))
+TASKS = all_tasks()
+
+each_solution = pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    """Every test has its own, empty progress."""
+    monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A copy of the course's notebooks, for tests that change them."""
+    root = tmp_path / "course"
+    for folder in ("solutions", "exercises"):
+        shutil.copytree(ROOT / folder, root / folder)
+    (root / "notebooks").mkdir()
+    monkeypatch.setattr("course_utils.environment.ROOT", root)
+    return root
+
+
+def cells_of(path, kind=None):
+    cells = nbformat.read(path, as_version=4).cells
+    return [cell for cell in cells if kind in (None, cell.cell_type)]
+
+
+def tags_of(cell):
+    return cell.metadata.get("tags", [])
+
+
+# ------------------------------------------------------------------ the two notebooks
+
+
+def test_every_lesson_with_tasks_has_its_notebooks():
+    lessons = {lesson_of(task.id) for task in TASKS}
+    assert {lesson.solution for lesson in lessons} == set(SOLUTIONS)
+    assert lessons, "the course has no tasks"
+
+
+@each_solution
+def test_the_exercise_is_what_the_solution_gives(path):
+    exercise = ROOT / "exercises" / path.name
+    assert exercise.read_bytes() == build(path).encode(), (
+        "run: python3 -m course_utils build-exercises"
+    )
+
+
+@each_solution
+def test_building_twice_gives_the_same_bytes(path):
+    assert build(path) == build(path)
+
+
+@each_solution
+def test_outputs_and_metadata_of_a_solution_do_not_matter(path, tmp_path):
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata = {"kernelspec": {"name": "other", "display_name": "Other"}}
+    for cell in notebook.cells:
+        cell.metadata["execution"] = {"iopub.execute_input": "2026-01-01T00:00:00"}
+        if cell.cell_type == "code":
+            cell.execution_count = 77
+            cell.outputs = [nbformat.v4.new_output("stream", text="something else")]
+    other = tmp_path / path.name
+    nbformat.write(notebook, other)
+    assert build(other) == build(path)
+
+
+@each_solution
+def test_an_exercise_gives_nothing_away(path):
+    text = build(path)
+    assert "BEGIN SOLUTION" not in text
+    assert "END SOLUTION" not in text
+    notebook = nbformat.reads(text, as_version=4)
+    assert notebook.metadata == exercises.METADATA
+    kept = [c for c in cells_of(path) if not {"solution", "why"} & set(tags_of(c))]
+    assert [cell.id for cell in notebook.cells] == [cell.id for cell in kept]
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"tags"}
+        if cell.cell_type == "code":
+            assert (cell.outputs, cell.execution_count) == ([], None)
+
+
+@each_solution
+def test_a_cell_fits_a_screen(path):
+    for cell in cells_of(path, "code"):
+        lines = cell.source.splitlines()
+        assert len(lines) <= 25, cell.source
+        assert max(map(len, lines)) <= 88, cell.source
+
+
+@each_solution
+def test_a_solution_opens_with_time_and_needs_and_headings_are_in_order(path):
+    first = cells_of(path)[0].source
+    assert first.startswith("# ")
+    assert re.search(r"\*\*Time:\*\* about \d+ minutes", first)
+    assert "**It needs:**" in first
+    markdown = "\n".join(cell.source for cell in cells_of(path, "markdown"))
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", markdown, re.MULTILINE)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    steps = zip(levels, levels[1:], strict=False)
+    assert all(after <= before + 1 for before, after in steps)
+
+
+# -------------------------------------------------------------------------- the tasks
+
+
+@each_task
+def test_a_task_is_complete(task):
+    assert task in tasks_of(lesson_of(task.id).number)
+    assert len(task.hints) == 3
+    assert len(set(task.hints)) == 3
+    assert task.title and task.stars in (1, 2, 3)
+    for mistake in task.mistakes:
+        assert (mistake.like is None) != (mistake.when is None), mistake
+    for name in task.forbids:
+        assert find(full_name(name)) is not None
+    assert bool(task.forbids) == bool(task.instead)
+
+    ours = reference(task.id)
+    ast.parse(ours.code)
+    assert "SOLUTION" not in ours.code
+    assert len(ours.why) > 80
+
+
+@each_task
+def test_a_task_has_its_cells_in_the_notebook(task):
+    lesson = lesson_of(task.id)
+    cells = cells_of(lesson.exercise)
+    mine = [cell for cell in cells if task.id in tags_of(cell)]
+    sources = [cell.source for cell in mine]
+    calls = [source for source in sources if f'check("{task.id}"' in source]
+    assert len(calls) == 1
+    assert any(f'# hint("{task.id}")' in source for source in sources)
+    heading = rf"^## \d+\. {re.escape(task.title)} \({re.escape('*' * task.stars)}\)$"
+    statements = [c.source for c in cells if c.cell_type == "markdown"]
+    assert sum(bool(re.search(heading, s, re.MULTILINE)) for s in statements) == 1
+
+
+@each_solution
+def test_notebook_checks_and_map_agree_on_the_tasks(path):
+    lesson = next(lesson for lesson in LESSONS if lesson.slug == path.stem)
+    ids = tuple(task.id for task in tasks_of(lesson.number))
+    assert lesson.tasks == ids
+    assert 3 <= len(ids) <= 6
+
+
+@each_task
+def test_a_stub_says_what_is_wanted(task):
+    cells = [c for c in cells_of(lesson_of(task.id).exercise) if task.id in tags_of(c)]
+    source = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    assert "NotImplementedError" in source or any("given" in tags_of(c) for c in cells)
+    if task.where == "value":
+        assert re.search(r"^answer = \.\.\.", source, re.MULTILINE)
+        return
+    documented = (ast.FunctionDef, ast.ClassDef)
+    docs = [
+        ast.get_docstring(node) or ""
+        for node in ast.parse(source).body
+        if isinstance(node, documented)
+    ]
+    assert any("Returns:" in doc for doc in docs)
+    assert any("Example" in doc or "such as" in doc for doc in docs)
+
+
+@each_task
+def test_wrong_and_right_answers_are_kept_as_tests(task):
+    number = lesson_of(task.id).number
+    answers = importlib.import_module(f"tests.test_lesson_{number}_answers").ANSWERS
+    wrong, right = answers.counts()
+    assert wrong[task.id] >= 3
+    assert right[task.id] >= 2
+
+
+# --------------------------------------------------------------- unsolved and solved
+
+
+def run_cells(path):
+    """Run a notebook's code cells here, one after the other; what they print."""
+    printed = io.StringIO()
+    namespace = {"__name__": "__main__"}
+    for number, cell in enumerate(cells_of(path, "code")):
+        name = f"<ipython {path.stem} {number}>"
+        source = re.sub("^%.*$", "", cell.source, flags=re.MULTILINE)
+        lines = source.splitlines(keepends=True)
+        linecache.cache[name] = (len(source), None, lines, name)
+        with contextlib.redirect_stdout(printed):
+            exec(compile(source, name, "exec"), namespace)
+    return printed.getvalue()
+
+
+def verdicts(printed):
+    """Task id -> status, from what the check cells have printed."""
+    return dict(re.findall(r"^. (\d\d\.\w+): ([a-z ]+)$", printed, re.MULTILINE))
+
+
+@each_solution
+def test_an_unsolved_exercise_passes_nothing(path):
+    ids = [task.id for task in tasks_of(path.stem[:2])]
+    found = verdicts(run_cells(ROOT / "exercises" / path.name))
+    assert found == dict.fromkeys(ids, "not attempted")
+
+
+@each_solution
+def test_a_solved_exercise_passes_everything(path):
+    ids = [task.id for task in tasks_of(path.stem[:2])]
+    assert verdicts(run_cells(path)) == dict.fromkeys(ids, "passed")
+
+
+def test_the_prediction_is_what_five_real_ranks_return():
+    from course_utils.checks.lesson_00 import two_sums
+    from course_utils.ranks import Ranks
+
+    cell = next(c for c in cells_of(SOLUTIONS[0]) if c.id == "exchange")
+    namespace = {"__name__": "__main__"}
+    exec("import torch\nimport torch.distributed as dist", namespace)
+    exec(cell.source, namespace)
+    for world_size in (2, 5):
+        with Ranks(world_size, backend="gloo", quiet=True) as ranks:
+            expected = [two_sums(world_size)] * world_size
+            assert ranks.run(namespace["exchange"]) == expected
+
+
+# -------------------------------------------------------------------------- reference
+
+
+def notebook_with(*cells):
+    made = [
+        nbformat.v4.new_code_cell(source, id=f"c{n}", metadata={"tags": tags})
+        for n, (source, *tags) in enumerate(cells)
+    ]
+    return nbformat.v4.new_notebook(cells=made, metadata=exercises.METADATA)
+
+
+def test_reference_puts_the_cells_of_a_task_together(course):
+    marked = "def f():\n    ### BEGIN SOLUTION\n    return 1\n    ### END SOLUTION"
+    notebook = notebook_with(
+        (marked, "00.x"),
+        ("def g():\n    return 2", "00.x", "solution"),
+        ("def g():\n    return 0", "00.x", "given"),
+        ("check('00.x', f)", "00.x"),
+        ("Because.", "00.x", "why"),
+        ("def other(): pass", "00.y", "solution"),
+    )
+    nbformat.write(notebook, course / "solutions" / "00_start_here.ipynb")
+    found = reference("00.x")
+    assert found.code == "def f():\n    return 1\n\n\ndef g():\n    return 2"
+    assert (found.why, found.given) == ("Because.", "def g():\n    return 0")
+    with pytest.raises(LookupError, match="no solution and explanation of 00.y"):
+        reference("00.y")
+    with pytest.raises(ValueError, match="no lesson"):
+        reference("nonsense")
+
+
+# ------------------------------------------------------------------------ the command
+
+
+def test_check_tells_what_differs(course, capsys):
+    assert main(["--check"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+    (course / "exercises" / "99_extra.ipynb").write_text("{}")
+    changed, *_ = sorted((course / "exercises").glob("0*.ipynb"))
+    changed.write_text(changed.read_text().replace("Write your code", "Write our code"))
+    assert main(["--check"]) == 1
+    error = capsys.readouterr().err
+    assert "exercises/99_extra.ipynb has no solutions/99_extra.ipynb" in error
+    assert f"exercises/{changed.name} differs" in error
+    assert "Run: python3 -m course_utils build-exercises" in error
+
+    changed.unlink()
+    assert main(["--check"]) == 1
+    assert f"exercises/{changed.name} is missing" in capsys.readouterr().err
+
+
+def test_build_writes_what_check_wants(course, capsys):
+    shutil.rmtree(course / "exercises")
+    assert main([]) == 0
+    assert "exercises/00_start_here.ipynb" in capsys.readouterr().out
+    assert main(["--check"]) == 0
+    assert [p.suffix for p in (course / "exercises").iterdir()] == [".ipynb"] * len(
+        SOLUTIONS
+    )
+
+
+def test_without_nbgrader_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "nbgrader.preprocessors", None)
+    assert main(["--check"]) == 1
+    error = capsys.readouterr().err
+    assert "needs nbgrader" in error
+    assert 'pip install -e ".[dev]"' in error
+    assert "Traceback" not in error
+
+
+def test_an_unfinished_region_is_an_error_in_words(course, capsys):
+    notebook = notebook_with(("def f():\n    ### BEGIN SOLUTION\n    return 1", "00.x"))
+    nbformat.write(notebook, course / "solutions" / "00_start_here.ipynb")
+    before = (course / "exercises" / "00_start_here.ipynb").read_bytes()
+    assert main([]) == 1
+    assert "no end solution statement" in capsys.readouterr().err
+    assert (course / "exercises" / "00_start_here.ipynb").read_bytes() == before
+
+
+# -------------------------------------------------------------------------- executing
+
+
+def test_execute_leaves_outputs_and_nothing_of_this_run(course, tmp_path):
+    path = course / "notebooks" / "00_start_here.ipynb"
+    notebook = notebook_with(
+        ("import os, sys\nprint('a')\nprint('b', file=sys.stderr)\nprint('c')",),
+        ("import course_utils\nos.path.basename(os.getcwd())",),
+        ("from ipywidgets import IntSlider\nIntSlider(description='n')",),
+        ("from course_utils.progress import attempts, record_attempt\nattempts()",),
+        ("record_attempt('00.average', 'wrong')",),
+    )
+    nbformat.write(notebook, path)
+    execute_notebooks([path])
+    first = path.read_bytes()
+    execute_notebooks([path])
+    assert path.read_bytes() == first
+
+    done = json.loads(first)
+    assert done["metadata"] == exercises.METADATA
+    cells = done["cells"]
+    assert [cell["execution_count"] for cell in cells] == [1, 2, 3, 4, 5]
+    assert all(cell["metadata"] == {} for cell in cells)
+    texts = {o["name"]: "".join(o["text"]) for o in cells[0]["outputs"]}
+    assert texts == {"stdout": "a\nc\n", "stderr": "b\n"}
+    assert cells[1]["outputs"][0]["data"]["text/plain"] == ["'notebooks'"]
+    assert set(cells[2]["outputs"][0]["data"]) == {"text/plain"}
+    assert cells[3]["outputs"][0]["data"]["text/plain"] == ["{}"]  # both times
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_notebook_that_fails_is_left_as_it_was(course, capsys):
+    path = course / "notebooks" / "00_start_here.ipynb"
+    nbformat.write(notebook_with(("1 / 0",)), path)
+    before = path.read_bytes()
+    assert main(["--execute", str(path)]) == 1
+    assert "00_start_here.ipynb fails" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_execute_runs_all_notebooks_and_builds(course, capsys):
+    for folder in ("notebooks", "solutions"):
+        shutil.rmtree(course / folder)
+        (course / folder).mkdir()
+        nbformat.write(notebook_with(("6 * 7",)), course / folder / "07_x.ipynb")
+    shutil.rmtree(course / "exercises")
+    assert main(["--execute"]) == 0
+    for folder, outputs in (("notebooks", 1), ("solutions", 1), ("exercises", 0)):
+        (cell,) = cells_of(course / folder / "07_x.ipynb")
+        assert len(cell.outputs) == outputs
+    assert "running 07_x.ipynb in solutions/" in capsys.readouterr().out

@@ -1,0 +1,395 @@
+"""Lesson 00: typical wrong answers, and different right ones."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from tests.answers import Answers
+
+ANSWERS = Answers()
+
+# --------------------------------------------------------------------- 00.who_am_i
+
+
+@ANSWERS.wrong("00.who_am_i", "not attempted", "It still raises NotImplementedError")
+def stub():
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "Ranks count from 0")
+def counts_from_one():
+    return f"rank {dist.get_rank() + 1} of {dist.get_world_size()}"
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "The two numbers changed places")
+def changed_places():
+    return f"rank {dist.get_world_size()} of {dist.get_rank()}"
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "not the last rank")
+def last_rank():
+    return f"rank {dist.get_rank()} of {dist.get_world_size() - 1}"
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "That is the text of the example.")
+def copied_the_example():
+    return "rank 2 of 4"
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "Every rank says that it is rank 0.")
+def always_rank_0():
+    return f"rank 0 of {dist.get_world_size()}"
+
+
+rank_of_the_notebook = 0
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "Every rank says that it is rank 0.")
+def asked_outside():
+    return f"rank {rank_of_the_notebook} of {dist.get_world_size()}"
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "The world size is not always 4")
+def always_of_4():
+    return f"rank {dist.get_rank()} of 4"
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "The braces were not filled in")
+def forgot_the_f():
+    return "rank {dist.get_rank()} of {dist.get_world_size()}"
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "use `return`, not print")
+def printed_it():
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}")
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "Only capital and small letters are different.")
+def capital_letter():
+    return f"Rank {dist.get_rank()} of {dist.get_world_size()}"
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "That is a tuple; text was expected.")
+def two_numbers():
+    return dist.get_rank(), dist.get_world_size()
+
+
+@ANSWERS.wrong("00.who_am_i", "crashed", "It raised KeyError: 'NODE_RANK'")
+def wrong_variable():
+    return f"rank {os.environ['NODE_RANK']} of {os.environ['WORLD_SIZE']}"
+
+
+@ANSWERS.right("00.who_am_i")
+def asks_the_group():
+    return f"rank {dist.get_rank()} of {dist.get_world_size()}"
+
+
+@ANSWERS.right("00.who_am_i")
+def asks_the_environment():
+    return "rank " + os.environ["RANK"] + " of " + os.environ["WORLD_SIZE"]
+
+
+@ANSWERS.right("00.who_am_i")
+def counts_the_others():
+    ones = torch.ones(1, dtype=torch.int64)
+    dist.all_reduce(ones)
+    return "rank {} of {}".format(dist.get_rank(), ones.item())  # noqa: UP032
+
+
+# ---------------------------------------------------------------------- 00.average
+
+
+@ANSWERS.wrong("00.average", "wrong", "That is the sum over the ranks.")
+def forgot_to_divide(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+@ANSWERS.wrong("00.average", "wrong", "That is the rank's own tensor.")
+def reduced_a_copy(tensor):
+    dist.all_reduce(tensor.clone())
+    return tensor
+
+
+@ANSWERS.wrong("00.average", "wrong", "other ranks' values are missing")
+def forgot_the_collective(tensor):
+    return tensor / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "It is divided twice")
+def divided_twice(tensor):
+    total = tensor / dist.get_world_size()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "`//` throws the fraction away.")
+def floor_division(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total // dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "`mean()` averages the elements of a tensor.")
+def mean_of_elements(tensor):
+    return tensor.mean()
+
+
+@ANSWERS.wrong("00.average", "wrong", "`mean()` averages the elements of a tensor.")
+def mean_of_everything(tensor):
+    total = tensor.mean()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "Only rank 0 has the mean.")
+def reduce_to_rank_0(tensor):
+    total = tensor.clone()
+    dist.reduce(total, dst=0)
+    return total / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "Only rank 0 has the mean.")
+def gathered_on_rank_0(tensor):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    parts = [torch.empty_like(tensor) for _ in range(world_size)] if rank == 0 else None
+    dist.gather(tensor, parts, dst=0)
+    return sum(parts) / world_size if rank == 0 else tensor
+
+
+@ANSWERS.wrong("00.average", "wrong", "the argument is not what it was")
+def in_place(tensor):
+    dist.all_reduce(tensor)
+    return tensor / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "the argument is not what it was")
+def into_the_input(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    tensor[:] = total / dist.get_world_size()
+    return tensor
+
+
+@ANSWERS.wrong("00.average", "wrong", "It returned None: did you forget `return`?")
+def forgot_to_return(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    total /= dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "crashed", "'NoneType' and 'int'")
+def all_reduce_returns_nothing(tensor):
+    return dist.all_reduce(tensor.clone()) / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "`wait()` for it")
+def asynchronous(tensor):
+    return dist.all_reduce(tensor.clone(), async_op=True)
+
+
+@ANSWERS.wrong("00.average", "wrong", "That is a list; a tensor was expected.")
+def as_a_list(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return (total / dist.get_world_size()).tolist()
+
+
+@ANSWERS.wrong("00.average", "wrong", "its dtype is float64; float32 was expected")
+def in_double_precision(tensor):
+    total = tensor.double()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "Its shape is (1, 2); (2,) was expected.")
+def one_dimension_more(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return (total / dist.get_world_size())[None]
+
+
+@ANSWERS.wrong("00.average", "stuck", "Rank 0 waits in all_reduce, line")
+def only_rank_0(tensor):
+    total = tensor.clone()
+    if dist.get_rank() == 0:
+        dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "Right on ranks 0 and 1; wrong on rank 2")
+def never_more_than_two(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    if dist.get_rank() > 1:
+        return total
+    return total / dist.get_world_size()
+
+
+@ANSWERS.right("00.average")
+def add_then_divide(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@ANSWERS.right("00.average")
+def divide_then_add(tensor):
+    part = tensor / dist.get_world_size()
+    dist.all_reduce(part, op=dist.ReduceOp.SUM)
+    return part
+
+
+@ANSWERS.right("00.average")
+def mean_of_all_gathered(tensor):
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor)
+    return torch.stack(parts).mean(dim=0)
+
+
+@ANSWERS.right("00.average")
+def asynchronous_and_waited(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total, async_op=True).wait()
+    return total.div_(dist.get_world_size())
+
+
+@ANSWERS.right("00.average")
+def reduce_and_broadcast(tensor):
+    total = torch.nn.Parameter(tensor.clone())
+    dist.reduce(total.data, dst=0)
+    mean = total / dist.get_world_size()
+    dist.broadcast(mean.data, src=0)
+    return mean
+
+
+# ---------------------------------------------------------------- 00.spot_the_hang
+
+
+@ANSWERS.wrong("00.spot_the_hang", "not attempted", "Repair the code in the cell above")
+def log_loss(loss):
+    """As it was given, but for this docstring."""
+    if dist.get_rank() == 0:
+        total = loss.clone()  # and this comment
+        dist.all_reduce(total)
+        return total.item() / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.spot_the_hang", "stuck", "a collective that not every rank calls")
+def still_under_the_if(loss):
+    total = loss.clone()
+    if dist.get_rank() == 0:
+        dist.all_reduce(total)
+        return total.item() / dist.get_world_size()
+    return None
+
+
+@ANSWERS.wrong("00.spot_the_hang", "stuck", "Rank 1 waits in all_reduce")
+def under_the_other_if(loss):
+    total = loss.clone()
+    if dist.get_rank() != 0:
+        dist.all_reduce(total)
+        return None
+    return total.item() / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.spot_the_hang", "crashed", "A barrier is a collective too")
+def a_barrier_for_the_others(loss):
+    if dist.get_rank() == 0:
+        total = loss.clone()
+        dist.all_reduce(total)
+        return total.item() / dist.get_world_size()
+    dist.barrier()
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "rank 0 returns its own loss")
+def no_collective(loss):
+    if dist.get_rank() == 0:
+        return loss.item()
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "the losses of the other ranks are not in")
+def no_collective_but_a_division(loss):
+    if dist.get_rank() == 0:
+        return loss.item() / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "every rank returns the mean")
+def on_every_rank(loss):
+    total = loss.clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "But this is the sum")
+def no_division(loss):
+    total = loss.clone()
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        return total.item()
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "rank 0 must return the mean")
+def no_result(loss):
+    total = loss.clone()
+    dist.all_reduce(total)
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "the argument is not what it was")
+def changes_the_loss(loss):
+    dist.all_reduce(loss)
+    if dist.get_rank() == 0:
+        return loss.item() / dist.get_world_size()
+
+
+@ANSWERS.right("00.spot_the_hang")
+def collective_before_the_if(loss):
+    total = loss.clone()
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        return total.item() / dist.get_world_size()
+
+
+@ANSWERS.right("00.spot_the_hang")
+def reduce_to_one(loss):
+    total = loss.clone()
+    dist.reduce(total, dst=0)
+    return (total / dist.get_world_size()).item() if dist.get_rank() == 0 else None
+
+
+@ANSWERS.right("00.spot_the_hang")
+def the_others_call_it_too(loss):
+    total = loss.clone()
+    if dist.get_rank() == 0:
+        dist.all_reduce(total)
+        return total / dist.get_world_size()  # a tensor of one number is a number
+    else:
+        dist.all_reduce(total)
+
+
+# ------------------------------------------------------------------ 00.predict_sum
+
+for value, status, says in (
+    (..., "not attempted", "Set the answer in the cell above"),
+    (None, "not attempted", "Set the answer in the cell above"),
+    (10, "wrong", "after the first all_reduce. There is a second one."),
+    (50, "wrong", "each rank multiplies by its own number"),
+    (225, "wrong", "There is no rank 5."),
+    (40, "wrong", "what rank 4 holds before the second all_reduce"),
+    (20, "wrong", "It does not divide"),
+    (30, "wrong", "right without the first all_reduce"),
+    (36, "wrong", "That is right for 4 ranks."),
+    (7, "wrong", "You answered 7. That is not it. A hint:"),
+    ("100", "wrong", "That is text; a number was expected."),
+    ([100] * 5, "wrong", "That is a list; a number was expected."),
+    (sum, "wrong", "a number was expected"),
+):
+    ANSWERS.wrong("00.predict_sum", status, says)(value)
+
+for value in (100, 100.0, torch.tensor(100)):
+    ANSWERS.right("00.predict_sum")(value)
+
+
+test_wrong, test_right = ANSWERS.tests()
