@@ -1,0 +1,135 @@
+"""Lesson 00, start here: what a rank is, and what ranks share."""
+
+from course_utils.questions import (
+    Choice,
+    MultipleChoice,
+    Number,
+    SingleChoice,
+    Slip,
+    lesson,
+)
+
+QUESTIONS = lesson(
+    "00",
+    SingleChoice(
+        "00.ranks",
+        "What is a rank?",
+        [
+            Choice(
+                "A GPU. Rank 0 is the first one in the machine.",
+                why="A rank often drives one GPU, but it is the process, not the "
+                "device. The ranks of this lesson run with no GPU at all.",
+            ),
+            Choice(
+                "A thread inside the notebook's own Python process.",
+                why="Threads share one process and its variables. Ranks are separate "
+                "processes: each has its own memory and its own Python.",
+            ),
+            Choice(
+                "One of the processes that run the program together, known by its "
+                "number.",
+                right=True,
+                why="Every process runs the same code. Its number, from 0 to the world "
+                "size minus 1, tells it which share of the work is its own.",
+            ),
+            Choice(
+                "A place in a ranking. Rank 0 is the fastest.",
+                why="The number is only a name. Rank 0 often prints and saves, because "
+                "one rank has to, but it is no faster than the others.",
+            ),
+        ],
+    ),
+    Number(
+        "00.all_reduce",
+        "Four ranks, 0 to 3, run these two lines. "
+        "What does each of them hold in `x` afterwards?",
+        answer=6,
+        code="x = torch.tensor(float(rank))\ndist.all_reduce(x)   # SUM by default",
+        why="0 + 1 + 2 + 3 = 6. Every rank holds the sum, not only rank 0: that is the "
+        "“all” of all-reduce.",
+        hint="Write down what each rank puts in: rank 0 puts in 0, rank 1 puts in 1, "
+        "and so on. Then add them up.",
+        slips=[
+            Slip(10, "10 is 1 + 2 + 3 + 4. Ranks are counted from 0."),
+            Slip(
+                1.5,
+                "1.5 is the mean. `all_reduce` sums; whoever wants the mean "
+                "divides by the number of ranks.",
+            ),
+            Slip(
+                4, "4 is the number of ranks. Each rank puts in its own number, not 1."
+            ),
+            Slip(
+                3,
+                "3 is the largest of the four. `all_reduce` would give that with "
+                "`op=dist.ReduceOp.MAX`; without `op` it sums.",
+            ),
+            Slip(
+                0,
+                "0 is what rank 0 put in. `broadcast` from rank 0 would give that "
+                "to every rank; `all_reduce` sums.",
+            ),
+        ],
+        purpose="Answer before you run the cells below: one of them draws your "
+        "number beside the measured one.",
+    ),
+    SingleChoice(
+        "00.skipped",
+        "Ranks 0, 1 and 3 call `dist.all_reduce(x)`. Rank 2 skips it. "
+        "What do the other three do?",
+        [
+            Choice(
+                "They wait for rank 2.",
+                right=True,
+                why="A collective is complete only when every rank of the group has "
+                "joined. The three wait until something stops them. Here `%%ranks` "
+                "does so at its time limit, and names the ranks that are stuck.",
+            ),
+            Choice(
+                "They sum the three tensors they have, and go on.",
+                why="A sum without rank 2 would be wrong, and nobody would notice. A "
+                "collective never leaves out a rank by itself.",
+            ),
+            Choice(
+                "They count rank 2's tensor as zeros.",
+                why="Nothing fills in for a missing rank. The others have no way to "
+                "know what it would have sent.",
+            ),
+            Choice(
+                "They raise an error at once.",
+                why="They cannot know that rank 2 will never come: it may only be "
+                "slow. An error comes later, from a time limit, or when the process "
+                "of rank 2 ends and its connections close.",
+            ),
+        ],
+    ),
+    MultipleChoice(
+        "00.variables",
+        "A `%%ranks` cell runs `x = rank` on four ranks. "
+        "Which statements are true afterwards?",
+        [
+            Choice(
+                "There are four variables `x`, one in each process.",
+                right=True,
+                why="Each rank has its own memory, so `x` is 0 on rank 0, 1 on rank 1, "
+                "and so on.",
+            ),
+            Choice(
+                "An ordinary cell of the notebook can `print(x)`.",
+                why="Ordinary cells run in the notebook's kernel, a fifth process. It "
+                'has no `x`. `ranks.pull("x")` would fetch the four values.',
+            ),
+            Choice(
+                "If rank 1 now sets `x = 99`, the other ranks see 99.",
+                why="Processes do not share variables. A value reaches another rank "
+                "only when it is sent, for example with `dist.broadcast`.",
+            ),
+            Choice(
+                "The next `%%ranks` cell still finds `x` on every rank.",
+                right=True,
+                why="The ranks stay alive between cells and keep their variables, as "
+                "the notebook's kernel does.",
+            ),
+        ],
+    ),
+)

@@ -1,0 +1,396 @@
+"""Quizzes in a notebook, and the same as text anywhere else.
+
+    from course_utils import quiz
+
+    quiz("00.ranks")                      # shows the question under the cell
+    guess = quiz("00.all_reduce")         # a number to predict …
+    guess.value                           # … for a later cell; None until answered
+    quiz("00.ranks", answer=2)            # answers in text: in a terminal, or anywhere
+
+What goes where:
+
+- In JupyterLab a question is a small form (`quiz_widget.py`, `.js`, `.css`). The page
+  gets the question's text only. An answer travels to Python, is judged here, and only
+  then do the verdict and the explanations travel to the page.
+- Answers are saved through `course_utils.progress`. Running the cell again after a
+  kernel restart shows the saved answer with its feedback.
+- What the notebook file stores is the question as text, without the key and without
+  the learner's answer. It is the same on every run, so tests can compare it. It is
+  what nbviewer, nbconvert and a notebook that was opened but not yet run show.
+  `quiz("00.ranks", static=True)` shows that text with the answers in a closed
+  `<details>`, for a hand-out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import os
+import sys
+import textwrap
+import types
+
+from course_utils.questions import (
+    AnswerError,
+    Feedback,
+    Question,
+    find,
+    format_number,
+    load,
+)
+
+__all__ = ["Quiz", "quiz"]
+
+_WIDTH = 79  # columns of the text form
+_EXAMPLES = {
+    "single": ("answer=1", "with the number of your option"),
+    "multiple": ("answer=[1, 2]", "with the numbers of all options that are true"),
+    "number": ("answer=1.5", "with your number"),
+}
+# JupyterLab shows the text of a question and then its form: hide the text while the
+# form is there. In a notebook that was saved and opened again the form is gone until
+# the cell runs: hide JupyterLab's "Error displaying widget" instead.
+_STYLE = """
+<style>
+.jp-OutputArea-child:has(.course-quiz-text):has(+ .jp-OutputArea-child .course-quiz),
+.jp-OutputArea-child:has(.course-quiz-text)
+  + .jp-OutputArea-child:has(> .jupyter-widgets):not(:has(.course-quiz))
+{ display: none; }
+</style>"""
+
+
+def quiz(question_id: str, *, answer: object = None, static: bool = False) -> Quiz:
+    """Show one question, or answer it in text.
+
+    Args:
+        question_id: "<lesson>.<name>", such as "00.ranks".
+        answer: an option's number from 1; several in a list; or the predicted number.
+            Prints the feedback instead of showing the question.
+        static: show the question as text, with its answers in a closed `<details>`.
+
+    Returns:
+        The `Quiz`. Its `value` is the learner's answer, or None.
+
+    Raises:
+        QuestionError: there is no such question. Near names are listed.
+        AnswerError: `answer` is no option of the question, or no number.
+    """
+    question = find(question_id)
+    # One object a question and kernel: every cell that shows it shows the same state.
+    item = _quizzes.get(question_id)
+    if item is None or item.question != question:
+        item = _quizzes[question_id] = Quiz(question)
+    if answer is not None:
+        item.submit(answer)
+        print(item.feedback_text())
+        return item
+    item.restore()
+    item.show(static=static)
+    return item
+
+
+class Quiz:
+    """One question, and what this learner answered. Made by `quiz`.
+
+    Attributes:
+        question: the `Question`.
+        feedback: the `Feedback` to the last answer, or None.
+        trouble: what there was to say about saving the last answer, or "".
+    """
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.feedback: Feedback | None = None
+        self.trouble = ""
+        self._answer = None
+        self._widget = None
+        self._shown_by = ""  # the request to run a cell that showed it last
+
+    @property
+    def value(self) -> float | str | list[str] | None:
+        """The learner's answer: a number, or the text of what was chosen, or None."""
+        return self._answer
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the answer is right; None until there is one."""
+        return None if self.feedback is None else self.feedback.right
+
+    def submit(self, given: object) -> Feedback:
+        """Judge an answer, save it, and show the feedback where the quiz is shown.
+
+        Args:
+            given: as in `quiz(…, answer=given)`.
+
+        Raises:
+            AnswerError: it cannot be judged. Nothing is saved then.
+        """
+        self._answer = self.question.read(given)
+        self.feedback = self.question.grade(self._answer)
+        self.trouble = _save(self.question.id, self._answer, self.feedback.right)
+        self._push()
+        for other in _quizzes.values():
+            if other._widget and other.question.lesson == self.question.lesson:
+                other._widget.score = score(self.question.lesson)
+        return self.feedback
+
+    def restore(self) -> None:
+        """Take over the saved answer; forget the one in memory if none is saved."""
+        self._answer = self.feedback = None
+        self.trouble = ""
+        saved = _saved().get(self.question.id)
+        if saved is not None:
+            try:
+                self._answer = self.question.read(saved["answer"])
+            except AnswerError:
+                pass  # the question was reworded since: ask it afresh
+            else:
+                self.feedback = self.question.grade(self._answer)
+        self._push()
+
+    def show(self, *, static: bool = False) -> None:
+        """Show the form in a notebook, print the text form anywhere else."""
+        shell = _notebook_shell()
+        if shell is None:
+            print(self.text())
+            if self.feedback:
+                given = ", ".join(map(str, self._given()))
+                print(f"\nYour last answer: {given}\n{self.feedback_text()}")
+            return
+        from IPython.display import display
+
+        # Two outputs: the text, which the notebook keeps, and the form, which lives as
+        # long as the kernel.
+        text = {"text/plain": self.text(), "text/html": self.html(key=static)}
+        if static:
+            display(text, raw=True)
+        else:
+            text["text/html"] += _STYLE
+            display(text, raw=True)
+            display(self._form(), raw=True)
+        self._shown_by = _request(shell)
+
+    def _ipython_display_(self) -> None:
+        # `quiz(…)` as the last line of a cell has shown itself already; a variable
+        # that holds the quiz shows it again in another cell.
+        shell = _notebook_shell()
+        if shell is None:
+            print(repr(self))
+        elif self._shown_by != _request(shell):
+            self.show()
+
+    def __repr__(self) -> str:
+        return f"Quiz({self.question.id!r})"
+
+    def text(self) -> str:
+        """The question as plain text: no key, and nothing of the learner's."""
+        question = self.question
+        lines = [f"Quiz {question.id}. {question.task}.", "", *_wrap(question.prompt)]
+        if question.code:
+            lines += ["", textwrap.indent(question.code, "    ")]
+        if question.options:
+            lines.append("")
+        for number, option in enumerate(question.options, 1):
+            lines += _wrap(option, first=f"  {number}. ", rest="     ")
+        call, advice = self._how_to_answer()
+        return "\n".join([*lines, "", f"To answer: {call}, {advice}."])
+
+    def html(self, *, key: bool = False) -> str:
+        """The question as static HTML.
+
+        Args:
+            key: add the answers, in a closed `<details>`. Without it nothing in the
+                HTML tells which answer is right.
+        """
+        question = self.question
+        call, advice = self._how_to_answer()
+        parts = [
+            '<details open class="course-quiz-text">',
+            f"<summary>Quiz {question.id}. {question.task}.</summary>",
+            f"<p><strong>{_prose(question.prompt)}</strong></p>",
+        ]
+        if question.code:
+            parts.append(f"<pre><code>{html.escape(question.code)}</code></pre>")
+        if question.options:
+            items = (f"<li>{_prose(option)}</li>" for option in question.options)
+            parts.append(f"<ol>{''.join(items)}</ol>")
+        parts.append(
+            "<p>To answer, or to see your last answer, run this cell in JupyterLab. Or "
+            f"answer in any Python: <code>{html.escape(call)}</code>, {advice}.</p>"
+        )
+        if key:
+            lines = "".join(f"<p>{_prose(line)}</p>" for line in question.key())
+            parts.append(f"<details><summary>Answer</summary>{lines}</details>")
+        return "\n".join([*parts, "</details>"])
+
+    def feedback_text(self) -> str:
+        """The feedback to the last answer as plain text; "" if there is none."""
+        if self.feedback is None:
+            return ""
+        lines = _wrap(f"{self.feedback.word} {self.feedback.text}")
+        for note in self.feedback.notes:
+            option = self.question.options[note.option]
+            lines += _wrap(option, first=f"  {note.option + 1}. ", rest="     ")
+            lines += _wrap(f"{note.word} {note.text}", first="     ", rest="     ")
+        for line in (self.trouble, score(self.question.lesson)):
+            lines += _wrap(line)
+        return "\n".join(lines)
+
+    def _how_to_answer(self) -> tuple[str, str]:
+        argument, advice = _EXAMPLES[self.question.kind]
+        return f'quiz("{self.question.id}", {argument})', advice
+
+    def _given(self) -> list[int] | list[str]:
+        """The answer as the form takes it: option numbers from 1, or a typed number."""
+        if self.question.kind == "number":
+            return [format_number(self._answer)]
+        chosen = self._answer if isinstance(self._answer, list) else [self._answer]
+        return [self.question.options.index(text) + 1 for text in chosen]
+
+    def _form(self) -> dict[str, object]:
+        """What displays the form. There is one, with a view wherever it is shown."""
+        if self._widget is None or self._widget.comm is None:  # None: it was closed
+            from course_utils.quiz_widget import QuizWidget
+
+            question = self.question
+            self._widget = QuizWidget(
+                question={
+                    "id": question.id,
+                    "kind": question.kind,
+                    "task": question.task,
+                    "prompt": question.prompt,
+                    "code": question.code,
+                    "options": question.options,
+                    "unit": getattr(question, "unit", ""),
+                    "purpose": getattr(question, "purpose", ""),
+                }
+            )
+            self._widget.on_msg(self._receive)
+            self._push()
+        return {
+            "application/vnd.jupyter.widget-view+json": {
+                "version_major": 2,
+                "version_minor": 0,
+                "model_id": self._widget.model_id,
+            },
+            "text/html": "",  # for a viewer without widgets: nothing, and no warning
+        }
+
+    def _receive(self, widget, content, buffers) -> None:
+        """Take an answer from the page."""
+        try:
+            self.submit(content.get("answer"))
+        except AnswerError as error:
+            widget.send({"trouble": str(error)})
+
+    def _push(self) -> None:
+        """Bring the form, if there is one, up to date."""
+        if self._widget is None:
+            return
+        if self.feedback is None:
+            self._widget.feedback = {}
+        else:
+            self._widget.feedback = {
+                # The same answer twice must reach the page twice.
+                "serial": self._widget.feedback.get("serial", 0) + 1,
+                "given": self._given(),
+                "right": self.feedback.right,
+                "word": self.feedback.word,
+                "text": self.feedback.text,
+                "notes": [vars(note) for note in self.feedback.notes],
+                "trouble": self.trouble,
+            }
+        self._widget.score = score(self.question.lesson)
+
+
+_quizzes: dict[str, Quiz] = {}  # those of this Python process, by id
+
+
+def score(lesson: str) -> str:
+    """How many of a lesson's questions are answered rightly, as one line.
+
+    Args:
+        lesson: its number, such as "00". "" is returned before its first answer.
+    """
+    saved = _saved()
+    answers = [saved[id] for id in load(lesson) if id in saved]
+    if not answers:
+        return ""
+    right = sum(answer["correct"] for answer in answers)
+    first = sum(answer["first_try_correct"] for answer in answers)
+    total = len(load(lesson))
+    return f"Lesson {lesson}: {right} of {total} right, {first} at the first try."
+
+
+def _saved() -> dict[str, dict]:
+    """The saved answers by question id; none in a test run."""
+    if _in_test_run():
+        return {}
+    from course_utils.progress import answers
+
+    return answers()
+
+
+def _save(question_id: str, answer: object, right: bool) -> str:
+    """Save an answer. Returns what a learner must know about that: "" if all is well.
+
+    `progress` says it on stderr, which no cell shows while a form's answer is handled.
+    """
+    if _in_test_run():
+        return ""
+    from course_utils.progress import record_answer
+
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        record_answer(question_id, answer, right)
+    return said.getvalue().strip()
+
+
+def _in_test_run() -> bool:
+    """Whether this is a test, or a kernel that a test started (nbval).
+
+    A notebook must give the same outputs whatever the learner has answered, and a test
+    of it must not touch the learner's answers.
+    """
+    return "PYTEST_CURRENT_TEST" in os.environ
+
+
+def _notebook_shell():
+    """The shell of a notebook's kernel; None in a terminal or a script."""
+    # Not imported: where IPython runs, it is loaded already.
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell if hasattr(shell, "kernel") else None
+
+
+def _request(shell) -> str:
+    """The id of the message that runs the current cell.
+
+    Not its number: nbval, for one, runs every cell under the same number.
+    """
+    return shell.get_parent().get("header", {}).get("msg_id", "")
+
+
+def _wrap(text: str, first: str = "", rest: str = "") -> list[str]:
+    """The lines of a paragraph, indented by `first` and then by `rest`."""
+    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest)
+
+
+def _prose(text: str) -> str:
+    """Escaped HTML, with <code> for what stands between backticks."""
+    parts = html.escape(text).split("`")
+    parts[1::2] = [f"<code>{part}</code>" for part in parts[1::2]]
+    return "".join(parts)
+
+
+class _CallableModule(types.ModuleType):
+    """This module, callable as the function `quiz`.
+
+    Python binds `course_utils.quiz` to this module as soon as anything imports it, so
+    `from course_utils import quiz` may give the module where the function is meant.
+    """
+
+    __call__ = staticmethod(quiz)
+
+
+sys.modules[__name__].__class__ = _CallableModule

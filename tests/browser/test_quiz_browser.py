@@ -1,0 +1,248 @@
+"""The quizzes in a real JupyterLab: by keyboard, by mouse, after reload and restart."""
+
+import re
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from course_utils.questions import load
+
+RANKS = 'from course_utils import quiz\nquiz("00.ranks")'
+VARIABLES = 'from course_utils import quiz\nquiz("00.variables")'
+NUMBER = 'from course_utils import quiz\nguess = quiz("00.all_reduce")'
+RIGHT = "One of the processes"
+WRONG = "A thread inside"
+
+
+def status(cell: Locator) -> Locator:
+    """The live region that a screen reader reads out."""
+    return cell.get_by_role("status")
+
+
+def button(cell: Locator) -> Locator:
+    """The quiz's button; the cell's own toolbar has others."""
+    return cell.get_by_role(
+        "button", name=re.compile("^(Check|Check again|Try again)$")
+    )
+
+
+def check(cell: Locator) -> None:
+    button(cell).click()
+
+
+def test_by_keyboard_only(open_notebook) -> None:
+    notebook = open_notebook(RANKS, NUMBER, 'quiz("00.variables")')
+    notebook.run_all()
+    cell, page = notebook.cell(0), notebook.page
+    options = cell.get_by_role("radio")
+    expect(options).to_have_count(4)
+
+    # From the notebook in command mode: Tab leads into the quiz of the active cell.
+    for _ in range(2):
+        notebook.command("notebook:move-cursor-up")
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        if options.nth(0).evaluate("input => input === document.activeElement"):
+            break
+    expect(options.nth(0)).to_be_focused()
+
+    page.keyboard.press("ArrowDown")
+    expect(options.nth(1)).to_be_checked()
+    expect(options.nth(1)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(status(cell)).to_contain_text("Not quite. Threads share one process")
+    expect(options.nth(1)).to_be_focused()
+
+    page.keyboard.press("ArrowDown")
+    expect(status(cell)).to_be_empty()  # it was about the other option
+    page.keyboard.press("Tab")
+    expect(button(cell)).to_be_focused()
+    page.keyboard.press("Space")
+    expect(status(cell)).to_contain_text("Right. Every process runs the same code.")
+    expect(button(cell)).to_be_focused()
+    expect(cell).to_contain_text("Lesson 00: 1 of 4 right, 0 at the first try.")
+
+    # Keys that would delete, add and select cells, had JupyterLab got them.
+    for key in ("d", "d", "a", "b", "x", "ArrowUp", "ArrowDown"):
+        page.keyboard.press(key)
+    number = notebook.cell(1).get_by_label("Your prediction")
+    number.focus()
+    page.keyboard.type("ddabx6")
+    expect(number).to_have_value("ddabx6")
+    page.keyboard.press("Enter")
+    expect(status(notebook.cell(1))).to_have_text(
+        '"ddabx6" is not a number. Type digits: 1.5, 3/8 or 1e9.'
+    )
+    page.keyboard.press("Control+a")
+    page.keyboard.type("6")
+    page.keyboard.press("Enter")
+    expect(status(notebook.cell(1))).to_contain_text("Right. 0 + 1 + 2 + 3 = 6.")
+    expect(cell).to_contain_text("Lesson 00: 2 of 4 right, 1 at the first try.")
+
+    boxes = notebook.cell(2).get_by_role("checkbox")
+    boxes.nth(0).focus()
+    page.keyboard.press("Space")
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    expect(boxes.nth(3)).to_be_focused()
+    page.keyboard.press("Space")
+    page.keyboard.press("Enter")
+    expect(status(notebook.cell(2))).to_contain_text("Right. All 4 are judged rightly.")
+    expect(notebook.panel.locator(".jp-Cell")).to_have_count(3)
+    assert not notebook.errors
+
+
+def test_by_mouse_with_a_retry(open_notebook) -> None:
+    notebook = open_notebook(VARIABLES)
+    notebook.run_all()
+    cell = notebook.cell(0)
+    check(cell)
+    expect(status(cell)).to_have_text("Tick at least one box first.")
+
+    cell.get_by_text("There are four variables").last.click()  # a label is clickable
+    cell.get_by_text("An ordinary cell").last.click()
+    check(cell)
+    expect(status(cell)).to_contain_text("Not quite. 2 of 4 are judged rightly.")
+    boxes = cell.get_by_role("checkbox")
+    for number, words in enumerate(
+        (
+            "Right, this is true: Each rank has its own memory",
+            "Ticked, but not true: Ordinary cells run in the notebook's kernel",
+            "Right, this is not true: Processes do not share variables",
+            "Not ticked, but true: The ranks stay alive",
+        )
+    ):
+        expect(boxes.nth(number)).to_have_accessible_description(re.compile(words))
+
+    cell.get_by_text("An ordinary cell").last.click()
+    cell.get_by_text("The next %%ranks cell").last.click()
+    expect(boxes.nth(0)).to_have_accessible_description("")
+    check(cell)
+    expect(status(cell)).to_contain_text("Right. All 4 are judged rightly.")
+    assert not notebook.errors
+
+
+def test_answers_outlive_a_reload_and_a_restart(open_notebook) -> None:
+    notebook = open_notebook(RANKS, NUMBER, "print('predicted', guess.value)")
+    notebook.run_all()
+    expect(notebook.cell(2)).to_contain_text("predicted None")
+    notebook.cell(0).get_by_label(WRONG).check()
+    check(notebook.cell(0))
+    expect(status(notebook.cell(0))).to_contain_text("Not quite.")
+    notebook.cell(1).get_by_label("Your prediction").fill("10")
+    check(notebook.cell(1))
+    expect(status(notebook.cell(1))).to_contain_text("10 is 1 + 2 + 3 + 4.")
+
+    def assert_restored() -> None:
+        expect(notebook.cell(0).get_by_label(WRONG)).to_be_checked()
+        expect(status(notebook.cell(0))).to_contain_text("Not quite. Threads share")
+        expect(notebook.cell(1).get_by_label("Your prediction")).to_have_value("10")
+        expect(status(notebook.cell(1))).to_contain_text("Not quite. Too high.")
+
+    notebook.save_and_reload()
+    assert_restored()
+
+    notebook.restart_kernel()
+    notebook.cell(0).get_by_label(RIGHT).check()
+    check(notebook.cell(0))  # the form of the old kernel says what to do
+    expect(status(notebook.cell(0))).to_contain_text("Run this cell again")
+    notebook.run_all()
+    assert_restored()
+    expect(notebook.cell(2)).to_contain_text("predicted 10.0")
+    assert not notebook.errors
+
+
+def test_a_form_whose_kernel_is_gone_leaves_the_question(open_notebook) -> None:
+    notebook = open_notebook(RANKS)
+    notebook.run_all()
+    expect(notebook.cell(0).get_by_role("radio")).to_have_count(4)
+    expect(notebook.cell(0).get_by_text("To answer")).to_be_hidden()
+
+    notebook.restart_kernel()
+    notebook.save_and_reload()
+    output = notebook.cell(0).locator(".jp-OutputArea")
+    expect(output.get_by_text("To answer")).to_be_visible()
+    expect(output.get_by_text(RIGHT)).to_be_visible()
+    # JupyterLab has put its complaint there, and it is hidden.
+    expect(output.get_by_text("Error displaying widget")).to_have_count(1)
+    expect(output.get_by_text("Error displaying widget")).to_be_hidden()
+    assert notebook.violations() == []
+
+    notebook.run_all()
+    expect(notebook.cell(0).get_by_role("radio")).to_have_count(4)
+    expect(output.get_by_text("To answer")).to_be_hidden()
+
+
+def test_an_answer_waits_for_a_busy_kernel(open_notebook) -> None:
+    notebook = open_notebook(RANKS, "import time; time.sleep(5)")
+    notebook.run_all(wait=False)
+    notebook.cell(0).get_by_label(RIGHT).check()
+    check(notebook.cell(0))
+    expect(status(notebook.cell(0))).to_contain_text("Python has not replied yet.")
+    expect(status(notebook.cell(0))).to_contain_text("Right.", timeout=15_000)
+    assert not notebook.errors
+
+
+def test_the_page_gets_the_key_only_after_an_answer(open_notebook) -> None:
+    notebook = open_notebook(
+        RANKS, 'quiz("00.variables")', 'guess = quiz("00.all_reduce")'
+    )
+    received: list[bytes] = []
+
+    def listen(socket) -> None:
+        def keep(frame: str | bytes) -> None:
+            received.append(frame.encode() if isinstance(frame, str) else frame)
+
+        socket.on("framereceived", keep)
+
+    notebook.page.on("websocket", listen)
+    notebook.page.reload()  # so that every socket of the page is heard
+    notebook.wait()
+    notebook.run_all()
+    expect(notebook.cell(2).get_by_role("textbox", name="Your")).to_be_visible()
+
+    def sent(text: str) -> bool:
+        page = notebook.page.content().encode()
+        return any(text.encode() in part for part in (page, *received))
+
+    questions = load("00")
+    ranks, variables = questions["00.ranks"], questions["00.variables"]
+    number = questions["00.all_reduce"]
+    assert sent(ranks.options[2])
+    explanations = [one.why for one in (*ranks.choices, *variables.choices)]
+    explanations += [slip.why for slip in number.slips] + [number.hint, number.why[:17]]
+    assert not [why for why in explanations if sent(why)]
+
+    notebook.cell(0).get_by_label(WRONG).check()
+    check(notebook.cell(0))
+    expect(status(notebook.cell(0))).to_contain_text("Not quite.")
+    assert [choice.why for choice in ranks.choices if sent(choice.why)] == [
+        ranks.choices[1].why
+    ]
+    assert not notebook.errors
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_readable_in_light_and_dark(open_notebook, theme: str) -> None:
+    notebook = open_notebook(
+        RANKS, 'quiz("00.variables")', 'quiz("00.all_reduce")', 'quiz("00.skipped")'
+    )
+    notebook.command("apputils:change-theme", theme=theme)
+    notebook.run_all()
+    expect(notebook.cell(3).get_by_role("radio")).to_have_count(4)
+    assert notebook.violations() == []  # all four unanswered
+
+    notebook.cell(0).get_by_label(RIGHT).check()
+    notebook.cell(1).get_by_label("There are four").check()
+    notebook.cell(2).get_by_label("Your prediction").fill("10")
+    for index, word in enumerate(("Right.", "Not quite.", "Not quite.", "Choose an")):
+        check(notebook.cell(index))
+        expect(status(notebook.cell(index))).to_contain_text(word)
+    assert notebook.violations() == []  # right, partly right, wrong, nothing chosen
+    # Native inputs of normal size: some quizzes hide them in one pixel.
+    for kind in ("radio", "checkbox"):
+        box = notebook.panel.get_by_role(kind).first.bounding_box()
+        assert box["width"] >= 13
+        assert box["height"] >= 13
+    notebook.screenshot("quiz-" + theme.rpartition(" ")[2].lower())
+    assert not notebook.errors
