@@ -1,0 +1,151 @@
+"""The course's command line: ``python3 -m course_utils COMMAND``.
+
+Runs on a bare Python, before anything is installed. Every Python since 3.6 must be
+able to read this file, or an old one would show a SyntaxError instead of the reason.
+"""
+
+import os
+import sys
+
+OLDEST = (3, 10)
+
+HELP = """\
+usage: python3 -m course_utils COMMAND [options]
+
+  start             set the course up if need be, and open it in JupyterLab
+  progress          show what you have done and what comes next
+  doctor            look at this machine: what is real, what is virtual, what is wrong
+  test              run all tests of the course
+  build-exercises   write exercises/ anew from solutions/ (for authors)
+
+New here? python3 -m course_utils start
+Options of one command: python3 -m course_utils COMMAND --help
+"""
+
+
+def main(argv=None):
+    """Run one command and return its exit code: 0 is success, 130 is Ctrl-C."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if sys.version_info < OLDEST:
+        return fail(too_old())
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        sys.stdout.write(HELP)
+        return 0
+    command, rest = argv[0], argv[1:]
+    if command not in COMMANDS:
+        return fail(unknown(command), code=2)
+
+    import signal
+
+    from course_utils.environment import SetupError
+
+    # A shell script starts its background commands deaf to Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = COMMANDS[command](rest)
+        sys.stdout.flush()
+        return code
+    except SetupError as error:
+        return fail(str(error))
+    except BrokenPipeError:
+        # Whoever read our output, such as `head`, has enough of it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except KeyboardInterrupt:
+        return fail("stopped; run the same command again to go on", code=130)
+
+
+def start(argv):
+    from course_utils import lab
+
+    return lab.main(argv)
+
+
+def test(argv):
+    from course_utils import testing
+
+    return testing.main(argv)
+
+
+def doctor(argv):
+    from course_utils import doctor
+
+    return doctor.main(argv)
+
+
+def progress(argv):
+    return inside("course_utils.progress", ["progress"] + argv)
+
+
+def build_exercises(argv):
+    return inside("course_utils.exercises", ["build-exercises"] + argv, dev=True)
+
+
+def inside(module, argv, dev=False):
+    """Run a command that needs the course's packages, in the environment with them."""
+    import importlib
+
+    from course_utils import environment
+
+    environment.enter(argv, dev=dev)
+    return importlib.import_module(module).main(argv[1:])
+
+
+COMMANDS = {
+    "start": start,
+    "test": test,
+    "doctor": doctor,
+    "progress": progress,
+    "build-exercises": build_exercises,
+}
+
+
+def fail(message, code=1):
+    """Print one line on standard error and return the exit code."""
+    sys.stdout.flush()
+    sys.stderr.write(message + "\n")
+    return code
+
+
+def unknown(command):
+    import difflib
+
+    close = difflib.get_close_matches(command, COMMANDS, n=1)
+    return "no command '%s'. %s" % (
+        command,
+        "Did you mean '%s'?" % close[0] if close else "Try: " + ", ".join(COMMANDS),
+    )
+
+
+def too_old():
+    newer = newest_python()
+    return "Python %d.%d or newer is needed, this is %d.%d.%d (%s). %s" % (
+        OLDEST
+        + tuple(sys.version_info[:3])
+        + (
+            sys.executable,
+            "Run: %s -m course_utils start" % newer
+            if newer
+            else "Install a newer Python, then run the same command with it.",
+        )
+    )
+
+
+def newest_python():
+    """Return the name of a Python on the PATH that is new enough, or ''."""
+    import subprocess
+
+    with open(os.devnull, "w") as quiet:
+        for minor in range(20, OLDEST[1] - 1, -1):
+            name = "python3.%d" % minor
+            try:
+                # A version manager's stand-in may be there and yet refuse to run.
+                if not subprocess.call([name, "-V"], stdout=quiet, stderr=quiet):
+                    return name
+            except OSError:
+                pass
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""``python3 -m course_utils test``: set up what the tests need, then become pytest.
+
+Standard library only: pytest itself runs in the course's environment.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from course_utils.environment import (
+    ROOT,
+    SetupError,
+    compare,
+    course_environment,
+    installed,
+    read_requirements,
+    replace_process,
+)
+from course_utils.installer import ensure
+
+HELP = """\
+usage: python3 -m course_utils test [--no-venv] [arguments of pytest]
+
+Sets the course up together with what its tests need, then runs all tests: tests/, the
+examples in the docstrings, and the notebooks in notebooks/ and solutions/, which must
+give the same outputs again. The exit code is pytest's.
+
+  --no-venv          use the current environment, as it is
+  tests/test_x.py    run only this file, folder or notebook
+  -k, -x, -q, ...    see: python3 -m pytest --help
+"""
+PLACES = ("course_utils", "tests", "notebooks", "solutions")
+
+
+def main(argv: Sequence[str], root: Path = ROOT) -> int:
+    """Run the tests: this process becomes pytest. Returns only after ``--help``."""
+    arguments = list(argv)
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(HELP, end="")
+        return 0
+    own = arguments[:1] == ["--no-venv"]
+    if own:
+        python = Path(sys.executable)
+        pins = read_requirements(root, dev=True).pins
+        if missing := compare(pins, installed(sys.path))[0]:
+            raise SetupError(f"This Python ({python}) lacks {', '.join(missing)}")
+        del arguments[0]
+    else:
+        python = ensure(root, dev=True)
+    env = course_environment(root, venv=not own)
+    env["CI"] = env.get("CI") or "true"  # outputs then come in an order that is fixed
+    # What the notebooks answer and solve must not become the learner's progress.
+    state = root / ".course" / "test-state"
+    shutil.rmtree(state, ignore_errors=True)
+    env["COURSE_STATE"] = str(state)
+    os.chdir(root)
+    command = [str(python), "-m", "pytest", *pytest_arguments(root, arguments)]
+    replace_process(command, env)
+
+
+def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:
+    """What to tell pytest: notebooks strictly, and every place unless one is named."""
+
+    def is_place(text: str) -> bool:
+        return not text.startswith("-") and (root / text.partition("::")[0]).exists()
+
+    named = any(map(is_place, arguments))
+    return [
+        "--doctest-modules",
+        "--nbval",
+        "--nbval-current-env",
+        "--nbval-cell-timeout=300",
+        "--nbval-sanitize-with=tests/nbval.cfg",
+        *(place for place in PLACES if not named and (root / place).exists()),
+        *arguments,
+    ]
