@@ -1,0 +1,269 @@
+"""What ``launch`` starts: torchrun's agent, and a thin shell around each rank.
+
+    notebook ── launch() ──► agent: torch.distributed.run ──► rank 0, rank 1, ...
+
+``python _runner.py agent ...`` is torchrun with three differences. Its store listens on
+loopback only. Each rank writes into its own two pipes, whose other ends the notebook
+holds, so nothing is written to disk. And it ends, with everything below it, when the
+notebook's kernel does.
+
+``python _runner.py rank AGENT SCRIPT ...`` runs the script as ``python SCRIPT ...`` would,
+and says how it ended. Such a message is one line of JSON behind a control character on
+the rank's stderr; ``launch`` takes it out of what it shows.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+MARK = b"\x1e"  # "record separator": begins a message from a rank to launch()
+SECONDS_TO_SPEAK = 0.5  # for other ranks that fail at about the same time
+LONGEST_TEXT = 20_000
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def kill_tree(pid: int, *, spare_root: bool = False) -> None:
+    """Kill a process and all that it has started, directly or not; at once.
+
+    With ``spare_root`` only what it has started.
+    """
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        if not spare_root:
+            root.suspend()  # what stands still starts nothing new
+        for _ in range(100):  # a process may have forked while we were looking
+            alive = [child for child in root.children(True) if not is_dead(child.pid)]
+            if not alive:
+                break
+            for child in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            time.sleep(0.01)
+        if not spare_root:
+            root.kill()
+
+
+def is_dead(pid: int) -> bool:
+    """Whether no process of this number runs any more."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def run_agent(plan_text: str) -> int:
+    """torchrun, on loopback. Prints the exit codes of ranks that failed, as JSON.
+
+    ``plan_text`` is JSON: ``script``, ``arguments``, and ``pipes``, a pair of
+    descriptors (stdout, stderr) for each rank.
+    """
+    plan = json.loads(plan_text)
+    _die_with_the_kernel()
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    from course_utils.ranks.loopback import bind_stores_to_loopback
+
+    class Pipes(LogsSpecs):
+        """Sends what each rank prints into its pipes."""
+
+        root_log_dir = os.devnull
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            names = [[f"/dev/fd/{end}" for end in pair] for pair in plan["pipes"]]
+            return LogsDest(
+                stdouts={rank: names[rank][0] for rank in envs},
+                stderrs={rank: names[rank][1] for rank in envs},
+                error_files={rank: "" for rank in envs},
+            )
+
+    bind_stores_to_loopback()
+    options = {
+        "--nproc-per-node": len(plan["pipes"]),
+        "--master-addr": "127.0.0.1",
+        "--master-port": _free_port(),
+        "--local-addr": "127.0.0.1",
+        "--log-dir": os.devnull,  # without one torchrun leaves a folder in /tmp
+    }
+    words = [str(word) for pair in options.items() for word in pair]
+    words += [__file__, "rank", str(os.getpid()), plan["script"], *plan["arguments"]]
+    config, command, command_words = run.config_from_args(run.parse_args(words))
+    config.logs_specs = Pipes()
+    try:
+        elastic_launch(config, command)(*command_words)
+    except ChildFailedError as error:
+        codes = [(rank, failure.exitcode) for rank, failure in error.failures.items()]
+        print(json.dumps(codes), flush=True)
+        return 1
+    finally:
+        kill_tree(os.getpid(), spare_root=True)  # what a rank has left running
+    return 0
+
+
+def run_rank(agent: str, script: str, *arguments: str) -> None:
+    """Run the script as the main program of this process.
+
+    ``agent`` is the number of the process that has started this one.
+    """
+    _set_option(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the agent is killed
+    if os.getppid() != int(agent):
+        os._exit(1)  # it was killed before we could ask for that
+    tell = _Messenger()
+    faulthandler.enable(all_threads=False)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # "where are you?"
+    tell(pid=os.getpid())
+    path = os.path.abspath(script)
+    sys.argv[:] = [script, *arguments]
+    sys.path[0] = os.path.dirname(path)
+    try:
+        # First, because a typing error should not have to wait for torch.
+        compile(Path(path).read_bytes(), path, "exec")
+        _prepare_torch()
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            code = end.code & 0xFF if isinstance(end.code, int) else 1
+            text = "" if isinstance(end.code, int) else str(end.code)
+            tell(kind="exited", code=code, message=text[:LONGEST_TEXT])
+            _end(code)
+    except BaseException as error:
+        tell(
+            kind="raised",
+            code=1,
+            error=type(error).__name__,
+            message=str(error)[:LONGEST_TEXT],
+            peer=_is_about_a_peer(error),
+            traceback=_own_lines(error)[:LONGEST_TEXT],
+        )
+        _end(1)
+    tell(kind="finished")
+    # gloo's threads can crash a Python that is shutting down. They end with their
+    # process group, and that with the last object of the script that refers to it.
+    gc.collect()
+    import torch.distributed
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+class _Messenger:
+    """Sends messages to ``launch``, also if the script redirects its stderr."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.dup(2)
+
+    def __call__(self, **message: object) -> None:
+        message["time"] = time.time()
+        text = MARK + json.dumps(message).encode() + b"\n"
+        with contextlib.suppress(OSError):  # nobody listens any more
+            while text:
+                text = text[os.write(self.descriptor, text) :]
+
+
+def _prepare_torch() -> None:
+    import torch.distributed
+
+    # Its default arguments hold the process group that exists when it is imported,
+    # which DDP does: import it while there is none.
+    import torch.distributed.nn.functional  # noqa: F401
+
+    from course_utils.ranks.loopback import bind_stores_to_loopback
+
+    bind_stores_to_loopback()
+
+
+def _end(code: int) -> NoReturn:
+    """End this rank, without Python's own shutdown: peers may be waiting for it."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    time.sleep(SECONDS_TO_SPEAK)
+    os._exit(code)
+
+
+def _own_lines(error: BaseException) -> str:
+    """The traceback without the lines of Python, torch and this file."""
+    from course_utils.environment import ROOT
+    from course_utils.ranks.report import LIBRARIES
+
+    def tidy(report: traceback.TracebackException) -> None:
+        report.stack[:] = [frame for frame in report.stack if is_own(frame.filename)]
+        for place in (report, *report.stack):  # a SyntaxError has a file name itself
+            name = getattr(place, "filename", None)
+            if name and Path(name).is_relative_to(ROOT):
+                place.filename = os.path.relpath(name, ROOT)
+        causes = [report.__cause__, report.__context__]
+        for other in causes + (getattr(report, "exceptions", None) or []):
+            if other:
+                tidy(other)
+
+    def is_own(file: str) -> bool:
+        if file.startswith("<frozen") or file == __file__:
+            return False
+        return not os.path.realpath(file).startswith(LIBRARIES)
+
+    report = traceback.TracebackException.from_exception(error)
+    tidy(report)
+    return "".join(report.format()).rstrip()
+
+
+def _is_about_a_peer(error: BaseException) -> bool:
+    """Whether it says only that another rank is gone."""
+    if "torch" not in sys.modules or not isinstance(error, (RuntimeError, OSError)):
+        return False
+    from course_utils.ranks.rank import PEER_GONE
+
+    return bool(PEER_GONE.search(str(error)))
+
+
+def _die_with_the_kernel() -> None:
+    """End this process and all below it when the kernel closes our stdin, or dies."""
+    # Ranks whose parent dies become ours, so that kill_tree finds them.
+    _set_option(_PR_SET_CHILD_SUBREAPER, 1)
+    lifeline = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # what the ranks inherit: input() finds nothing there
+    os.close(nothing)
+
+    def watch() -> None:
+        os.read(lifeline, 1)  # nobody writes: it returns at the end of the file
+        kill_tree(os.getpid(), spare_root=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _set_option(option: int, value: int) -> None:
+    """Linux's prctl(); elsewhere nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    role, *words = sys.argv[1:]
+    sys.exit({"agent": run_agent, "rank": run_rank}[role](*words))

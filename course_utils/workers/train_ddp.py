@@ -1,0 +1,287 @@
+"""Train a small CNN on images of digits with DistributedDataParallel (DDP).
+
+Every rank (one process, one GPU if there are GPUs) holds the whole model and works on
+its own share of each batch. While the gradients are computed, DDP averages them over
+the ranks, so that every rank takes the same step and the models stay equal.
+
+On a laptop, two ranks:
+
+    torchrun --nproc-per-node 2 course_utils/workers/train_ddp.py --epochs 3
+
+One machine with 8 GPUs, the same file:
+
+    torchrun --nproc-per-node 8 course_utils/workers/train_ddp.py \
+        --backend nccl --data mnist --batch-size 512
+
+Two machines (nodes) with 8 GPUs each: type this on both; node0 is the name of one:
+
+    torchrun --nnodes 2 --nproc-per-node 8 \
+        --rdzv-backend c10d --rdzv-endpoint node0:29500 \
+        course_utils/workers/train_ddp.py --backend nccl --data mnist --batch-size 1024
+
+One process without torchrun, to see that the numbers are the same:
+
+    python course_utils/workers/train_ddp.py --epochs 3
+
+Rank 0 prints one JSON line an epoch. --batch-size is the batch of all ranks together,
+so the loss does not depend on how many they are. With --checkpoint FILE rank 0 saves
+after every epoch; a file that is already there is never overwritten, unless --resume
+says to go on from it. (--resume without a file starts anew, so one and the same line
+starts a job and restarts it.)
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+# DDP would import this while the process group exists, and its default arguments
+# would then hold the group to the end of Python, where gloo's threads can crash it.
+import torch.distributed.nn.functional  # noqa: F401
+from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from course_utils.data import NAMES, DataError, load_data
+
+# torchrun tells each process who it is. Without torchrun there is only this one.
+RANK = int(os.environ.get("RANK", 0))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # among the ranks of this machine
+LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def join_group(backend: str) -> torch.device:
+    """Meet the other ranks. Returns the device that this rank computes on."""
+    gpus = torch.cuda.device_count()
+    if backend == "auto":
+        backend = "nccl" if gpus >= LOCAL_WORLD_SIZE else "gloo"
+    if backend == "nccl":
+        if gpus < LOCAL_WORLD_SIZE:
+            stop(
+                f"nccl needs a GPU for each rank: this machine has {gpus}, "
+                f"for {LOCAL_WORLD_SIZE} ranks. Use --backend gloo."
+            )
+        device = torch.device("cuda", LOCAL_RANK)
+        torch.cuda.set_device(device)  # or every rank would use the first GPU
+    else:
+        device = torch.device("cpu")
+        torch.set_num_threads(1)  # the ranks share the cores
+        if WORLD_SIZE == LOCAL_WORLD_SIZE and sys.platform in ("linux", "darwin"):
+            # One machine: meet on its loopback interface. gloo would look up the
+            # machine's own name, which fails on many laptops.
+            loopback = "lo" if sys.platform == "linux" else "lo0"
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return device
+
+
+def make_model(height: int, width: int) -> nn.Module:
+    """A CNN for images [N, 1, height, width] in ten classes.
+
+    No BatchNorm: it takes its mean over the rank's own share of the batch, so the loss
+    would depend on the number of ranks (SyncBatchNorm is the way out). No dropout:
+    each rank would drop other units than one process would.
+    """
+    return nn.Sequential(
+        nn.Conv2d(1, 16, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * (height // 2) * (width // 2), 10),
+    )
+
+
+def make_loader(images: Tensor, labels: Tensor, args) -> DataLoader:
+    """This rank's share of the training images, in batches.
+
+    All ranks shuffle alike (same seed); then rank r of n takes the images r, r+n,
+    r+2n, ... So the k-th batches of all ranks together are the images k*B to (k+1)*B
+    of that order, whatever n is. Images that do not fill a last batch wait for the
+    next epoch: padding them, as the sampler would do, repeats some.
+    """
+    dataset = TensorDataset(images, labels)
+    sampler = DistributedSampler(dataset, seed=args.seed, drop_last=True)
+    share = args.batch_size // WORLD_SIZE
+    return DataLoader(dataset, share, sampler=sampler, drop_last=True)
+
+
+def train_epoch(model, loader, optimizer, device) -> tuple[float, float, int]:
+    """One pass over the data. Returns loss, accuracy and count over all ranks."""
+    totals = torch.zeros(3, dtype=torch.float64, device=device)
+    for images, labels in loader:
+        images, labels = images.to(device), labels.to(device)
+        logits = model(images)
+        loss = nn.functional.cross_entropy(logits, labels)
+        optimizer.zero_grad()
+        loss.backward()  # in here DDP averages the gradients over the ranks
+        optimizer.step()  # the same gradients, so the same step on every rank
+        totals[0] += loss.detach() * len(labels)
+        totals[1] += (logits.argmax(dim=1) == labels).sum()
+        totals[2] += len(labels)
+    # This rank has seen only its share. Add up sums and counts, then divide: a mean
+    # of the ranks' means is wrong as soon as their shares differ in size.
+    dist.all_reduce(totals)
+    loss_sum, correct, count = totals.tolist()
+    return loss_sum / count, correct / count, int(count)
+
+
+@torch.no_grad()
+def evaluate(model, images: Tensor, labels: Tensor, device) -> float:
+    """Accuracy over all test images. Every rank calls it; each image counts once.
+
+    No DistributedSampler: it pads the shares to one size, and would count some images
+    twice. Shares of different size are fine here, since ``model`` is the plain one,
+    not its DDP wrapper: nothing is exchanged before the all_reduce.
+    """
+    correct = torch.zeros(1, device=device)
+    mine = TensorDataset(images[RANK::WORLD_SIZE], labels[RANK::WORLD_SIZE])
+    for some_images, some_labels in DataLoader(mine, batch_size=500):
+        answers = model(some_images.to(device)).argmax(dim=1)
+        correct += (answers == some_labels.to(device)).sum()
+    dist.all_reduce(correct)
+    return correct.item() / len(images)
+
+
+def save_checkpoint(path: Path, checkpoint: dict) -> None:
+    """Replace ``path`` in one step: after a crash it is the old file or the new one.
+
+    Only rank 0 calls it. All ranks hold the same model, so one copy is enough.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        torch.save(checkpoint, file)
+        file.flush()
+        os.fsync(file.fileno())  # on the disk, before it takes the old file's name
+    os.replace(temporary, path)
+
+
+def load_checkpoint(path: Path, settings: dict) -> dict | None:
+    """The checkpoint, on every rank, or None. Rank 0 alone needs to see the file."""
+    found, problem = None, None
+    if RANK == 0 and path.exists():
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+            if found["settings"] != settings:
+                problem = f"{path} has {found['settings']}, but this run {settings}"
+        except Exception as error:
+            kind = type(error).__name__
+            problem = f"{path} is not a checkpoint of this script ({kind})"
+    message = [found, problem]
+    dist.broadcast_object_list(message, src=0)
+    found, problem = message
+    if problem:
+        stop(problem)
+    return found
+
+
+def train(args: argparse.Namespace, data: tuple[Tensor, ...], device) -> None:
+    """The whole training, the same on every rank."""
+    train_images, train_labels, test_images, test_labels = data
+    torch.manual_seed(args.seed)
+    plain_model = make_model(*train_images.shape[2:]).to(device)
+    optimizer = torch.optim.SGD(plain_model.parameters(), lr=args.lr, momentum=0.9)
+
+    # The state of random generators is not saved, because none is left to save: the
+    # order of the images follows from the seed and the number of the epoch.
+    settings = {name: vars(args)[name] for name in ("data", "batch_size", "lr", "seed")}
+    checkpoint = load_checkpoint(args.checkpoint, settings) if args.resume else None
+    if checkpoint:
+        plain_model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+
+    # Wrapping copies rank 0's parameters to the others: now all models are equal.
+    gpu = [LOCAL_RANK] if device.type == "cuda" else None
+    model = DistributedDataParallel(plain_model, device_ids=gpu)
+    loader = make_loader(train_images, train_labels, args)
+
+    # After its first backward pass DDP sorts its buckets anew, by the order in which
+    # the gradients came, and adds them up in another order from then on. Let that pass
+    # be one that does not count: a resumed run is then equal to the last bit.
+    model(train_images[:1].to(device)).sum().backward()
+    optimizer.zero_grad()
+
+    for epoch in range(checkpoint["epoch"] + 1 if checkpoint else 1, args.epochs + 1):
+        loader.sampler.set_epoch(epoch)  # or every epoch would have the same order
+        start = time.perf_counter()
+        loss, accuracy, count = train_epoch(model, loader, optimizer, device)
+        seconds = time.perf_counter() - start
+        metrics = {
+            "epoch": epoch,
+            "loss": loss,
+            "train_accuracy": accuracy,
+            "test_accuracy": evaluate(plain_model, test_images, test_labels, device),
+            "seconds": round(seconds, 3),
+            "images_per_second": round(count / seconds),
+            "world_size": WORLD_SIZE,
+            "backend": dist.get_backend(),
+        }
+        if RANK == 0:
+            print(json.dumps(metrics), flush=True)
+            if args.checkpoint:
+                state = {"settings": settings, "epoch": epoch}
+                state["model"] = plain_model.state_dict()  # no "module." in its names
+                state["optimizer"] = optimizer.state_dict()
+                save_checkpoint(args.checkpoint, state)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=64, help="of all ranks")
+    parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", choices=NAMES, default="digits")
+    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
+    parser.add_argument("--checkpoint", type=Path, help="save here after each epoch")
+    parser.add_argument("--resume", action="store_true", help="go on from there")
+    args = parser.parse_args()
+    if args.batch_size < 1 or args.batch_size % WORLD_SIZE:
+        stop(
+            f"--batch-size {args.batch_size} cannot be shared equally by {WORLD_SIZE} "
+            f"ranks. Use a multiple of {WORLD_SIZE}."
+        )
+    if args.resume and not args.checkpoint:
+        stop("--resume needs --checkpoint FILE: the file to go on from")
+    if RANK == 0 and args.checkpoint:
+        if args.checkpoint.exists() and not args.resume:
+            stop(f"{args.checkpoint} exists: add --resume to go on from it, or move it")
+        args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+def stop(message: str) -> NoReturn:
+    """Rank 0 says why it ends. The others wait: torchrun ends them when it has gone."""
+    if RANK != 0:
+        time.sleep(30)
+    sys.exit(f"train_ddp: {message}")
+
+
+@record  # torchrun's report of a failure then has the traceback
+def main() -> None:
+    args = parse_arguments()
+    try:
+        data = load_data(args.data)
+    except DataError as error:
+        stop(str(error))
+    if args.batch_size > len(data[0]):
+        stop(f"--batch-size {args.batch_size}: there are only {len(data[0])} images")
+    device = join_group(args.backend)
+    train(args, data, device)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""``load_data``: the tensors, and what happens when a download goes wrong.
+
+Downloads come from servers on 127.0.0.1 that the tests start, or from addresses where
+nobody answers: no test needs a network.
+"""
+
+import gzip
+import hashlib
+import http.server
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from course_utils import data
+from course_utils.data import DataError, load_data
+from course_utils.environment import ROOT
+
+
+# ------------------------------------------------------------------------- the digits
+def test_digits_have_the_promised_shapes_and_types():
+    images, labels, test_images, test_labels = load_data()
+    assert images.shape == (1440, 1, 8, 8)
+    assert test_images.shape == (357, 1, 8, 8)
+    assert images.dtype == test_images.dtype == torch.float32
+    assert labels.shape == (1440,)
+    assert test_labels.shape == (357,)
+    assert labels.dtype == test_labels.dtype == torch.int64
+    assert set(labels.tolist()) == set(test_labels.tolist()) == set(range(10))
+
+
+def test_digits_are_scaled_by_the_train_images():
+    images, _, test_images, _ = load_data("digits")
+    assert images.mean().abs() < 1e-6
+    assert (images.std() - 1).abs() < 1e-6
+    assert test_images.mean().abs() > 1e-6  # by the train images' mean, not its own
+
+
+def test_digits_are_the_ones_of_scikit_learn_each_once():
+    from sklearn.datasets import load_digits
+
+    images, labels, test_images, test_labels = load_data("digits")
+    original = load_digits()
+    pixels = torch.tensor(original.images, dtype=torch.float32)
+    train = torch.cat([images, test_images]).squeeze(1)
+    # Undo the scaling: pixels are whole numbers from 0 to 16.
+    low, high = train.min(), train.max()
+    restored = ((train - low) / (high - low) * 16).round()
+
+    def rows(images, labels):
+        return sorted(
+            (int(label), *image.flatten().int().tolist())
+            for image, label in zip(images, labels, strict=True)
+        )
+
+    assert rows(restored, torch.cat([labels, test_labels])) == rows(
+        pixels, torch.tensor(original.target)
+    )
+
+
+def test_digits_are_the_same_on_every_call_and_leave_the_random_state_alone():
+    torch.manual_seed(1)
+    first = load_data("digits")
+    drawn = torch.rand(1)
+    torch.manual_seed(2)
+    second = load_data("digits")
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(1))
+
+
+def test_digits_do_without_importing_scikit_learn():
+    """It would cost every rank a second."""
+    code = (
+        "import sys; from course_utils.data import load_data; load_data();"
+        "assert not {'sklearn', 'torchvision'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DataError, match="pip install scikit-learn"):
+        load_data("digits")
+
+
+def test_an_unknown_name_lists_the_names():
+    with pytest.raises(ValueError, match="'cifar'.*digits, mnist, fashion-mnist"):
+        load_data("cifar")
+
+
+# ---------------------------------------------------- MNIST, from a server of our own
+def idx(array: torch.Tensor) -> bytes:
+    """The file format of MNIST."""
+    header = struct.pack(">BBBB", 0, 0, 8, array.ndim)
+    sizes = struct.pack(f">{array.ndim}I", *array.shape)
+    return header + sizes + array.to(torch.uint8).numpy().tobytes()
+
+
+class Mirror:
+    """An HTTP server on 127.0.0.1 with a small MNIST; counts what it is asked for."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.files = {}
+        for part, count in (("train", 30), ("t10k", 12)):
+            images = torch.randint(0, 256, (count, 28, 28), generator=generator)
+            labels = torch.arange(count) % 10
+            for name, array in (
+                (f"{part}-images-idx3-ubyte.gz", images),
+                (f"{part}-labels-idx1-ubyte.gz", labels),
+            ):
+                self.files[name] = gzip.compress(idx(array))
+        self.resources = [
+            (name, hashlib.md5(content).hexdigest())
+            for name, content in self.files.items()
+        ]
+        self.asked: list[str] = []
+        mirror = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.strip("/")
+                # The first request for a file only asks where it is.
+                mirror.asked.append(name)
+                content = mirror.files.get(name)
+                self.send_response(200 if content else 404)
+                self.send_header("Content-Length", str(len(content or b"")))
+                self.end_headers()
+                self.wfile.write(content or b"")
+
+            def log_message(self, *args) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def mirror(monkeypatch, tmp_path):
+    """MNIST comes from our own server, into a folder of this test."""
+    from torchvision import datasets
+
+    mirror = Mirror()
+    monkeypatch.setattr(data, "STATE", tmp_path)
+    for dataset in (datasets.MNIST, datasets.FashionMNIST):
+        monkeypatch.setattr(dataset, "mirrors", [mirror.url])
+        monkeypatch.setattr(dataset, "resources", mirror.resources)
+    yield mirror
+    mirror.close()
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_mnist_is_downloaded_once_and_read(mirror, tmp_path, capsys, name):
+    images, labels, test_images, test_labels = load_data(name)
+    assert images.shape == (30, 1, 28, 28)
+    assert test_images.shape == (12, 1, 28, 28)
+    assert images.dtype == torch.float32
+    assert labels.tolist() == [n % 10 for n in range(30)]
+    assert test_labels.dtype == torch.int64
+    assert images.mean().abs() < 1e-5
+    asked = len(mirror.asked)
+    assert set(mirror.asked) == set(mirror.files)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 4  # one line a file, no progress bar
+    assert torch.equal(load_data(name)[0], images)
+    assert len(mirror.asked) == asked
+    assert capsys.readouterr().err == ""
+    assert not list(tmp_path.rglob("*.gz"))
+
+
+def test_ranks_that_load_at_once_download_once(mirror, monkeypatch):
+    downloads = []
+    download = data._download
+
+    def count(*args):
+        downloads.append(args[2])
+        return download(*args)
+
+    monkeypatch.setattr(data, "_download", count)
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(load_data, ["mnist"] * 4))
+    assert sorted(downloads) == sorted(mirror.files)
+    assert all(torch.equal(loaded[0][0], other[0]) for other in loaded)
+
+
+def test_a_process_that_waits_for_the_download_of_another_gets_it(mirror, tmp_path):
+    """The lock holds between processes, and a killed holder gives it back."""
+    code = (
+        "import sys, time; from filelock import FileLock;"
+        "lock = FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True);"
+        "time.sleep(60)"
+    )
+    (tmp_path / "data").mkdir()
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", code, tmp_path / "data" / "mnist.lock"],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as holder,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert holder.stdout.readline() == "held\n"
+        waiting = pool.submit(load_data, "mnist")
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.5)
+        assert mirror.asked == []
+        holder.kill()
+        assert waiting.result(timeout=10)[0].shape == (30, 1, 28, 28)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda content: content[:-100], lambda content: b"", lambda content: b"<html>"],
+    ids=["cut off", "empty", "another format"],
+)
+def test_a_damaged_file_is_named_and_removed_and_comes_anew(mirror, tmp_path, damage):
+    whole = load_data("mnist")[0]
+    file = tmp_path / "data" / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(DataError, match="train-images-idx3-ubyte was damaged") as info:
+        load_data("mnist")
+    assert "has been removed" in str(info.value)
+    assert not file.exists()
+    assert torch.equal(load_data("mnist")[0], whole)
+
+
+def test_a_download_that_arrives_damaged_is_not_kept(mirror, tmp_path):
+    name = "train-labels-idx1-ubyte.gz"
+    good = mirror.files[name]
+    mirror.files[name] = good[:-10]
+    with pytest.raises(DataError, match="mnist could not be downloaded"):
+        load_data("mnist")
+    assert not list(tmp_path.rglob("train-labels*"))
+    mirror.files[name] = good
+    assert load_data("mnist")[1].shape == (30,)
+
+
+def test_without_network_the_error_is_short_and_says_what_to_do(
+    mirror, monkeypatch, capsys
+):
+    from torchvision import datasets
+
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound, but it does not listen
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        monkeypatch.setattr(
+            datasets.MNIST,
+            "mirrors",
+            [f"http://{address}/", "http://no-such-host.invalid/"],
+        )
+        with pytest.raises(DataError) as info:
+            load_data("mnist")
+    message = str(info.value)
+    assert message.startswith("mnist could not be downloaded. Tried:\n")
+    assert f"  {address}: " in message
+    assert "  no-such-host.invalid: " in message
+    assert "--data digits" in message
+    assert message.count("\n") == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_server_that_never_answers_is_given_up(mirror, monkeypatch):
+    from torchvision import datasets
+
+    monkeypatch.setattr(data, "SECONDS_WITHOUT_ANSWER", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr(datasets.MNIST, "mirrors", [f"http://{address}/"])
+        with pytest.raises(DataError, match="timed out"):
+            load_data("mnist")
+    assert socket.getdefaulttimeout() is None

@@ -1,0 +1,621 @@
+"""``launch``: workers from a notebook, and every way in which they can go wrong.
+
+The faults are real: scripts that raise, crash, hang, are killed, or are left alone by
+a kernel that dies. After each of them no process and no temporary file may remain.
+"""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from course_utils import workers
+from course_utils.environment import ROOT
+from course_utils.workers import LaunchError, LaunchResult, launch
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="launch() needs Linux or macOS")
+
+MARK = "LAUNCH_TEST"  # an environment variable: every process of a test inherits it
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes that this test has started, directly or not."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.pid != os.getpid():
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until(condition, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.fixture(scope="module", autouse=True)
+def temporary_folder(tmp_path_factory):
+    """A folder for temporary files of our own: nothing may be left in it."""
+    folder = tmp_path_factory.mktemp("tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", None)
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch, temporary_folder):
+    """Marks what the test starts, and sees to it that nothing of it is left."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    descriptors = len(os.listdir("/dev/fd"))
+    yield mark
+    wait_until(lambda: marked(mark) == [], 1.0)
+    left = marked(mark)
+    for process in left:
+        process.kill()
+    assert left == []
+    assert list(temporary_folder.iterdir()) == []
+    assert len(os.listdir("/dev/fd")) == descriptors
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a worker script and returns its path."""
+
+    def write(code: str, name: str = "worker.py") -> str:
+        file = tmp_path / name
+        file.write_text(textwrap.dedent(code).lstrip("\n"))
+        return str(file)
+
+    return write
+
+
+# -------------------------------------------------------------- what goes well
+def test_a_worker_runs_as_under_torchrun_and_on_loopback_only(
+    script, tmp_path, mark, capfd
+):
+    path = script(
+        """
+        import json, os, pathlib, socket, subprocess, sys, time
+        import torch, torch.distributed as dist
+        from torch import nn
+
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        assert __name__ == "__main__" and __file__ == os.path.abspath(sys.argv[0])
+        assert sys.path[0] == os.path.dirname(__file__)
+        assert sys.argv[1:] == ["one two", "--lr", "0.5", "--resume"], sys.argv
+        assert os.environ["LOCAL_RANK"] == os.environ["RANK"]
+        assert os.environ["LOCAL_WORLD_SIZE"] == "2"
+        assert torch.get_num_threads() == 1
+        assert sys.stdin.read() == ""
+
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = [free.getsockname()[1]]
+        dist.broadcast_object_list(port)
+        dist.destroy_process_group()
+
+        # A second meeting, which rank 0 serves itself.
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port[0]}",
+                                rank=rank, world_size=world_size)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+        model(torch.ones(1, 2)).sum().backward()
+        dist.barrier()
+        folder = pathlib.Path(__file__).parent
+        (folder / "ready").touch()
+        while not (folder / "looked").exists():
+            time.sleep(0.02)
+
+        if rank == 0:
+            print("before")
+            print(json.dumps({"epoch": 1, "loss": 0.25, "seconds": time.time()}))
+            print("{not JSON}")
+            subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        else:
+            print("\\n".join(str(n) for n in range(3000)))
+            print("10 %\\r50 %\\r100 %", file=sys.stderr)
+            print("smörgås", total.item(), os.getcwd(), end="")
+        """
+    )
+    listening, done = set(), threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            ready = (tmp_path / "ready").exists()
+            for process in marked(mark):
+                try:
+                    for found in process.net_connections():
+                        if found.status == psutil.CONN_LISTEN:
+                            listening.add((process.pid, found.laddr.ip))
+                except psutil.Error:
+                    continue
+            if ready:
+                (tmp_path / "looked").touch()
+            time.sleep(0.05)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        result = launch(path, "one two", lr=0.5, resume=True, momentum=None)
+    finally:
+        done.set()
+        looking.join()
+
+    assert isinstance(result, LaunchResult)
+    assert result.returncode == 0
+    assert 0 < result.seconds < 60
+    (metrics,) = result.metrics
+    assert (metrics["epoch"], metrics["loss"]) == (1, 0.25)
+    assert len({pid for pid, _ in listening}) == 3  # the agent and the two ranks
+    assert {address for _, address in listening} == {"127.0.0.1"}
+
+    command = f"torchrun --nproc-per-node 2 {path} 'one two' --lr 0.5 --resume"
+    assert result.command == command
+    assert repr(result) == f"<LaunchResult of {command!r}: 1 metrics lines>"
+    out, err = capfd.readouterr()
+    lines = out.splitlines()
+    assert lines[0] == command
+    assert lines[1] == "[rank 0] before"
+    assert lines[2].startswith('[rank 0] {"epoch": 1')
+    assert lines[3] == "[rank 0] {not JSON}"
+    assert lines[4:1004] == [f"[rank 1] {n}" for n in range(1000)]
+    assert lines[1004] == "[rank 1] ... 1,901 lines left out ..."
+    assert lines[1005:-1] == [f"[rank 1] {n}" for n in range(2901, 3000)]
+    assert lines[-1] == f"[rank 1] smörgås 2.0 {ROOT}"
+    assert err == "[rank 1] 100 %\n"
+    assert "[rank 1] 2000\n" in result.output  # all lines are kept
+
+
+class Clock(io.StringIO):
+    """A stdout that notes when each line was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: dict[str, float] = {}
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            self.times[line] = time.monotonic()
+        return super().write(text)
+
+
+def test_lines_appear_as_they_come_and_epochs_without_their_times(script, monkeypatch):
+    path = script(
+        """
+        import json, os, time
+        metrics = {"epoch": 1, "loss": 1 / 3, "test_accuracy": 0.97251, "seconds": 0.5,
+                   "images_per_second": 12345, "world_size": 1, "backend": "gloo"}
+        print(json.dumps(metrics))
+        time.sleep(1.0)
+        print("later")
+        """
+    )
+    monkeypatch.setenv("RANKS_OUTPUT", "stream")
+    monkeypatch.setattr(sys, "stdout", clock := Clock())
+    result = launch(path, nproc=1, show="epochs")
+    command, epoch, later = clock.getvalue().splitlines()
+    assert command == f"torchrun --nproc-per-node 1 {path}"
+    assert epoch == "[rank 0] epoch 1   loss 0.333   test_accuracy 0.973"
+    assert later == "[rank 0] later"
+    assert clock.times[later] - clock.times[epoch] > 0.8
+    assert result.metrics[0]["images_per_second"] == 12345  # nothing is lost
+
+
+def test_arguments_become_the_words_of_a_command_line():
+    words = workers._arguments(
+        ("--flag", 3),
+        {
+            "batch_size": 64,
+            "lr": 1e-4,
+            "resume": True,
+            "seed": None,
+            "fast": False,
+            "sizes": [8, 16],
+            "checkpoint": ROOT / ".course" / "ddp.pt",
+        },
+    )
+    assert words == [
+        *("--flag", "3", "--batch-size", "64", "--lr", "0.0001", "--resume"),
+        *("--sizes", "8", "16", "--checkpoint", os.path.join(".course", "ddp.pt")),
+    ]
+
+
+# ---------------------------------------------------- what goes wrong in the worker
+# Each script creates the file sys.argv[1] just before its fault: the time counts from
+# there, because how long the start takes depends on what else this machine does.
+FAULTS = {
+    "raise": (
+        2,
+        """
+        import pathlib, sys
+        import torch, torch.distributed as dist
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        @record
+        def main():
+            dist.init_process_group("gloo")
+            if dist.get_rank() == 0:
+                print('{"epoch": 1}', flush=True)
+            dist.barrier()
+            if dist.get_rank() == 1:
+                pathlib.Path(sys.argv[1]).touch()
+                try:
+                    torch.nn.Linear(3, 4)(torch.ones(2, 5))
+                except RuntimeError as error:
+                    raise ValueError("bad shard\\nsecond line") from error
+            dist.all_reduce(torch.ones(1))
+
+        if __name__ == "__main__":
+            main()
+        """,
+    ),
+    "raise everywhere": (
+        2,
+        """
+        import pathlib, sys, time, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        pathlib.Path(sys.argv[1]).touch()
+        time.sleep(0 if dist.get_rank() == 1 else 0.2)
+        raise KeyError("everywhere")
+        """,
+    ),
+    "skipped collective": (
+        2,
+        """
+        import pathlib, sys, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        pathlib.Path(sys.argv[1]).touch()
+        if dist.get_rank() == 1:
+            dist.all_reduce(torch.ones(1))
+        """,
+    ),
+    "os._exit": (
+        2,
+        """
+        import os, pathlib, signal, sys, time, torch.distributed as dist
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a rank that will not go
+        dist.init_process_group("gloo")
+        if os.environ["RANK"] == "1":
+            print("a last word", file=sys.stderr)
+            pathlib.Path(sys.argv[1]).touch()
+            os._exit(3)
+        time.sleep(1000)
+        """,
+    ),
+    "sys.exit": (
+        1,
+        """
+        import pathlib, sys
+        pathlib.Path(sys.argv[1]).touch()
+        sys.exit("no data here")
+        """,
+    ),
+    "kill -9": (
+        2,
+        """
+        import os, pathlib, signal, sys, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            if os.fork() == 0:
+                signal.pause()  # a child that would survive its parent
+            pathlib.Path(sys.argv[1]).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.all_reduce(torch.ones(1))
+        """,
+    ),
+    "crash": (
+        1,
+        """
+        import ctypes, pathlib, sys
+
+        def read(address):
+            return ctypes.string_at(address)
+
+        pathlib.Path(sys.argv[1]).touch()
+        read(0)
+        """,
+    ),
+    "syntax": (2, "import os\nprint('never')\nif True print(1)\n"),
+    "agent killed": (
+        1,
+        """
+        import os, pathlib, signal, subprocess, sys, time
+        subprocess.Popen(["sleep", "1000"])
+        pathlib.Path(sys.argv[1]).touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+        """,
+    ),
+}
+
+
+@dataclass
+class Outcome:
+    error: LaunchError
+    seconds: float | None  # from the fault to the exception in the notebook
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> dict[str, Outcome]:
+    """What became of every launch in FAULTS, two at a time."""
+    folder = tmp_path_factory.mktemp("faults")
+
+    def cause(name: str) -> Outcome:
+        nproc, code = FAULTS[name]
+        file = folder / name / f"{name.replace(' ', '_')}.py"
+        file.parent.mkdir()
+        file.write_text(textwrap.dedent(code).lstrip("\n"))
+        fault = file.with_suffix(".fault")
+        with pytest.raises(LaunchError) as info:
+            launch(file, str(fault), nproc=nproc, timeout=100.0, quiet=True)
+        end = time.time()
+        seconds = end - fault.stat().st_mtime if fault.exists() else None
+        return Outcome(info.value, seconds)
+
+    mark = uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setenv(MARK, mark)
+        patch.setattr(workers, "SECONDS_OF_GRACE", 1.0)
+        outcomes = dict(zip(FAULTS, pool.map(cause, FAULTS), strict=True))
+    assert wait_until(lambda: marked(mark) == [], 1.0)
+    return outcomes
+
+
+@pytest.mark.parametrize("name", sorted(set(FAULTS) - {"syntax"}))
+def test_a_failure_comes_back_soon(outcomes, name):
+    # Alone on an idle machine each takes less than 1.5 s.
+    assert outcomes[name].seconds < 5.0
+
+
+def test_the_failing_ranks_own_traceback_is_raised(outcomes):
+    error = outcomes["raise"].error
+    assert (error.cause, error.rank, error.returncode) == ("raised", 1, 1)
+    lines = str(error).splitlines()
+    assert lines[0] == "rank 1 raised ValueError: bad shard"
+    frames = [line for line in lines if line.startswith("  File ")]
+    assert [re.sub(r'".*/', '"', frame) for frame in frames] == [
+        '  File "raise.py", line 14, in main',
+        '  File "raise.py", line 20, in <module>',
+        '  File "raise.py", line 16, in main',
+    ]
+    assert "mat1 and mat2 shapes cannot be multiplied" in str(error)
+    assert "direct cause of the following exception" in str(error)
+    assert error.traceback in str(error)
+    assert len(lines) < 25
+    assert error.metrics == [{"epoch": 1}]
+    assert error.output == '[rank 0] {"epoch": 1}\n'
+
+
+def test_in_a_notebook_only_the_message_is_shown(outcomes):
+    error = outcomes["raise"].error
+    assert error._render_traceback_() == [f"LaunchError: {error}"]
+
+
+def test_if_all_ranks_fail_alike_the_lowest_is_named(outcomes):
+    text = str(outcomes["raise everywhere"].error)
+    assert text.startswith("rank 0 raised KeyError: 'everywhere'")
+
+
+def test_a_skipped_collective_is_explained(outcomes):
+    error = outcomes["skipped collective"].error
+    assert (error.cause, error.rank) == ("raised", 1)
+    assert str(error).startswith(
+        "rank 1 lost the connection to another rank. Finished by then: 0. "
+        "Do all ranks call the same collectives"
+    )
+    assert "line 5, in <module>" in error.traceback
+
+
+def test_exit_codes_are_told_apart(outcomes):
+    hard = outcomes["os._exit"].error
+    assert (hard.cause, hard.rank, hard.returncode) == ("exited", 1, 3)
+    assert str(hard) == (
+        "rank 1 ended with exit code 3, without a Python exception (by os._exit, or "
+        "from C code):\n  a last word"
+    )
+    soft = outcomes["sys.exit"].error
+    assert (soft.cause, soft.rank, soft.returncode) == ("exited", 0, 1)
+    assert str(soft) == "rank 0 ended with exit code 1: no data here"
+
+
+def test_a_killed_rank_is_named_with_its_signal(outcomes):
+    error = outcomes["kill -9"].error
+    assert (error.cause, error.rank, error.returncode) == ("killed", 1, -9)
+    assert str(error).startswith("rank 1 was killed by signal 9 (SIGKILL)")
+
+
+def test_a_crash_in_c_is_placed(outcomes):
+    error = outcomes["crash"].error
+    assert (error.cause, error.returncode) == ("killed", -signal.SIGSEGV)
+    assert str(error) == (
+        "rank 0 was killed by signal 11 (SIGSEGV). It was in string_at, called in "
+        "line 4 of crash.py: return ctypes.string_at(address)"
+    )
+    assert error.output == ""
+
+
+def test_a_syntax_error_is_shown_where_it_is(outcomes):
+    error = outcomes["syntax"].error
+    assert error.cause == "raised"
+    assert str(error).startswith("rank 0 raised SyntaxError: ")
+    assert re.search(r'syntax\.py", line 3\n +if True print\(1\)\n', str(error))
+
+
+def test_a_killed_agent_is_said(outcomes):
+    error = outcomes["agent killed"].error
+    assert (error.cause, error.rank) == ("torchrun", None)
+    assert str(error).startswith("torchrun itself failed (killed by signal 9 (SIGKILL)")
+
+
+def test_after_the_time_every_rank_says_where_it_is(script, tmp_path, monkeypatch):
+    path = script(
+        """
+        import os, pathlib, subprocess, sys, time, torch, torch.distributed as dist
+
+        def count():
+            while True: pass
+
+        def main():
+            rank = dist.get_rank()
+            pathlib.Path(sys.argv[1], str(rank)).touch()
+            if rank == 0:
+                dist.recv(torch.ones(1), src=1)
+            if rank == 1:
+                subprocess.Popen(["sleep", "1000"])
+                count()
+
+        dist.init_process_group("gloo")
+        main()
+        """,
+        "stuck.py",
+    )
+    ready = tmp_path / "ready"
+    ready.mkdir()
+
+    class Clock:
+        """Runs 100 s fast as soon as all ranks are where they get stuck."""
+
+        reached = None
+
+        def monotonic(self) -> float:
+            now = time.monotonic()
+            if self.reached is None and len(list(ready.iterdir())) == 3:
+                self.reached = now
+            ahead = self.reached is not None and now > self.reached + 0.5
+            return now + 100 * ahead
+
+    clock = Clock()
+    monkeypatch.setattr(workers, "time", clock)
+    with pytest.raises(LaunchError) as info:
+        launch(path, str(ready), nproc=3, timeout=99.5, quiet=True)
+    assert time.monotonic() - clock.reached < 4.0
+    assert info.value.cause == "timeout"
+    assert str(info.value) == (
+        "not finished after 99.5 s (timeout=99.5): stopped.\n"
+        "  rank 0 was in recv, called in line 10 of stuck.py: "
+        "dist.recv(torch.ones(1), src=1)\n"
+        "  rank 1 was in line 4 of stuck.py: while True: pass\n"
+        "  rank 2 had finished"
+    )
+
+
+# --------------------------------------------------------- what goes wrong around it
+def test_an_unknown_worker_lists_those_there_are(capsys):
+    with pytest.raises(LaunchError) as info:
+        launch("train_dpp")
+    assert info.value.cause == "usage"
+    assert "'train_dpp'" in str(info.value)
+    assert "train_ddp" in str(info.value)
+    assert "_runner" not in str(info.value)
+    with pytest.raises(LaunchError, match="there is no worker or script 'no/such.py'"):
+        launch("no/such.py")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"nproc": 0}, "nproc is the number of ranks, 1 or more, not 0"),
+        ({"nproc": "2"}, "not '2'"),
+        ({"nproc": True}, "not True"),
+        ({"timeout": 0}, "timeout is a number of seconds above 0, not 0"),
+        ({"timeout": "5"}, "not '5'"),
+        ({"show": "some"}, 'show is "all", "epochs" or "none", not \'some\''),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        launch("train_ddp", **arguments)
+
+
+SLEEPER = """
+    import os, pathlib, subprocess, sys, time
+    subprocess.Popen(["sleep", "1000"])
+    pathlib.Path(sys.argv[1], os.environ["RANK"]).touch()
+    time.sleep(1000)
+"""
+
+
+def test_an_interrupt_ends_the_launch_at_once(script, tmp_path, mark):
+    """What Jupyter's stop button does: SIGINT to the kernel."""
+    path, ready = script(SLEEPER), tmp_path / "ready"
+    ready.mkdir()
+    pressed = []
+
+    def press() -> None:
+        if wait_until(lambda: len(list(ready.iterdir())) == 2, 30):
+            pressed.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    button = threading.Thread(target=press)
+    button.start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(path, str(ready), timeout=60, quiet=True)
+    assert time.monotonic() - pressed[0] < 1.0
+    assert marked(mark) == []
+    button.join()
+
+
+def test_a_kernel_that_is_killed_takes_the_launch_with_it(script, tmp_path, mark):
+    path, ready = script(SLEEPER), tmp_path / "ready"
+    ready.mkdir()
+    code = f"from course_utils import launch; launch({path!r}, {str(ready)!r})"
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    assert wait_until(lambda: len(list(ready.iterdir())) == 2, 30)
+    assert len(marked(mark)) == 6  # kernel, agent, two ranks, a child of each
+    kernel.kill()
+    kernel.wait()
+    assert wait_until(lambda: marked(mark) == [], 2.0)
+
+
+def test_a_kernel_that_is_killed_while_torchrun_starts(tmp_path, mark):
+    code = "from course_utils import launch; launch('train_ddp')"
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    assert wait_until(lambda: len(marked(mark)) == 2, 30)
+    time.sleep(0.3)
+    kernel.kill()
+    kernel.wait()
+    assert wait_until(lambda: marked(mark) == [], 3.0)
+
+
+def test_the_notebooks_process_needs_no_torch():
+    code = (
+        "import sys; import course_utils.workers;"
+        "assert not {'torch', 'numpy', 'psutil'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
+
+
+def test_every_worker_in_the_folder_can_be_launched_by_name():
+    names = {file.stem for file in Path(workers.__file__).parent.glob("*.py")}
+    assert "train_ddp" in names
+    for name in names - {"__init__", "_runner"}:
+        assert workers._find(name).name == f"{name}.py"
