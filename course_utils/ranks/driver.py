@@ -225,7 +225,7 @@ class Ranks:
         payload = pickled_call(fn, args, kwargs)
         request = {"op": "call", "payload": payload}
         replies = self._cell(request, timeout, self._chosen(only))
-        return [cloudpickle.loads(reply["payload"]) for reply in replies.values()]
+        return [unpickled(r, reply, "the result") for r, reply in replies.items()]
 
     def run_cell(
         self,
@@ -270,10 +270,11 @@ class Ranks:
 
         Raises:
             RanksError: there is no such variable, or it cannot be copied (pickled).
+            TypeError: the copy cannot be read here.
         """
         chosen = self._chosen(None if rank is None else [rank])
         replies = self._simple({"op": "pull", "name": name}, chosen)
-        values = [cloudpickle.loads(reply["payload"]) for reply in replies.values()]
+        values = [unpickled(r, reply, repr(name)) for r, reply in replies.items()]
         return values if rank is None else values[0]
 
     def status(self) -> list[RankStatus]:
@@ -315,7 +316,7 @@ class Ranks:
         if only is None:
             return list(range(self.n))
         chosen = [only] if isinstance(only, int) else list(only)
-        wrong = [r for r in chosen if not isinstance(r, int) or not 0 <= r < self.n]
+        wrong = [r for r in chosen if type(r) is not int or not 0 <= r < self.n]
         if wrong or not chosen:
             raise ValueError(
                 f"there is no rank {', '.join(map(str, wrong)) or '(empty list)'}: "
@@ -395,8 +396,9 @@ class Ranks:
             if result.quiet
             else f"Not finished after {limit:g} s, the limit for this cell."
         )
+        left_out = [rank for rank in range(self.n) if rank not in result.chosen]
         message = describe_failures(
-            failures, result.finished(), cause, waited, restarted, self.init
+            failures, result.finished(), cause, waited, restarted, left_out, self.init
         )
         return RanksError(
             message,
@@ -409,7 +411,7 @@ class Ranks:
     def _check_same_collectives(self, replies: dict[int, dict[str, Any]]) -> None:
         """All ranks finished. Did one of them leave out a collective?
 
-        A broadcast can return on its source before anybody has received it.
+        A call with ``async_op=True`` that nobody waits for returns at once.
         """
         groups = {group for reply in replies.values() for group in reply["calls"]}
         for group in sorted(groups):
@@ -431,8 +433,8 @@ class Ranks:
                 f"{rank_list(more).capitalize()} called {text}, but "
                 f"{rank_list(fewer)} did not"
                 + (" (left out of this cell)" if absent == fewer else "")
-                + ".\nIt returned all the same, because gloo sends small messages "
-                "ahead; with nccl it would hang.\nEvery rank of a group must call the "
+                + ".\nThe cell ended all the same, because it did not wait for the "
+                "result. The result never comes.\nEvery rank of a group must call the "
                 "same collectives.\n"
                 "(All ranks keep their variables. "
                 + (
@@ -608,7 +610,7 @@ class Round:
         self.last_event = self.started
         self.failed_at: float | None = None
         self.severed = False
-        self.samples: list[tuple[float, Any]] = []
+        self.samples: list[tuple[float, dict[int, float]]] = []
         self.silent_outputs: set[int] = set()
 
     # -------------------------------------------------------------------- send and wait
@@ -732,30 +734,26 @@ class Round:
         if self.samples and now - self.samples[-1][0] < QUIET_SECONDS:
             return False
         used = self._cpu_seconds()
-        before = self.samples[-1][1] if self.samples else None
-        if before is None or used is None or used - before > QUIET_CPU:
+        before = self.samples[-1][1] if self.samples else {}
+        if any(s - before.get(rank, 0.0) > QUIET_CPU for rank, s in used.items()):
             self.samples = [(now, used)]
             return False
         self._ask_where(0.2)
-        used = self._cpu_seconds() or used
+        used = self._cpu_seconds()
         if not all(is_waiting(self.frames.get(r, [])) for r in self.pending):
             self.samples = [(now, used)]
             return False
         self.samples.append((now, used))
         return len(self.samples) > QUIET_SAMPLES
 
-    def _cpu_seconds(self) -> float | None:
-        """CPU time that all ranks have used so far."""
-        total = 0.0
+    def _cpu_seconds(self) -> dict[int, float]:
+        """CPU time that each rank has used so far."""
+        used = {}
         for rank, process in self.team.processes.items():
-            if rank in self.died:
-                continue
-            try:
+            with contextlib.suppress(psutil.Error):  # it has just died
                 times = psutil.Process(process.pid).cpu_times()
-            except psutil.Error:
-                return None
-            total += times.user + times.system
-        return total
+                used[rank] = times.user + times.system
+        return used
 
     def _ask_where(self, seconds: float) -> None:
         """Fill ``frames`` of the pending ranks, as far as they answer in time."""
@@ -887,6 +885,18 @@ def pickled(value: Any, what: str) -> bytes:
             f"{what} can't be sent to the ranks: {error}. "
             "Build it on the ranks instead, inside the function or cell."
         ) from None
+
+
+def unpickled(rank: int, reply: dict[str, Any], what: str) -> Any:
+    """The value that a rank has sent, or a TypeError that says whose it is."""
+    try:
+        return cloudpickle.loads(reply["payload"])
+    except Exception as error:
+        raise TypeError(
+            f"{what} of rank {rank} can't be read in the notebook "
+            f"({type(error).__name__}: {error}). "
+            "Return tensors, numbers, text, lists or dictionaries."
+        ) from error
 
 
 def pickled_call(fn: Callable[..., Any], args: tuple, kwargs: dict) -> bytes:

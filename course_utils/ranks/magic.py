@@ -70,9 +70,15 @@ def names_of(error: RanksError) -> set[str]:
 
 def run_on_ranks(line: str, cell: str) -> None:
     """Run ``cell`` on the ranks; ``line`` holds the options behind ``%%ranks``."""
-    options = make_parser().parse_args(shlex.split(line))
+    try:
+        words = shlex.split(line)
+    except ValueError as error:  # a quotation mark without its other half
+        raise ValueError(f"%%ranks: {error}") from None
+    options = make_parser().parse_args(words)
     only = rank_numbers(options.only)
-    ranks = Ranks.latest(options.n) or keep(Ranks(options.n or 4))
+    ranks = Ranks.latest(options.n)
+    if ranks is None:
+        ranks = keep(Ranks(4 if options.n is None else options.n))
     try:
         ranks.run_cell(cell, timeout=options.timeout, only=only, first_line=2)
     except RanksError as error:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 
 HEAD_LINES, TAIL_LINES = 1000, 100  # of one rank in one cell; the middle is left out
+LINE_CHARS = 10_000  # of one line; the rest is left out
 TIDY_SECONDS = 0.25  # a short cell is over before that: then its lines are in order
 
 
@@ -37,14 +38,13 @@ def choose_output(output: str) -> str:
 class RankOutput:
     """The bytes of one rank, cut into lines."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self) -> None:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.partial = ""
         self.head: deque[str] = deque()  # finished lines that are not yet printed
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.count = 0
-        self.has_bar = False  # the partial line is a progress bar
+        self.left_out = 0  # characters of the partial line
 
     def feed(self, data: bytes) -> None:
         """Take in what the rank has printed."""
@@ -54,19 +54,29 @@ class RankOutput:
         if "\r" in self.partial:
             # Only the last state of a bar counts; keep one "\r" as its mark.
             self.partial = "\r" + last_state(self.partial)
+        self.partial = self._cut(self.partial)
 
     def end(self) -> None:
         """The cell is over: a line without a newline is a line too."""
+        self.partial += self.decoder.decode(b"", final=True)  # half a character
         if self.partial:
             self._finish(self.partial)
             self.partial = ""
 
+    def _cut(self, line: str) -> str:
+        """The beginning of a very long line; what goes is counted."""
+        self.left_out += max(0, len(line) - LINE_CHARS)
+        return line[:LINE_CHARS]
+
     def _finish(self, line: str) -> None:
-        line = line.removesuffix("\r")  # a Windows line end
+        line = self._cut(line.removesuffix("\r"))  # a Windows line end
         is_bar = "\r" in line
         text = last_state(line) if is_bar else line
+        left_out, self.left_out = self.left_out, 0
         if is_bar and not text:
             return
+        if left_out:
+            text += f" ... {left_out:,} characters left out ..."
         self.count += 1
         if self.count <= HEAD_LINES:
             self.head.append("\r" + text if is_bar else text)
@@ -103,7 +113,7 @@ class Printer:
     """
 
     def __init__(self, ranks: list[int], mode: str) -> None:
-        self.outputs = {rank: RankOutput(rank) for rank in ranks}
+        self.outputs = {rank: RankOutput() for rank in ranks}
         self.mode = mode
         self.started = time.monotonic()
         self.bar = ""  # the progress bar that stands in the last line just now
@@ -165,5 +175,8 @@ class Printer:
 
 def value_lines(value: str) -> list[str]:
     """The value of a cell's last line, as lines to print."""
-    first, *others = value.split("\n")
+    output = RankOutput()
+    output.feed(value.encode("utf-8", "backslashreplace"))
+    output.end()
+    first, *others = output.take() + output.take_rest() or [""]
     return [f"=> {first}", *(f"   {line}" for line in others)]

@@ -12,10 +12,12 @@ import os
 import pickle
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from multiprocessing.connection import Connection, Listener, Pipe
@@ -42,6 +44,11 @@ def start_method() -> str:
             f"RANKS_START_METHOD is {chosen!r}; it must be 'fork' or 'spawn'"
         )
     return chosen or ("fork" if sys.platform == "linux" else "spawn")
+
+
+def temporary_folder() -> str:
+    """A folder for what ranks put into TMPDIR: a killed rank does not tidy up."""
+    return tempfile.mkdtemp(prefix="ranks-")
 
 
 class RankProcess:
@@ -102,6 +109,7 @@ class Zygote:
         environment = dict(os.environ)
         environment["OMP_NUM_THREADS"] = "1"  # ranks share the cores among them
         environment.setdefault("RES_OPTIONS", QUICK_NAMES)
+        self.folder = environment["TMPDIR"] = temporary_folder()
         environment["PYTHONPATH"] = os.pathsep.join(
             [PACKAGE_FOLDER, *filter(None, [environment.get("PYTHONPATH")])]
         )
@@ -112,6 +120,7 @@ class Zygote:
                     "-m",
                     "course_utils.ranks.zygote",
                     str(theirs.fileno()),
+                    self.folder,
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -157,6 +166,7 @@ class Zygote:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(3)
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def fork(self, request: dict[str, Any], files: list[int]) -> None:
         """Ask for one rank; ``request["token"]`` names it in :attr:`forked`."""
@@ -292,6 +302,7 @@ class SpawnedRank(RankProcess):
         environment = dict(environment, RANKS_KEY=key.hex(), OMP_NUM_THREADS="1")
         environment["PYTHONPATH"] = os.pathsep.join([PACKAGE_FOLDER, *sys.path])
         environment["PYTHONUNBUFFERED"] = "1"
+        self.folder = environment["TMPDIR"] = temporary_folder()
         self.listener = Listener(("127.0.0.1", 0), authkey=key)
         self.process = subprocess.Popen(
             [
@@ -356,3 +367,4 @@ class SpawnedRank(RankProcess):
             self.process.wait(3)
         self.process.stdout.close()
         self.output.close()
+        shutil.rmtree(self.folder, ignore_errors=True)

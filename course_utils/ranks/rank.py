@@ -311,7 +311,7 @@ class Rank:
     def do_pull(self, request: dict[str, Any]) -> dict[str, Any]:
         name = request["name"]
         if name not in self.variables:
-            raise NameError(f"no variable {name!r} on rank {self.rank}")
+            raise NameError(f"there is no variable {name!r} on this rank")
         try:
             payload = cloudpickle.dumps(self.variables[name])
         except Exception as error:

@@ -195,9 +195,12 @@ def group_same(failures: list[RankFailure]) -> list[tuple[list[int], RankFailure
 def choose_root(failures: dict[int, RankFailure]) -> RankFailure:
     """Died before raised before stuck before a peer's broken connection."""
     order = ("died", "raised", "stuck", "peer")
-    return min(
-        failures.values(), key=lambda f: (order.index(f.kind), f.seconds, f.rank)
-    )
+    return min(failures.values(), key=lambda f: (order.index(f.kind), *first(f)))
+
+
+def first(failure: RankFailure) -> tuple[float, int]:
+    """Sort key: what failed earlier. At the same time, within 0.1 s, the lower rank."""
+    return round(failure.seconds, 1), failure.rank
 
 
 def shortened(message: str) -> str:
@@ -215,6 +218,7 @@ def describe_failures(
     cause: str,
     waited: str,
     restarted: list[int],
+    left_out: list[int],
     init: bool,
 ) -> str:
     """The whole message of a :class:`RanksError`.
@@ -225,6 +229,7 @@ def describe_failures(
         cause: as in :class:`RanksError`.
         waited: how the driver came to see that nothing moves, in words.
         restarted: ranks that had to be replaced by fresh processes.
+        left_out: ranks that the cell was not sent to.
         init: whether the next cell gets a new process group by itself.
     """
     parts: list[str] = []
@@ -237,7 +242,7 @@ def describe_failures(
         parts.append(f"{rank_list(ranks)} died ({failure.error}){where}.")
         if failure.error in DEATHS:
             parts.append(indent(DEATHS[failure.error], "  "))
-    raised = sorted(by_kind["raised"], key=lambda f: (f.seconds, f.rank))
+    raised = sorted(by_kind["raised"], key=first)
     mismatches = [f for f in raised if f.error == "CollectiveMismatch"]
     told = [f for f in raised if f not in mismatches[1:]]  # one tells it all
     for ranks, failure in group_same(told):
@@ -282,16 +287,22 @@ def describe_failures(
             parts.append(f"{rank_list(ranks)} {verb} waiting{waiting}")
     if finished and (stuck or peers):
         parts.append(f"{rank_list(finished)} finished the cell.")
+    if left_out and (stuck or peers):
+        verb = "was" if len(left_out) == 1 else "were"
+        parts.append(f"{rank_list(left_out)} {verb} left out of this cell.")
     if any(f.error == "waiting" for f in stuck):
         parts.append(
             "A collective returns only when every rank of its group calls it; "
             "a recv needs its send."
-            if by_kind["died"] or raised or finished or len(group_same(stuck)) > 1
+            if by_kind["died"]
+            or raised
+            or finished
+            or left_out
+            or len(group_same(stuck)) > 1
             else "All ranks wait for each other: nobody sends what the others expect."
         )
     parts.append(what_now(failures, restarted, init))
-    message = "\n".join(parts)
-    return message[0].upper() + message[1:] if message.startswith("r") else message
+    return "\n".join(part[:1].upper() + part[1:] for part in parts)
 
 
 def what_now(failures: dict[int, RankFailure], restarted: list[int], init: bool) -> str:

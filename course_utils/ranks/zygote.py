@@ -15,6 +15,7 @@ import mmap
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -49,10 +50,12 @@ class Zygote:
 
     Args:
         kernel: socket to the kernel (``SOCK_SEQPACKET``: one message a packet).
+        folder: for temporary files of all ranks; removed at the end.
     """
 
-    def __init__(self, kernel: socket.socket) -> None:
+    def __init__(self, kernel: socket.socket, folder: str) -> None:
         self.kernel = kernel
+        self.folder = folder
         self.ranks: set[int] = set()
         self.later = list(LATER_IMPORTS)
         self.wake_read, wake_write = os.pipe()
@@ -144,7 +147,7 @@ class Zygote:
             os.close(self.kernel_process)
         channel, output, dump, board, meeting_file = files
         os.environ.clear()
-        os.environ.update(request["environment"])
+        os.environ.update(request["environment"], TMPDIR=self.folder)
         with contextlib.suppress(OSError):
             os.chdir(request["folder"])
         sys.path[:] = request["path"]
@@ -173,6 +176,7 @@ class Zygote:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, 0):
                     pass
+        shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)
 
 
@@ -222,7 +226,7 @@ def main() -> None:
         return
     gc.collect()
     gc.freeze()
-    Zygote(kernel).serve()
+    Zygote(kernel, sys.argv[2]).serve()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,205 @@
+"""What the tests of the ranks share: time bounds, and a watch over what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from course_utils.ranks import Ranks, RanksError
+
+# Whatever a test starts inherits this, also what leaves its session and its parent.
+MARK = "RANKS_TEST_MARK"
+os.environ.setdefault(MARK, uuid.uuid4().hex)
+
+GONE_SECONDS = 2.0  # after closing, nothing is left
+LOAD = 2.0  # the bounds are those of a quiet machine
+POSIX = sys.platform in ("linux", "darwin")
+LINUX = sys.platform == "linux"
+
+SAME = "x = torch.full((3,), float(rank)); dist.all_reduce(x); total = float(x[0])"
+
+
+def eventually(true: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """Wait until ``true()`` holds; its value, or a failed test after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = true()
+        if value or time.monotonic() > deadline:
+            assert value, f"not so after {seconds:g} s"
+            return value
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """The block must end within this time (with an allowance for a busy machine)."""
+    started = time.monotonic()
+    yield
+    taken = time.monotonic() - started
+    assert taken < seconds * LOAD, f"took {taken:.2f} s instead of {seconds:g} s"
+
+
+def failure_of(ranks: Ranks, cell: Any, *args: Any, **options: Any) -> RanksError:
+    """The error that a cell (text) or function ends with on the ranks."""
+    with pytest.raises(RanksError) as caught:
+        if isinstance(cell, str):
+            ranks.run_cell(cell, **options)
+        else:
+            ranks.run(cell, *args, **options)
+    return caught.value
+
+
+def works(ranks: Ranks) -> None:
+    """A collective over all ranks gives the right sum on each."""
+    ranks.run_cell(SAME)
+    assert ranks.pull("total") == [sum(range(ranks.n))] * ranks.n
+
+
+# ----------------------------------------------------------------------- what is left
+def marked_processes() -> dict[int, str]:
+    """pid -> command line of all processes that come from these tests."""
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(MARK) == os.environ[MARK]:
+                found[process.pid] = " ".join(process.cmdline())[:200]
+    return found
+
+
+def own_descriptors() -> set[str]:
+    """What this process has open: pipes, sockets, files in memory."""
+    found = set()
+    for name in os.listdir("/proc/self/fd") if LINUX else []:
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith(("pipe:", "socket:", "/memfd:")):
+                found.add(target)
+    return found
+
+
+class Watch:
+    """Sees what the tests leave behind, and what listens beyond this machine.
+
+    Args:
+        folder: becomes the folder for temporary files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.before = set(marked_processes())
+        self.descriptors = own_descriptors()
+        self.memory = self._shared_memory()
+        self.exposed: list[str] = []
+        self.known_sockets = set(listening_beyond_loopback())
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._look_for_listeners, daemon=True)
+        self.thread.start()
+
+    def _shared_memory(self) -> set[str]:
+        return set(os.listdir("/dev/shm")) if LINUX else set()
+
+    def _look_for_listeners(self) -> None:
+        while not self.stopped.wait(0.02):
+            for inode, address in listening_beyond_loopback().items():
+                if inode not in self.known_sockets:
+                    self.known_sockets.add(inode)  # others use this machine too
+                    owner = owner_of_socket(inode)
+                    if owner:
+                        self.exposed.append(f"{owner} listens at {address}")
+
+    def strays(self) -> dict[int, str]:
+        """Processes of these tests that belong to no open ``Ranks``."""
+        expected = set(self.before)
+        for ranks in Ranks._live:
+            expected |= {process.pid for process in ranks._team.processes.values()}
+            if ranks._team.zygote is not None:
+                expected.add(ranks._team.zygote.process.pid)
+        return {p: text for p, text in marked_processes().items() if p not in expected}
+
+    def assert_no_strays(self) -> None:
+        """Two seconds at most, and only the open ``Ranks`` are there."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while (strays := self.strays()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not strays, strays
+        assert not self.exposed, self.exposed
+
+    def assert_nothing_left(self) -> None:
+        """Two seconds after closing: no process, file, socket or memory."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left, "\n".join(left)
+        assert not self.exposed, self.exposed
+
+    def _left(self) -> list[str]:
+        return [
+            *self.strays().values(),
+            *map(str, self.folder.iterdir()),
+            *sorted(own_descriptors() - self.descriptors),
+            *sorted(self._shared_memory() - self.memory),
+        ]
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.thread.join()
+
+
+def listening_beyond_loopback() -> dict[str, str]:
+    """inode -> address of every TCP socket that listens not only on loopback."""
+    loopback = ("0100007F", "00000000000000000000000001000000")
+    mapped = "0000000000000000FFFF00000100007F"  # ::ffff:127.0.0.1
+    found = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                parts = line.split()
+                address = parts[1].partition(":")[0]
+                if parts[3] == "0A" and address not in (*loopback, mapped):
+                    found[parts[9]] = parts[1]
+    return found
+
+
+def owner_of_socket(inode: str) -> str:
+    """Which process of these tests has this socket open, if one has."""
+    for pid, text in {**marked_processes(), os.getpid(): "the tests"}.items():
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{name}") == f"socket:[{inode}]":
+                        return text
+    return ""
+
+
+@pytest.fixture(scope="module")
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    """For a whole module: at its end nothing may be left."""
+    folder = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr("tempfile.tempdir", str(folder))
+        watch = Watch(folder)
+        yield watch
+        try:
+            watch.assert_nothing_left()
+        finally:
+            watch.stop()
+
+
+@pytest.fixture(scope="module")
+def four(watch: Watch) -> Iterator[Ranks]:
+    """Four ranks that all tests of a module share: each leaves them usable."""
+    with Ranks(4, output="grouped", quiet=True, timeout=30) as ranks:
+        yield ranks
