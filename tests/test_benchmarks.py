@@ -1,0 +1,267 @@
+"""The benchmarks' own parts: rows, medians, the command line, a real kernel.
+
+No timing is tested here, only that what is printed is what was measured.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from tests import benchmarks
+from tests.benchmarks import ranks
+from tests.benchmarks.__main__ import descriptions, main
+from tests.benchmarks._harness import Row, compare, to_itself
+from tests.benchmarks._kernel import ROOT, Kernel
+
+FIELDS = "row ratio unit aa goal better met samples note".split()
+
+
+def row(**changes: object) -> Row:
+    settings = dict(row="a / b", ratio=1.0, unit="x", aa=1.0, goal=2.0, samples=3)
+    return Row(**{**settings, **changes})
+
+
+def scripted(name: str, values: list[float], calls: list[str]) -> Callable[[], float]:
+    """A measurement that returns these values in turn and writes down its name."""
+    remaining = iter(values)
+
+    def measure() -> float:
+        calls.append(name)
+        return next(remaining)
+
+    return measure
+
+
+# --- rows ----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("better", "ratio", "met"),
+    [
+        ("lower", 1.9, True),
+        ("lower", 2.0, True),
+        ("lower", 2.1, False),
+        ("higher", 1.9, False),
+        ("higher", 2.0, True),
+        ("higher", 2.1, True),
+    ],
+)
+def test_a_goal_is_met_on_its_good_side(better, ratio, met):
+    assert row(better=better, ratio=ratio).met is met
+
+
+def test_a_goal_is_met_only_if_every_condition_is_true():
+    assert row(conditions={"state_kept": True}).met is True
+    assert row(conditions={"state_kept": True, "equal": False}).met is False
+
+
+def test_a_row_without_a_goal_is_neither_met_nor_missed():
+    assert row(goal=None, conditions={"state_kept": False}).met is None
+
+
+def test_a_row_has_only_two_good_sides():
+    with pytest.raises(ValueError, match="'faster'"):
+        row(better="faster")
+
+
+def test_what_is_printed_of_a_row():
+    printed = row(
+        ratio=1.23456789,
+        note="why",
+        conditions={"state_kept": False},
+        detail={"seconds": 0.000123456, "count": 123456},
+    ).as_dict()
+    assert list(printed) == [*FIELDS, "state_kept", "seconds", "count"]
+    assert printed["ratio"] == 1.235
+    assert printed["seconds"] == 0.0001235
+    assert printed["count"] == 123456
+    assert printed["met"] is False
+    assert json.loads(json.dumps(printed)) == printed
+
+
+# --- medians -------------------------------------------------------------------------
+def test_compare_takes_turns_and_divides_by_the_neighbours():
+    calls: list[str] = []
+    measure = scripted("measure", [20.0, 30.0, 90.0], calls)
+    peer = scripted("peer", [8.0, 12.0, 18.0, 2.0], calls)
+    found = compare(measure, peer, 3)
+    assert calls == ["peer", *("measure", "peer") * 3]
+    # Rounds: 20/10, 30/15, 90/10. The peer over itself: 12/8, 18/12, 2/18.
+    assert found.ratio == 2.0
+    assert found.aa == 1.5
+    assert (found.measured, found.peer, found.samples) == (30.0, 10.0, 3)
+
+
+def test_compare_is_not_fooled_by_a_machine_that_slows_down():
+    calls: list[str] = []
+    slowing = [1.0, 3.0, 5.0, 7.0, 9.0]
+    measure = scripted("measure", [2.0 * x for x in (2.0, 4.0, 6.0, 8.0)], calls)
+    found = compare(measure, scripted("peer", slowing, calls), 4)
+    assert found.ratio == 2.0
+    assert found.aa > 1.2
+
+
+def test_compare_needs_a_round():
+    with pytest.raises(ValueError, match="rounds is 0"):
+        compare(lambda: 1.0, lambda: 1.0, 0)
+
+
+def test_a_single_run_cannot_be_compared_with_itself():
+    assert to_itself([3.0]) is None
+    assert to_itself([2.0, 3.0]) == 1.5
+
+
+# --- the command line ----------------------------------------------------------------
+@pytest.fixture
+def own_benchmarks(tmp_path, monkeypatch) -> Iterator[None]:
+    """Two more files in the folder of the benchmarks."""
+    (tmp_path / "tiny.py").write_text(
+        '"""A tiny one.\n\nMore about it."""\n'
+        "from tests.benchmarks._harness import Row\n"
+        "def rows():\n"
+        "    yield Row('first', 1.0, 'x', None, 0.5, 1)\n"
+        "    yield Row('second', 2.0, 's', 1.0, None, 1)\n"
+    )
+    (tmp_path / "broken.py").write_text(
+        '"""A broken one."""\n'
+        "from tests.benchmarks._harness import Row\n"
+        "def rows():\n"
+        "    yield Row('first', 1.0, 'x', None, 0.5, 1)\n"
+        "    raise OSError('no such thing')\n"
+    )
+    (tmp_path / "_helper.py").write_text("raise AssertionError('imported')\n")
+    monkeypatch.setattr(
+        benchmarks, "__path__", [*benchmarks.__path__, str(tmp_path)], raising=True
+    )
+    yield
+    for name in ("tiny", "broken"):
+        sys.modules.pop(f"tests.benchmarks.{name}", None)
+        benchmarks.__dict__.pop(name, None)
+
+
+def test_the_list_is_made_from_the_files(own_benchmarks):
+    found = descriptions()
+    assert {"ranks", "tiny", "broken"} <= found.keys()
+    assert not [name for name in found if name.startswith("_")]
+    assert found["tiny"] == "A tiny one."
+    assert all(found.values()), "every benchmark says what it measures"
+
+
+def test_without_names_the_command_lists_them():
+    command = [sys.executable, "-m", "tests.benchmarks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines == descriptions()
+
+
+def test_an_unknown_name_runs_nothing_and_lists_those_that_exist(
+    own_benchmarks, capsys
+):
+    with pytest.raises(SystemExit) as exit_:
+        main(["tiny", "nonsense", "harness"])
+    assert exit_.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "no benchmark 'nonsense', 'harness'" in printed.err
+    assert f"There are: {', '.join(descriptions())}" in printed.err
+
+
+def test_a_run_prints_one_json_line_a_row(own_benchmarks, capsys):
+    assert main(["tiny"]) == 0, "a missed goal is printed, it is no error"
+    printed = capsys.readouterr()
+    found = [json.loads(line) for line in printed.out.splitlines()]
+    assert [list(line) for line in found] == [FIELDS, FIELDS]
+    assert [line["met"] for line in found] == [False, None]
+    assert "tiny: 2 rows, 0 of 1 goals met" in printed.err
+
+
+def test_a_benchmark_that_fails_is_an_error_after_its_rows(own_benchmarks, capsys):
+    with pytest.raises(OSError, match="no such thing"):
+        main(["broken"])
+    assert json.loads(capsys.readouterr().out)["row"] == "first"
+
+
+# --- a real kernel -------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    """With four ranks; at its end no process may be left."""
+    before = psutil.Process().children(recursive=True)
+    with Kernel() as kernel:
+        ranks.prepare(kernel)
+        folder = kernel.value("__import__('os').environ['IPYTHONDIR']")
+        yield kernel
+    after = psutil.Process().children(recursive=True)
+    assert set(after) <= set(before)
+    assert not os.path.exists(folder)
+
+
+def test_warm_rows_are_measured_on_real_ranks(kernel):
+    found = list(ranks.warm_rows(kernel, 3))
+    assert [r.goal for r in found] == [2.0, None, None]
+    for measured in found:
+        assert measured.unit == "x"
+        assert measured.samples == 3
+        assert measured.ratio > 0
+        assert measured.aa > 0
+        assert measured.detail["seconds"] > 0
+
+
+def test_memory_is_that_of_the_ranks(kernel):
+    found = ranks.memory_row(kernel)
+    assert (found.unit, found.goal, found.samples) == ("MiB", None, 4)
+    whole = [
+        psutil.Process(pid).memory_info().rss / 2**20
+        for pid in kernel.value("[s.pid for s in ranks.status()]")
+    ]
+    assert 0 < found.ratio < max(whole)
+
+
+def test_a_mistake_is_timed_and_the_variables_are_looked_at(kernel):
+    raises = ranks.FAULTS[0]
+    [found] = ranks.fault_rows(kernel, (raises,))
+    assert found.samples == raises.rounds == 5
+    assert found.conditions == {"state_kept": True}
+    assert found.detail["low"] <= found.ratio <= found.detail["high"]
+    assert found.ratio < found.detail["usable_seconds"]
+
+
+def test_lost_variables_are_seen(kernel):
+    kernel.run_well("%%ranks\nif rank == 3:\n    del mark")
+    assert not ranks.cause_fault(kernel, ranks.FAULTS[0]).kept
+    assert ranks.cause_fault(kernel, ranks.FAULTS[0]).kept, "marked anew"
+
+
+def test_a_fault_that_did_not_happen_is_an_error(kernel):
+    harmless = ranks.Fault("harmless", "pass", "raised", "")
+    with pytest.raises(RuntimeError, match="expected the cause 'raised', got None"):
+        ranks.cause_fault(kernel, harmless)
+
+
+def test_a_cell_that_fails_shows_why(kernel):
+    with pytest.raises(RuntimeError, match="division by zero"):
+        kernel.run_well("1 / 0")
+    with pytest.raises(RuntimeError, match="NameError"):
+        kernel.value("no_such_name")
+    assert kernel.value("1 + 1") == 2
+
+
+def test_a_process_left_behind_is_an_error_and_is_killed(monkeypatch):
+    monkeypatch.setattr("tests.benchmarks._kernel.END_SECONDS", 0.2)
+    with pytest.raises(RuntimeError, match="left behind"), Kernel() as kernel:
+        sleep = "[sys.executable, '-c', 'import time; time.sleep(60)']"
+        kernel.run_well(
+            "import subprocess, sys\n"
+            f"left = subprocess.Popen({sleep}, start_new_session=True).pid"
+        )
+        left = psutil.Process(kernel.value("left"))
+    psutil.wait_procs([left], timeout=3)
+    assert not left.is_running()
+
+
+def test_a_kernel_that_dies_is_an_error_at_once():
+    with Kernel() as kernel, pytest.raises(RuntimeError, match="the kernel died"):
+        kernel.run("import os\nos._exit(3)")
