@@ -37,6 +37,8 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from course_utils import costs
+
 if TYPE_CHECKING:
     from course_utils.doctor import Link, Machine
     from course_utils.lessons import Lesson
@@ -1482,3 +1484,397 @@ def _compared(guess: float | None, measured: float) -> str:
     if ratio > 1:
         return f"The measured value is {_spoken(ratio, 3)} times the guess."
     return f"The guess is {_spoken(1 / ratio, 3)} times the measured value."
+
+
+# --- where training runs --------------------------------------------------------
+
+
+@_picture
+def four_ways() -> Picture:
+    """One GPU or several, on one node or several: what is sent, and over what."""
+    wide, tall, gap = (WIDTH - 2 * MARGIN - 0.3) / 2, 1.62, 0.3
+    picture, board = _board(0.56 + 2 * tall + gap + 0.22, "Four ways to train")
+    panels = (
+        (1, 1, "1 node, 1 GPU", "Nothing is sent."),
+        (1, 2, "1 node, several GPUs", "Inside the node: NVLink or PCIe."),
+        (2, 1, "Several nodes, 1 GPU each", "Between nodes: the network."),
+        (2, 2, "Several nodes, several GPUs each", "Both: fast inside, slow between."),
+    )
+    for place, (nodes, gpus, name, sent) in enumerate(panels):
+        row, column = divmod(place, 2)
+        x = MARGIN + column * (wide + 0.3)
+        y = 0.22 + (1 - row) * (tall + gap)
+        _write(board, x, y + tall - 0.08, name, size=NORMAL, weight="bold")
+        _write(board, x, y + 0.06, sent, color=QUIET)
+        across = (wide - 0.5) / 2
+        for node in range(nodes):
+            left = x + node * (across + 0.5)
+            _box(board, left, y + 0.25, across, 1.06, fill=MIST)
+            _write(board, left + 0.1, y + 1.17, f"node {node}")
+            side = (across - 0.2 - 0.32) / 2
+            for gpu in range(gpus):
+                start = left + 0.1 + gpu * (side + 0.32)
+                looks = {"fill": _tint(SKY, 0.45)}
+                _box(board, start, y + 0.37, side, 0.6, f"GPU {gpu}", **looks)
+            if gpus > 1:
+                ends = [(left + 0.1 + side + d, y + 0.67) for d in (0.02, 0.3)]
+                _arrow(board, *ends, both=True)
+        if nodes > 1:
+            ends = [(x + across + d, y + 0.78) for d in (0.02, 0.48)]
+            _arrow(board, *ends, both=True, line=2.2, head=12)
+    picture.summary = "Four ways to train. " + " ".join(
+        f"{name}: {sent[0].lower()}{sent[1:]}" for *_, name, sent in panels
+    )
+    return picture
+
+
+@_picture
+def ranks_on_nodes(
+    nodes: int,
+    gpus_per_node: int,
+    *,
+    asked: tuple[int, int] | None = None,
+    guess: float | None = None,
+) -> Picture:
+    """Which rank drives which GPU, node by node.
+
+    Args:
+        nodes: 1 to 8.
+        gpus_per_node: 1 to 8. One process drives each GPU.
+        asked: The (node, local rank) of a GPU to point out, if any.
+        guess: The rank that a learner expects there, if any.
+
+    Raises:
+        ValueError: there are too few or too many of something, or `asked` is not there.
+    """
+    for value, what in ((nodes, "nodes"), (gpus_per_node, "gpus_per_node")):
+        _whole(value, what)
+        if value > 8:
+            raise ValueError(f"{what} is {value}: at most 8 can be drawn.")
+    right = None if asked is None else costs.rank_of(*asked, gpus_per_node)
+    if asked is not None and asked[0] >= nodes:
+        raise ValueError(f"There is no node {asked[0]}: nodes are 0 to {nodes - 1}.")
+    world = nodes * gpus_per_node
+    tall = 1.06
+    title = f"{_count(nodes, 'node')}, {_count(gpus_per_node, 'GPU')} each: {world} "
+    title += "rank" if world == 1 else "ranks"
+    note = "" if right is None else _rank_verdict(guess, right, world)
+    low = 0.72 if right is not None else 0.22
+    picture, board = _board(0.56 + nodes * (tall + 0.14) - 0.14 + low, title)
+    side = (WIDTH - 2 * MARGIN - 0.92) / gpus_per_node - 0.1
+    for node in range(nodes):
+        y = low + (nodes - 1 - node) * (tall + 0.14)
+        _box(board, MARGIN, y, WIDTH - 2 * MARGIN, tall, fill=MIST)
+        _write(board, MARGIN + 0.12, y + tall / 2, f"node {node}", weight="bold")
+        for local in range(gpus_per_node):
+            rank = costs.rank_of(node, local, gpus_per_node)
+            x = MARGIN + 0.9 + local * (side + 0.1)
+            looks = {"fill": _tint(SKY, 0.3)}
+            if rank == guess:
+                looks |= {"fill": _tint(ORANGE, 0.3), "hatch": "////"}
+            if rank == right:
+                looks |= {"line": 3.0}
+            long = "local rank" if side >= 0.85 else "local"
+            text = f"rank {rank}\n{long} {local}"
+            _box(board, x, y + 0.12, side, tall - 0.24, text, **looks)
+    if note:
+        entries = [("the GPU in question", {"fill": PAPER, "line": 3.0})]
+        if guess is not None:
+            looks = {"fill": _tint(ORANGE, 0.3), "hatch": "////"}
+            entries.append(("your answer", looks))
+        _key(board, 0.5, entries)
+        _write(board, MARGIN, 0.22, note, color=QUIET)
+    lines = "; ".join(
+        f"node {node} has ranks {node * gpus_per_node} to "
+        f"{(node + 1) * gpus_per_node - 1}"
+        if gpus_per_node > 1
+        else f"node {node} has rank {node}"
+        for node in range(nodes)
+    )
+    asked_for = "" if asked is None else f"Local rank {asked[1]} on node {asked[0]}: "
+    picture.summary = f"{title}: {lines}. {asked_for}{note}".strip()
+    return picture
+
+
+def _rank_verdict(guess: float | None, right: int, world: int) -> str:
+    if guess is None:
+        return f"It is rank {right}. No answer yet: answer the question above."
+    if guess == right:
+        return f"It is rank {right}, as you said."
+    said = f"It is rank {right}. You said {_number(guess)}"
+    if guess != int(guess) or not 0 <= guess < world:
+        return f"{said}: there is no such rank here."
+    return f"{said}, which is another GPU."
+
+
+# --- the bandwidth ladder -------------------------------------------------------
+
+
+class _Dot(NamedTuple):
+    """A row of a chart with a logarithmic axis."""
+
+    name: str
+    value: float
+    text: str
+    place: str
+
+
+_PLACE_LOOKS = {
+    "in a GPU": {"marker": "o", "color": GREEN},
+    "in a node": {"marker": "s", "color": BLUE},
+    "between nodes": {"marker": "D", "color": VERMILLION},
+}
+
+
+def _dots(
+    title: str,
+    rows: Sequence[_Dot],
+    ticks: Mapping[float, str],
+    label: str,
+    note: str,
+    guess: tuple[str, float] | None = None,
+) -> Picture:
+    """Dots on a logarithmic axis, grouped by place, each with its value in words."""
+    groups = list(dict.fromkeys(row.place for row in rows))
+    step, left, room = 0.27, 1.95, 2.5
+    tall = step * (len(rows) + len(groups)) + 0.1
+    height = 0.56 + tall + 0.86
+    picture, board = _board(height, title)
+    bottom, width = 0.86, WIDTH - MARGIN - left - room
+    low, high = (math.log10(edge) for edge in (min(ticks), max(ticks)))
+
+    def across(value: float) -> float:
+        return left + width * (math.log10(value) - low) / (high - low)
+
+    for value, text in ticks.items():
+        x = across(value)
+        board.plot([x, x], [bottom, bottom + tall], color="#E3E3E3", lw=0.8)
+        _write(board, x, bottom - 0.14, text, ha="center")
+    _write(board, left + width / 2, bottom - 0.36, label, ha="center", color=QUIET)
+    y = bottom + tall - step / 2
+    for group in groups:
+        _write(board, MARGIN, y, group, weight="bold")
+        for row in (row for row in rows if row.place == group):
+            y -= step
+            x = across(row.value)
+            _write(board, MARGIN + 0.1, y, _cut(row.name, left - 0.5, SMALL))
+            board.plot([left, x], [y, y], color=LINE, lw=0.8)
+            board.plot([x], [y], ms=7, mec=INK, mew=0.8, **_PLACE_LOOKS[row.place])
+            if guess and guess[0] == row.name and guess[1] > 0:
+                at = across(min(max(guess[1], min(ticks)), max(ticks)))
+                looks = {"marker": "X", "ms": 9, "mec": INK, "mew": 0.8}
+                board.plot([at], [y], color=ORANGE, **looks)
+            _write(board, left + width + 0.15, y, _cut(row.text, room - 0.15, SMALL))
+        y -= step
+    _write(board, MARGIN, 0.22, _cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET)
+    return picture
+
+
+def _speed(value: float) -> str:
+    unit, size = ("TB/s", 1e12) if value >= 1e12 else ("GB/s", 1e9)
+    return f"{_number(value / size, 3)} {unit}"
+
+
+@_picture
+def bandwidth_ladder(links: Sequence[costs.Link] = costs.LADDER) -> Picture:
+    """How many bytes a second go one way over each link, on a logarithmic axis."""
+    if not links:
+        raise ValueError("links is empty: give at least one link.")
+    rows = []
+    for link in links:
+        text = _speed(link.one_way)
+        if link.direction == "both ways together":
+            text += f"  ({link.stated} both ways)"
+        elif "Gb/s" in link.stated:
+            text += f"  ({link.stated})"
+        rows.append(_Dot(link.name, link.one_way, text, link.place))
+    ticks = {1e9: "1 GB/s", 1e10: "10 GB/s", 1e11: "100 GB/s", 1e12: "1 TB/s"}
+    ticks |= {1e13: "10 TB/s"}
+    most, least = max(rows, key=_value_of), min(rows, key=_value_of)
+    note = (
+        f"{most.name} moves {_spoken(most.value / least.value, 2)} times as many bytes "
+        f"a second as {least.name}."
+    )
+    label = "bytes a second, one way: each line is ten times the one before"
+    picture = _dots("The bandwidth ladder", rows, ticks, label, note)
+    said = "; ".join(f"{row.name} {_speed(row.value)}" for row in rows)
+    picture.summary = f"Bandwidth one way: {said}. {note}"
+    return picture
+
+
+def _value_of(row: _Dot) -> float:
+    return row.value
+
+
+@_picture
+def transfer_ladder(
+    nbytes: float,
+    links: Sequence[costs.Link] = costs.LADDER,
+    *,
+    guess: float | None = None,
+    guess_for: str = "",
+) -> Picture:
+    """How long that many bytes take over each link, by its bandwidth alone.
+
+    Args:
+        nbytes: How many bytes go one way.
+        links: The links.
+        guess: Seconds that a learner expects for the link named `guess_for`.
+        guess_for: The name of that link.
+    """
+    if not links:
+        raise ValueError("links is empty: give at least one link.")
+    if _finite(nbytes, "nbytes") <= 0:
+        raise ValueError(f"nbytes is {nbytes}: expected more than 0.")
+    size = _bytes(nbytes)
+    rows = []
+    for link in links:
+        seconds = nbytes / link.one_way
+        rows.append(_Dot(link.name, seconds, _duration(seconds), link.place))
+    first = math.floor(math.log10(min(row.value for row in rows)))
+    last = math.ceil(math.log10(max(row.value for row in rows)))
+    last += first == last
+    ticks = {10.0**p: _duration(10.0**p) for p in range(first, last + 1)}
+    note = f"Time = {size} / bandwidth one way, without latency."
+    for row in rows:
+        if row.name == guess_for and guess is None:
+            note += " No guess yet: answer the question above, then run this again."
+        elif row.name == guess_for:
+            said = f"{guess:g} s" if guess <= 0 else _duration(guess)
+            note += f" The cross is your guess for {row.name}: {said}."
+    mark = None if guess is None else (guess_for, guess)
+    title = f"{size}, over one link"
+    picture = _dots(title, rows, ticks, "time, one way", note, mark)
+    said = "; ".join(f"{row.name} {row.text}" for row in rows)
+    picture.summary = f"{title}: {said}. {note}"
+    return picture
+
+
+def _bytes(number: float) -> str:
+    """A size in decimal units: 4 B, 64 kB, 1.05 MB, 14 GB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{_number(number / size, 3)} {unit}"
+    return f"{_number(number, 3)} B"
+
+
+def _duration(seconds: float) -> str:
+    """A time with three digits at most: 5 µs, 31.1 ms, 1.12 s."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size * 0.9995:
+            return f"{_number(seconds / size, 3)} {unit}"
+    return f"{_number(seconds / 1e-9, 3)} ns"
+
+
+# --- the time of a message, measured --------------------------------------------
+
+
+@_picture
+def transfer_times(
+    sizes: Sequence[float], seconds: Sequence[float], fit: costs.Transfer
+) -> Picture:
+    """Measured times of messages, with the latency and bandwidth that fit them.
+
+    Args:
+        sizes: Bytes of each message.
+        seconds: How long each took, one way.
+        fit: From `costs.fit_transfer`.
+    """
+    if len(sizes) != len(seconds) or not sizes:
+        raise ValueError(f"There are {len(sizes)} sizes and {len(seconds)} times.")
+    for value in (*sizes, *seconds):
+        if _finite(value, "a size or time") <= 0:
+            raise ValueError(f"A size or time is {value}: expected more than 0.")
+    picture, board = _board(4.3, "The time of one message, by its size")
+    left, bottom, width, tall = MARGIN + 0.72, 1.12, WIDTH - 2 * MARGIN - 0.82, 2.42
+    axis = _chart(picture, left, bottom, width, tall)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    low, high = min(sizes) / 2, max(sizes) * 2
+    curve = np.geomspace(low, high, 200)
+    axis.plot(curve, [fit.seconds(float(n)) for n in curve], color=BLUE, lw=2.2)
+    if fit.latency > 0:
+        axis.plot([low, high], [fit.latency] * 2, color=INK, lw=1, ls=(0, (5, 3)))
+    axis.plot(curve, curve / fit.bandwidth, color=VERMILLION, lw=1.4, ls=":")
+    points = {"marker": "o", "ms": 7, "mec": INK, "mew": 0.8, "color": _tint(ORANGE, 1)}
+    axis.plot(sizes, seconds, ls="none", zorder=5, **points)
+    floor = min(*seconds, fit.latency or min(seconds)) / 4
+    axis.set_xlim(low, high)
+    axis.set_ylim(floor, max(*seconds, fit.seconds(high)) * 2)
+    for ticks, name, say in (
+        (axis.set_xticks, axis.get_xlim(), _bytes),
+        (axis.set_yticks, axis.get_ylim(), _duration),
+    ):
+        first, last = (math.log10(edge) for edge in name)
+        powers = range(math.ceil(first), math.floor(last) + 1)
+        ticks([10.0**p for p in powers], labels=[say(10.0**p) for p in powers])
+    axis.minorticks_off()
+    axis.grid(color="#E3E3E3", linewidth=0.8)
+    axis.set_axisbelow(True)
+    _write(board, left, bottom + tall + 0.14, "time, one way", weight="bold")
+    _write(board, left + width / 2, bottom - 0.38, "size of the message", ha="center")
+    samples = (
+        ("measured", {"marker": "o", "ls": "none", **points}),
+        ("latency + size / bandwidth", {"color": BLUE, "lw": 2.2}),
+        ("latency alone", {"color": INK, "lw": 1, "ls": (0, (5, 3))}),
+        ("size / bandwidth alone", {"color": VERMILLION, "lw": 1.4, "ls": ":"}),
+    )
+    x = MARGIN
+    for text, looks in samples:
+        xs = [x + 0.15] if "marker" in looks else [x, x + 0.32]
+        board.plot(xs, [0.5] * len(xs), **looks)
+        _write(board, x + 0.42, 0.5, text, color=QUIET)
+        x += 0.42 + _width_of(text, SMALL) + 0.28
+    errors = [abs(fit.seconds(n) / t - 1) for n, t in zip(sizes, seconds, strict=True)]
+    note = (
+        f"Fitted: latency {_duration(fit.latency)}, bandwidth {_speed(fit.bandwidth)}. "
+        f"The largest error of the fit is {100 * max(errors):.0f} %."
+    )
+    _write(board, MARGIN, 0.22, note, color=QUIET)
+    measured = "; ".join(
+        f"{_bytes(n)} {_duration(t)}" for n, t in zip(sizes, seconds, strict=True)
+    )
+    picture.summary = f"Measured, one way: {measured}. {note}"
+    return picture
+
+
+# --- a few measured values ------------------------------------------------------
+
+
+@_picture
+def bars(values: Mapping[str, float], unit: str, title: str, note: str = "") -> Picture:
+    """Measured values as bars, one below the other, to the same scale.
+
+    Args:
+        values: From a name to its value, 0 or more; one to six of them.
+        unit: The unit of all, such as "s".
+        title: What was measured.
+        note: What follows from it, in one line.
+
+    Raises:
+        TypeError: a value is not a number.
+        ValueError: a value is negative or not finite, or there are too many or none.
+    """
+    if not 1 <= len(values) <= 6:
+        raise ValueError(f"values holds {len(values)} values: expected 1 to 6.")
+    for name, value in values.items():
+        if _finite(value, name) < 0:
+            raise ValueError(f"{name} is {value}: expected 0 or more.")
+    said = {name: f"{_spoken(v, 3)} {unit}".strip() for name, v in values.items()}
+    low = 0.5 if note else 0.22
+    picture, board = _board(0.56 + 0.44 * len(values) + low, title)
+    left = MARGIN + 0.2 + min(max(_width_of(name, NORMAL) for name in values), 2.4)
+    room = max(_width_of(text, NORMAL, "bold") for text in said.values()) + 0.15
+    width = WIDTH - MARGIN - left - room
+    most = max(values.values()) or 1.0
+    for row, (name, value) in enumerate(values.items()):
+        y = low + 0.44 * (len(values) - 1 - row) + 0.06
+        _write(board, MARGIN, y + 0.16, _cut(name, 2.4, NORMAL), size=NORMAL)
+        wide = max(width * value / most, 0.03)
+        _box(board, left, y, wide, 0.32, rounded=0.01, fill=_tint(BLUE, 0.6))
+        looks = {"size": NORMAL, "weight": "bold"}
+        _write(board, left + wide + 0.1, y + 0.16, said[name], **looks)
+    _write(board, MARGIN, 0.22, _cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET)
+    numbers = ", ".join(f"{name} {text}" for name, text in said.items())
+    picture.summary = f"{title}: {numbers}. {note}".strip()
+    return picture

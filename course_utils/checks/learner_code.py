@@ -117,6 +117,7 @@ def _code_of(node: ast.AST) -> str:
 def forbidden_call(answer: Any, forbids: tuple[str, ...]) -> str | None:
     """The first call of a forbidden function in the answer's own code: "f, line 4".
 
+    Or "f of torch.distributed", where the answer is the forbidden function itself.
     Names are looked up as Python would, so a function of the learner's own with the
     same name is fine. What can't be looked up without running the code is left to
     the guard on the ranks.
@@ -125,7 +126,10 @@ def forbidden_call(answer: Any, forbids: tuple[str, ...]) -> str | None:
     for name in forbids:
         module, _, attribute = name.rpartition(".")
         if module in sys.modules:
-            originals[id(getattr(sys.modules[module], attribute))] = attribute
+            original = getattr(sys.modules[module], attribute)
+            if answer is original:
+                return f"{attribute} of {module}"
+            originals[id(original)] = attribute
     for function in functions_of(answer) if originals else ():
         tree = parsed(function)
         names = {**function.__globals__, **enclosing(function)}

@@ -102,7 +102,10 @@ def find(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def torch_modules() -> list[types.ModuleType]:
+def homes_of(name: str) -> list[types.ModuleType]:
+    """The modules in which a forbidden name may be found."""
+    if not name.startswith("torch."):
+        return [importlib.import_module(name.rpartition(".")[0])]
     return [
         module
         for name, module in list(sys.modules.items())
@@ -114,9 +117,10 @@ def torch_modules() -> list[types.ModuleType]:
 def guarded(forbids: tuple[str, ...]) -> Iterator[list[str]]:
     """While this is open, learner's code that calls a forbidden name is stopped.
 
-    The name is replaced in every module of torch that has it, so another spelling, or
-    a detour through a function of torch that uses it, is noticed as well. Calls by
-    the checks themselves go through. Yields the list of what was caught.
+    A name of torch is replaced in every module of torch that has it, so another
+    spelling, or a detour through a function of torch that uses it, is noticed as
+    well. Any other name is replaced in its own module. Calls by the checks themselves
+    go through. Yields the list of what was caught.
     """
     caught: list[str] = []
     replaced: list[tuple[Any, str, Any]] = []
@@ -126,7 +130,7 @@ def guarded(forbids: tuple[str, ...]) -> Iterator[list[str]]:
             if isinstance(original, type):
                 _replace(original, "__init__", name, caught, replaced)
                 continue
-            for module in torch_modules():
+            for module in homes_of(name):
                 for attribute, value in list(vars(module).items()):
                     if value is original:
                         _replace(module, attribute, name, caught, replaced)

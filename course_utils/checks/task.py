@@ -95,7 +95,7 @@ class Task:
         mistakes: typical wrong answers; the first that fits is named.
         forbids: calls that the learner is to rebuild: "all_reduce" for
             ``torch.distributed.all_reduce``, or a full name such as
-            "torch.nn.parallel.replicate".
+            "torch.nn.parallel.replicate" or "course_utils.costs.rank_of".
         instead: one sentence, what to use instead of them.
         keeps_inputs: the arguments must be unchanged afterwards.
         tolerance: relative to the (largest) expected value, for floating point.

@@ -1,0 +1,375 @@
+"""What training on many GPUs costs: closed formulas, and the speeds of real links.
+
+    >>> from course_utils import costs
+    >>> f"{costs.transfer_seconds(costs.MB, latency=10e-6, bandwidth=8e9):.6f} seconds"
+    '0.000135 seconds'
+    >>> costs.rank_of(node=1, local_rank=1, gpus_per_node=4)
+    5
+
+Sizes are bytes, times are seconds, bandwidths are bytes a second. Whoever has another
+unit converts first: `gigabits(400)` for a link of 400 Gb/s. Arguments that make no
+sense raise a `ValueError` that names them. Needs the standard library alone.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Literal
+
+# Decimal units count in thousands, binary units in 1024s (IEC 80000-13). Bandwidths
+# and disks are given in decimal units, `nvidia-smi` and PyTorch's memory in binary.
+KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
+KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
+
+BITS_PER_BYTE = 8
+
+Direction = Literal["one way", "both ways together", "shared"]
+Place = Literal["in a GPU", "in a node", "between nodes"]
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{what} is {value!r}: expected a number.")
+    if not math.isfinite(value):
+        raise ValueError(f"{what} is {value}: expected a finite number.")
+    return value
+
+
+def _not_negative(value: object, what: str) -> float:
+    if _number(value, what) < 0:
+        raise ValueError(f"{what} is {value}: expected 0 or more.")
+    return value
+
+
+def _positive(value: object, what: str) -> float:
+    if _number(value, what) <= 0:
+        raise ValueError(f"{what} is {value}: expected more than 0.")
+    return value
+
+
+def _count(value: object, what: str, *, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(
+            f"{what} is {value!r}: expected a whole number from {least} up."
+        )
+    return int(value)
+
+
+def gigabits(number: float) -> float:
+    """Bytes in that many gigabits: `gigabits(400)` is 50e9.
+
+    Networks are sold in bits (Gb/s, small b), memory and buses in bytes (GB/s).
+
+    Raises:
+        ValueError: `number` is negative, or no number.
+    """
+    return _not_negative(number, "number") * 10**9 / BITS_PER_BYTE
+
+
+# --- ranks ----------------------------------------------------------------------
+
+
+def rank_of(node: int, local_rank: int, gpus_per_node: int) -> int:
+    """The rank of a process among all: `node * gpus_per_node + local_rank`.
+
+    All counts begin at 0, and every node has as many processes, as torchrun starts
+    them with one `--nproc-per-node` for all.
+
+    Source: torchrun, https://docs.pytorch.org/docs/stable/elastic/run.html.
+
+    Args:
+        node: The node's number, its `--node-rank`.
+        local_rank: The process's number on its node.
+        gpus_per_node: Processes on every node, one for each GPU.
+
+    Raises:
+        ValueError: a number is not whole or negative, there is no GPU on a node, or
+            `local_rank` is not on it.
+    """
+    node = _count(node, "node")
+    local_rank = _count(local_rank, "local_rank")
+    gpus_per_node = _count(gpus_per_node, "gpus_per_node", least=1)
+    if local_rank >= gpus_per_node:
+        raise ValueError(
+            f"local_rank is {local_rank}, but a node with {gpus_per_node} GPU(s) has "
+            f"local ranks 0 to {gpus_per_node - 1}."
+        )
+    return node * gpus_per_node + local_rank
+
+
+def node_and_local_rank(rank: int, gpus_per_node: int) -> tuple[int, int]:
+    """Where a rank is: its node and its number there. Undoes `rank_of`.
+
+        >>> node_and_local_rank(5, gpus_per_node=4)
+        (1, 1)
+
+    Raises:
+        ValueError: a number is not whole or negative, or there is no GPU on a node.
+    """
+    rank = _count(rank, "rank")
+    return divmod(rank, _count(gpus_per_node, "gpus_per_node", least=1))
+
+
+# --- the time of one message ----------------------------------------------------
+
+
+def transfer_seconds(nbytes: float, *, latency: float, bandwidth: float) -> float:
+    """Seconds to move one message: `latency + nbytes / bandwidth`.
+
+    This is the α–β model: α is the latency, and β the time for one byte, which is
+    1 / bandwidth.
+
+    Source: R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko
+    CS-2", Parallel Computing 20 (1994) 389-398.
+
+    Args:
+        nbytes: The size of the message, in bytes.
+        latency: Seconds that even an empty message takes.
+        bandwidth: Bytes a second, in the direction of the message.
+
+    Raises:
+        ValueError: a number is negative, or the bandwidth is 0.
+    """
+    nbytes = _not_negative(nbytes, "nbytes")
+    latency = _not_negative(latency, "latency")
+    return latency + nbytes / _positive(bandwidth, "bandwidth")
+
+
+def half_bandwidth_bytes(*, latency: float, bandwidth: float) -> float:
+    """The size at which a message gets half the bandwidth: `latency * bandwidth`.
+
+    A smaller message mostly waits for the latency, a larger one for the bandwidth.
+
+    Source: it follows from `transfer_seconds`, where both parts are equal at this size.
+
+    Raises:
+        ValueError: a number is negative, or the bandwidth is 0.
+    """
+    return _not_negative(latency, "latency") * _positive(bandwidth, "bandwidth")
+
+
+def fit_transfer(sizes: Sequence[float], seconds: Sequence[float]) -> "Transfer":
+    """The latency and bandwidth that explain measured times best.
+
+    Least squares of the *relative* errors: with sizes from bytes to megabytes the
+    largest would otherwise decide alone, and the latency would be lost. A latency is
+    never below 0.
+
+    Args:
+        sizes: Bytes of each message, of at least two different sizes.
+        seconds: How long each took.
+
+    Raises:
+        ValueError: there are not as many sizes as times, fewer than two different
+            sizes, a time that is not above 0, or times that do not grow with the size.
+    """
+    if len(sizes) != len(seconds):
+        raise ValueError(
+            f"There are {len(sizes)} sizes and {len(seconds)} times: expected as many "
+            "times as sizes."
+        )
+    sizes = [_not_negative(size, "a size") for size in sizes]
+    seconds = [_positive(time, "a time") for time in seconds]
+    if len(set(sizes)) < 2:
+        raise ValueError(
+            "A latency and a bandwidth need messages of at least 2 different sizes, "
+            f"not {len(set(sizes))}."
+        )
+    # Minimise the sum of (latency/t + size*slope/t - 1)²: a line through the points
+    # (a, b) = (1/t, size/t).
+    aa = math.fsum(1 / t**2 for t in seconds)
+    ab = math.fsum(n / t**2 for n, t in zip(sizes, seconds, strict=True))
+    bb = math.fsum((n / t) ** 2 for n, t in zip(sizes, seconds, strict=True))
+    a = math.fsum(1 / t for t in seconds)
+    b = math.fsum(n / t for n, t in zip(sizes, seconds, strict=True))
+    below = aa * bb - ab * ab
+    latency = (a * bb - b * ab) / below
+    slope = (b * aa - a * ab) / below
+    if latency < 0:
+        latency, slope = 0.0, b / bb
+    if slope <= 0:
+        raise ValueError(
+            "The times do not grow with the sizes, so there is no bandwidth in them. "
+            "Measure larger messages, or more often."
+        )
+    return Transfer(latency, 1 / slope)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What `fit_transfer` found.
+
+    Attributes:
+        latency: In seconds.
+        bandwidth: In bytes a second.
+    """
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, nbytes: float) -> float:
+        """`transfer_seconds` of a message with these."""
+        return transfer_seconds(nbytes, latency=self.latency, bandwidth=self.bandwidth)
+
+
+# --- the time of a training run -------------------------------------------------
+
+
+def training_seconds(
+    tokens: float, parameters: float, *, gpus: int, flops_per_gpu: float
+) -> float:
+    """Seconds to train a language model once: `8 * tokens * parameters / (n * X)`.
+
+    A token costs 2 operations a parameter in the forward pass, 4 in the backward
+    pass, and 2 more to compute the activations once again in it.
+
+    Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    Clusters Using Megatron-LM", SC21, arXiv 2104.04473, section 5.1, which gives 34
+    days for 300e9 tokens and 175e9 parameters on 1024 GPUs at 140e12 operations/s.
+
+    Args:
+        tokens: How many the model sees in training.
+        parameters: Of the model.
+        gpus: How many work on it.
+        flops_per_gpu: Operations a second that one GPU *reaches*, not its peak.
+
+    Raises:
+        ValueError: a number is negative, or there is no GPU, or it does nothing.
+    """
+    work = 8 * _not_negative(tokens, "tokens") * _not_negative(parameters, "parameters")
+    speed = _count(gpus, "gpus", least=1) * _positive(flops_per_gpu, "flops_per_gpu")
+    return work / speed
+
+
+# --- the bandwidth ladder -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Link:
+    """One way for bytes to move, and how fast it is at most.
+
+    Attributes:
+        name: For a reader, such as "NVLink 4 (H100)".
+        place: Where it is: inside a GPU, inside a node, or between nodes.
+        stated: The speed in the words of those who sell it, with their unit.
+        bytes_per_second: The same in bytes a second.
+        direction: What that figure counts. "one way": each direction has as much.
+            "both ways together": a direction has half of it. "shared": reads and
+            writes share it, and either may take all of it.
+        source: Where the figure is from.
+        latency_seconds: Of an empty message, where the source states one.
+    """
+
+    name: str
+    place: Place
+    stated: str
+    bytes_per_second: float
+    direction: Direction
+    source: str
+    latency_seconds: float | None = None
+
+    @property
+    def one_way(self) -> float:
+        """Bytes a second from here to there: the bandwidth for `transfer_seconds`."""
+        both = self.direction == "both ways together"
+        return self.bytes_per_second / (2 if both else 1)
+
+
+def _pcie(generation: int, transfers: float) -> Link:
+    """A slot of 16 lanes. Of 130 bits on a lane, 128 are data."""
+    return Link(
+        f"PCIe Gen{generation} x16",
+        "in a node",
+        f"{transfers / 1e9:g} GT/s a lane, 16 lanes",
+        16 * transfers * 128 / 130 / BITS_PER_BYTE,
+        "one way",
+        f"PCI Express Base Specification {generation}.0: {transfers / 1e9:g} GT/s a "
+        "lane and direction, 128b/130b encoding",
+    )
+
+
+_A100 = "NVIDIA A100 datasheet, A100 80GB SXM"
+_H100 = "NVIDIA H100 datasheet, H100 SXM"
+_H200 = "NVIDIA H200 datasheet, H200 SXM"
+_ETHERNET = "IEEE 802.3: the rate is the name; full duplex"
+_NDR = "NVIDIA DGX SuperPOD cabling guide, NDR overview: 4 lanes of "
+
+# From the fastest to the slowest in each place.
+LADDER: tuple[Link, ...] = (
+    Link("HBM3e (H200)", "in a GPU", "4.8 TB/s", 4.8 * TB, "shared", _H200),
+    Link("HBM3 (H100)", "in a GPU", "3.35 TB/s", 3.35 * TB, "shared", _H100),
+    Link("HBM2e (A100 80GB)", "in a GPU", "2,039 GB/s", 2039 * GB, "shared", _A100),
+    Link(
+        "NVLink 4 (H100, H200)",
+        "in a node",
+        "900 GB/s",
+        900 * GB,
+        "both ways together",
+        _H100,
+    ),
+    Link(
+        "NVLink 3 (A100)",
+        "in a node",
+        "600 GB/s",
+        600 * GB,
+        "both ways together",
+        _A100,
+    ),
+    _pcie(5, 32e9),
+    _pcie(4, 16e9),
+    Link(
+        "InfiniBand NDR",
+        "between nodes",
+        "400 Gb/s",
+        gigabits(400),
+        "one way",
+        _NDR + "100 Gb/s",
+    ),
+    Link(
+        "InfiniBand HDR",
+        "between nodes",
+        "200 Gb/s",
+        gigabits(200),
+        "one way",
+        _NDR + "50 Gb/s; latency: NVIDIA ConnectX-6 user manual, below 600 ns",
+        latency_seconds=600e-9,
+    ),
+    Link(
+        "400 Gigabit Ethernet",
+        "between nodes",
+        "400 Gb/s",
+        gigabits(400),
+        "one way",
+        _ETHERNET,
+    ),
+    Link(
+        "100 Gigabit Ethernet",
+        "between nodes",
+        "100 Gb/s",
+        gigabits(100),
+        "one way",
+        _ETHERNET,
+    ),
+    Link(
+        "10 Gigabit Ethernet",
+        "between nodes",
+        "10 Gb/s",
+        gigabits(10),
+        "one way",
+        _ETHERNET,
+    ),
+)
+
+
+def link(name: str) -> Link:
+    """The rung of the `LADDER` with that name.
+
+    Raises:
+        ValueError: there is none. The names are listed.
+    """
+    for rung in LADDER:
+        if rung.name == name:
+            return rung
+    names = ", ".join(rung.name for rung in LADDER)
+    raise ValueError(f"There is no link {name!r} on the ladder. It has: {names}.")

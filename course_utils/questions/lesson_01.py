@@ -1,0 +1,316 @@
+"""Lesson 01, GPUs, nodes and ranks: who is where, and how long bytes take."""
+
+from course_utils.questions import (
+    Choice,
+    MultipleChoice,
+    Number,
+    SingleChoice,
+    Slip,
+    lesson,
+)
+
+QUESTIONS = lesson(
+    "01",
+    Number(
+        "01.memory",
+        "Training with mixed precision and Adam keeps 16 bytes for each parameter: 2 "
+        "for the weight, 2 for its gradient, and 12 for the optimizer. How many GB do "
+        "7.5 billion parameters need?",
+        answer=120,
+        unit="GB",
+        relative_tolerance=0.01,
+        why="7.5 billion × 16 bytes = 120 billion bytes, and a GB is a billion bytes. "
+        "The activations come on top.",
+        hint="Multiply the parameters by the bytes for each. A GB is 10⁹ bytes.",
+        slips=[
+            Slip(15, "15 GB are the 16-bit weights alone: 2 bytes for each parameter."),
+            Slip(
+                30, "30 GB are the weights and gradients. The optimizer needs 12 more."
+            ),
+            Slip(90, "90 GB are the optimizer's. Weights and gradients are left out."),
+            Slip(960, "960 counts bits: 8 for each byte."),
+        ],
+        purpose="The next cell draws your number beside the memory of one GPU.",
+    ),
+    SingleChoice(
+        "01.split_model",
+        "There are two basic ways to spread training over several GPUs: data parallel "
+        "and model parallel. Which one splits the model, and which one the data?",
+        [
+            Choice(
+                "Model parallel splits the model, data parallel splits the data.",
+                right=True,
+                why="With model parallel each GPU holds a part of the layers, and the "
+                "data pass through all GPUs. With data parallel each GPU holds the "
+                "whole model, and works on its own part of each batch.",
+            ),
+            Choice(
+                "Data parallel splits the model, model parallel splits the data.",
+                why="The other way round: the name says what is divided.",
+            ),
+            Choice(
+                "Both split the model. They differ in how the parts are connected.",
+                why="With data parallel the model is not split at all: every GPU has "
+                "all of it. So it must fit on one GPU.",
+            ),
+            Choice(
+                "Both split the data: each GPU trains a model of its own.",
+                why="With data parallel the copies stay equal, because they exchange "
+                "their gradients: it is one model. With model parallel there is only "
+                "one model anyway, in pieces.",
+            ),
+        ],
+    ),
+    Number(
+        "01.gil_speedup",
+        "Two threads of one Python process share a piece of work: a loop in pure "
+        "Python that only counts. Two CPU cores are free. How many times as fast are "
+        "they as one thread that does all of it? (Python as it is usually built.)",
+        answer=1,
+        tolerance=0.25,
+        why="The interpreter lets one thread at a time run Python code, so the two "
+        "take turns. Together they need about as long as one.",
+        hint="How many threads of a process may run Python code at the same moment?",
+        slips=[
+            Slip(
+                2,
+                "Twice as fast is what two processes can reach. The threads of one "
+                "process share one interpreter, and take turns.",
+            ),
+            Slip(
+                0.5,
+                "Half as fast would mean that taking turns doubles the work. It costs "
+                "much less than that.",
+            ),
+        ],
+        purpose="Answer before you run the next cells: they measure it here, and draw "
+        "your number beside it.",
+    ),
+    SingleChoice(
+        "01.gil",
+        "What does the GIL, Python's global interpreter lock, allow at one moment?",
+        [
+            Choice(
+                "One thread of the process runs Python code.",
+                right=True,
+                why="The lock belongs to one interpreter, so to one process. Threads "
+                "that wait, or compute outside the interpreter, may go on: PyTorch "
+                "gives the lock back while an operation computes. The Python code "
+                "around the operations takes turns.",
+            ),
+            Choice(
+                "One process on the whole machine runs Python code.",
+                why="Each process has its own interpreter with its own lock. That is "
+                "one reason to start a process for each GPU.",
+            ),
+            Choice(
+                "One thread of the process runs, whatever the others want to do.",
+                why="A thread that waits for a file, or computes in C++, does not need "
+                "the lock and can give it back.",
+            ),
+            Choice(
+                "One GPU of the machine computes.",
+                why="The lock is about Python code on the CPU. GPUs compute by "
+                "themselves once they have been told what to do.",
+            ),
+        ],
+    ),
+    Number(
+        "01.second_server",
+        "Two servers with 4 GPUs each run one job, one process for each GPU. What is "
+        "the rank (the global rank) of local rank 1 on the second server?",
+        answer=5,
+        why="The first server holds ranks 0 to 3. On the second, local rank 0 is rank "
+        "4 and local rank 1 is rank 5: 1 × 4 + 1.",
+        hint="Write the ranks of both servers in two rows. All counts begin at 0.",
+        slips=[
+            Slip(1, "1 is its local rank. Rank 1 is on the first server."),
+            Slip(4, "4 is the first rank of the second server, its local rank 0."),
+            Slip(6, "6 is one too many: ranks and local ranks both count from 0."),
+            Slip(9, "9 would be on a third server. The second server is node 1."),
+            Slip(
+                2,
+                "2 is node 1 + local rank 1. But node 0 holds 4 ranks, not one.",
+            ),
+        ],
+        purpose="The next cell marks your number among the GPUs.",
+    ),
+    MultipleChoice(
+        "01.two_servers",
+        "Two servers with 4 GPUs each run one job, one process for each GPU. "
+        "Which statements are true?",
+        [
+            Choice(
+                "The world size is 8.",
+                right=True,
+                why="The world size counts all processes of the job: 2 × 4.",
+            ),
+            Choice(
+                "The local world size is 2.",
+                why="It counts the processes on one node: 4. There are 2 nodes.",
+            ),
+            Choice(
+                "The node ranks are 0 and 1.",
+                right=True,
+                why="Nodes are numbered from 0, too.",
+            ),
+            Choice(
+                "Two processes have local rank 3.",
+                right=True,
+                why="Local ranks begin at 0 on every node: rank 3 has local rank 3 on "
+                "node 0, and rank 7 has it on node 1.",
+            ),
+            Choice(
+                "On the second server, local ranks go from 4 to 7.",
+                why="4 to 7 are the ranks there. The local ranks are 0 to 3, so that "
+                "`torch.cuda.set_device(local_rank)` finds a GPU.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "01.master",
+        "You start a job on two nodes, `node0` and `node1`, with torchrun. What do you "
+        "type for `--master-addr` on `node1`?",
+        [
+            Choice(
+                "`node0`: the same as on `node0`.",
+                right=True,
+                why="All processes meet at one place. By torchrun's numbering that is "
+                "on node 0, where rank 0 runs.",
+            ),
+            Choice(
+                "`node1`: its own address.",
+                why="Then the two nodes would wait at two meeting points, each for "
+                "processes that never come.",
+            ),
+            Choice(
+                "`localhost`, because torchrun starts local processes.",
+                why="`localhost` means another machine on each node. On `node1` nobody "
+                "listens there.",
+            ),
+            Choice(
+                "Nothing. Nodes find each other.",
+                why="Nobody has told `node1` where the others are. Without the option, "
+                "torchrun takes 127.0.0.1 for it: the machine itself.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "01.backend",
+        "Four nodes, 8 GPUs each, joined by Ethernet. Each process trains on a GPU of "
+        "its own. Which backend do you choose?",
+        [
+            Choice(
+                "nccl",
+                right=True,
+                why="It sends from GPU to GPU, by NVLink and PCIe inside a node and by "
+                "the network between nodes. PyTorch's documentation names it for GPU "
+                "training, with InfiniBand and with Ethernet.",
+            ),
+            Choice(
+                "gloo, because there is no InfiniBand",
+                why="nccl uses Ethernet, too. The documentation names gloo for GPUs "
+                "only as the fallback, because it is slower there.",
+            ),
+            Choice(
+                "mpi, because there are several nodes",
+                why="nccl and gloo work between nodes, too. PyTorch's packages do not "
+                "contain mpi: you would have to build PyTorch from source.",
+            ),
+            Choice(
+                "nccl inside the nodes, gloo between them",
+                why="A process group has one backend for its GPU tensors. nccl itself "
+                "finds a way for each pair of GPUs, inside nodes and between them.",
+            ),
+        ],
+    ),
+    Number(
+        "01.nvlink_one_way",
+        "The H100's data sheet gives 900 GB/s for NVLink, both directions together. "
+        "One GPU sends a tensor to another and gets nothing back. How many GB/s can it "
+        "have at most?",
+        answer=450,
+        unit="GB/s",
+        why="Half of the figure is for each direction.",
+        hint="The data sheet adds up what goes out and what comes in at the same time.",
+        slips=[
+            Slip(900, "That counts both directions. This tensor uses only one."),
+            Slip(1800, "900 is the sum of both directions already."),
+            Slip(112.5, "112.5 takes 900 for gigabits. It is GB/s, with a large B."),
+            Slip(
+                56.25,
+                "NVLink's 900 is in bytes already: only divide by the directions.",
+            ),
+        ],
+    ),
+    Number(
+        "01.network_seconds",
+        "A model of 7 billion parameters, 2 bytes each, goes from one node to another "
+        "over one InfiniBand port of 400 Gb/s. How many seconds, at best?",
+        answer=0.28,
+        unit="s",
+        relative_tolerance=0.02,
+        why="7 billion × 2 bytes = 14 GB. 400 Gb/s are 400 / 8 = 50 GB/s. "
+        "14 / 50 = 0.28.",
+        hint="Turn both into bytes first: how many bytes has the model, and how many "
+        "bytes a second does the port move?",
+        slips=[
+            Slip(0.035, "You took 400 Gb/s for 400 GB/s. A small b is a bit."),
+            Slip(0.14, "Each parameter has 2 bytes: 14 GB, not 7."),
+            Slip(0.56, "200 Gb/s in one direction? A port of 400 has 400 each way."),
+            Slip(2.24, "Divide the 400 by 8 once: it becomes 50 GB/s, not 6.25."),
+            Slip(280, "280 milliseconds. The question asks for seconds."),
+        ],
+        purpose="The next cell draws your number among the links.",
+    ),
+    Number(
+        "01.small_message",
+        "Two processes of this machine send each other messages. How many times as "
+        "long does a message of 4,096 bytes take as one of 4 bytes?",
+        answer=1,
+        tolerance=0.5,
+        why="Both are so small that nearly all of their time is the latency, which "
+        "does not depend on the size.",
+        hint="Time = latency + size / bandwidth. Which part is larger for a few "
+        "thousand bytes?",
+        slips=[
+            Slip(
+                1024,
+                "1,024 times the bytes, but not the time: most of it is the latency, "
+                "and that is the same for both.",
+            ),
+            Slip(
+                1000,
+                "A thousand times the bytes, but not the time: most of it is the "
+                "latency, and that is the same for both.",
+            ),
+        ],
+        purpose="Answer before you run the next cells: they measure it here, and draw "
+        "your number beside it.",
+    ),
+    SingleChoice(
+        "01.pinned",
+        "Why does a copy from pinned host memory to a GPU not need the CPU to copy the "
+        "bytes, as a copy from ordinary memory does?",
+        [
+            Choice(
+                "Pinned memory stays where it is, so the GPU can read it by itself.",
+                right=True,
+                why="The system may move ordinary (pageable) memory at any time. So it "
+                "is first copied to a pinned buffer, and the GPU reads that.",
+            ),
+            Choice(
+                "Pinned memory is a part of the GPU's memory.",
+                why="It is ordinary host memory. It is only locked in its place.",
+            ),
+            Choice(
+                "Pinned memory is kept in the CPU's cache.",
+                why="Caches have nothing to do with it, and are much smaller.",
+            ),
+            Choice(
+                "Pinned memory is compressed.",
+                why="The same bytes are sent. What is saved is a copy inside the host.",
+            ),
+        ],
+    ),
+)

@@ -1,0 +1,258 @@
+"""Costs: the formulas against published numbers, and the ladder against its words."""
+
+import doctest
+import math
+import random
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from course_utils import costs
+from course_utils.costs import LADDER, Link
+
+
+def test_units():
+    assert (costs.GB, costs.GiB) == (10**9, 2**30)
+    assert costs.GiB / costs.GB == pytest.approx(1.0737, abs=1e-4)
+    assert costs.gigabits(400) == 50 * costs.GB
+    assert costs.gigabits(0) == 0
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_ranks_are_numbered_node_by_node(nodes, gpus):
+    places = [(node, local) for node in range(nodes) for local in range(gpus)]
+    assert [costs.rank_of(*place, gpus) for place in places] == [*range(nodes * gpus)]
+    assert [
+        costs.node_and_local_rank(rank, gpus) for rank in range(nodes * gpus)
+    ] == places
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert costs.rank_of(np.int64(1), np.int64(1), np.int64(4)) == 5
+    assert type(costs.rank_of(np.int64(1), 0, 4)) is int
+    assert costs.transfer_seconds(np.float64(8), latency=1, bandwidth=4) == 3
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "latency", "bandwidth", "seconds"),
+    [
+        (0, 5e-6, 1e9, 5e-6),
+        (1e9, 0, 50e9, 0.02),
+        (14e9, 5e-6, costs.gigabits(400), 0.280005),
+        (4_000_000, 10e-6, 8e9, 0.00051),
+    ],
+)
+def test_transfer_seconds(nbytes, latency, bandwidth, seconds):
+    made = costs.transfer_seconds(nbytes, latency=latency, bandwidth=bandwidth)
+    assert made == pytest.approx(seconds, rel=1e-12)
+
+
+def test_at_half_bandwidth_both_parts_take_as_long():
+    link = {"latency": 10e-6, "bandwidth": 50e9}
+    size = costs.half_bandwidth_bytes(**link)
+    assert size == pytest.approx(500_000)
+    assert size / costs.transfer_seconds(size, **link) == pytest.approx(25e9)
+
+
+SIZES = [4, 64, 4_096, 65_536, 1_048_576, 16_777_216]
+
+
+def test_fit_finds_what_made_the_times():
+    times = [costs.transfer_seconds(n, latency=6e-5, bandwidth=2e9) for n in SIZES]
+    found = costs.fit_transfer(SIZES, times)
+    assert found.latency == pytest.approx(6e-5)
+    assert found.bandwidth == pytest.approx(2e9)
+    assert [found.seconds(n) for n in SIZES] == pytest.approx(times)
+
+
+def test_fit_stands_noise():
+    rng = random.Random(0)
+    times = [
+        costs.transfer_seconds(n, latency=6e-5, bandwidth=2e9) * rng.uniform(0.9, 1.1)
+        for n in SIZES
+    ]
+    found = costs.fit_transfer(SIZES, times)
+    assert found.latency == pytest.approx(6e-5, rel=0.15)
+    assert found.bandwidth == pytest.approx(2e9, rel=0.15)
+
+
+def test_fit_is_the_best_there_is():
+    """No other latency and bandwidth nearby has a smaller relative error."""
+    times = [5e-5, 7e-5, 6e-5, 9e-5, 6e-4, 9e-3]
+
+    def error(latency, slope):
+        return sum(
+            ((latency + n * slope) / t - 1) ** 2
+            for n, t in zip(SIZES, times, strict=True)
+        )
+
+    found = costs.fit_transfer(SIZES, times)
+    least = error(found.latency, 1 / found.bandwidth)
+    for up in (0.99, 1.01):
+        assert error(found.latency * up, 1 / found.bandwidth) > least
+        assert error(found.latency, up / found.bandwidth) > least
+
+
+def test_fit_never_finds_a_latency_below_zero():
+    found = costs.fit_transfer([1e6, 2e6, 4e6], [0.5e-3, 2e-3, 5e-3])
+    assert found.latency == 0
+    assert found.bandwidth > 0
+
+
+def test_training_seconds_of_the_paper():
+    seconds = costs.training_seconds(300e9, 175e9, gpus=1024, flops_per_gpu=140e12)
+    assert seconds / 86_400 == pytest.approx(33.9, abs=0.05)  # the paper says 34
+    one = costs.training_seconds(300e9, 175e9, gpus=1, flops_per_gpu=140e12)
+    assert one == pytest.approx(1024 * seconds)
+
+
+# ---------------------------------------------------------------- the ladder
+
+
+def in_bytes_per_second(words: str) -> float:
+    """The figure as a person reads it: GB with a large B, Gb with a small one."""
+    number, unit = re.fullmatch(r"([\d.,]+) (TB|GB|Gb)/s", words).groups()
+    factor = {"TB": 1e12, "GB": 1e9, "Gb": 1e9 / 8}[unit]
+    return float(number.replace(",", "")) * factor
+
+
+@pytest.mark.parametrize("link", LADDER, ids=lambda link: link.name)
+def test_figures_are_what_the_sources_state(link):
+    lanes = re.fullmatch(r"(\d+) GT/s a lane, 16 lanes", link.stated)
+    if lanes:  # PCI Express: 130 bits on the wire carry 128 bits of data
+        stated = int(lanes[1]) * 1e9 * 16 * 128 / 130 / 8
+    else:
+        stated = in_bytes_per_second(link.stated)
+    assert link.bytes_per_second == pytest.approx(stated)
+    assert link.source
+
+
+@pytest.mark.parametrize(
+    ("name", "one_way"),
+    [
+        ("HBM3e (H200)", 4.8e12),
+        ("HBM3 (H100)", 3.35e12),
+        ("HBM2e (A100 80GB)", 2.039e12),
+        ("NVLink 4 (H100, H200)", 450e9),
+        ("NVLink 3 (A100)", 300e9),
+        ("PCIe Gen5 x16", 63.0e9),
+        ("PCIe Gen4 x16", 31.5e9),
+        ("InfiniBand NDR", 50e9),
+        ("InfiniBand HDR", 25e9),
+        ("400 Gigabit Ethernet", 50e9),
+        ("100 Gigabit Ethernet", 12.5e9),
+        ("10 Gigabit Ethernet", 1.25e9),
+    ],
+)
+def test_one_way(name, one_way):
+    assert costs.link(name).one_way == pytest.approx(one_way, rel=1e-3)
+
+
+def test_every_rung_is_tested_and_named_once():
+    names = [link.name for link in LADDER]
+    assert len(set(names)) == len(names) == 12
+
+
+def test_the_ladder_goes_down_in_each_place():
+    places = [link.place for link in LADDER]
+    assert list(dict.fromkeys(places)) == ["in a GPU", "in a node", "between nodes"]
+    assert places == sorted(places, key=list(dict.fromkeys(places)).index)
+    families = {
+        "in a GPU": ("HBM",),
+        "in a node": ("NVLink", "PCIe"),
+        "between nodes": ("InfiniBand", "Gigabit Ethernet"),
+    }
+    for place, words in families.items():
+        for word in words:
+            speeds = [
+                link.one_way
+                for link in LADDER
+                if link.place == place and word in link.name
+            ]
+            assert len(speeds) > 1
+            assert speeds == sorted(speeds, reverse=True)
+
+
+def test_only_two_way_figures_are_halved():
+    facts = ("in a node", "8 GB/s", 8e9)
+    assert Link("x", *facts, "one way", "-").one_way == 8e9
+    assert Link("x", *facts, "shared", "-").one_way == 8e9
+    assert Link("x", *facts, "both ways together", "-").one_way == 4e9
+
+
+# ---------------------------------------------------------------- wrong arguments
+
+ONE = {"latency": 0, "bandwidth": 1}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: costs.gigabits(-1), "number is -1: expected 0 or more."),
+        (lambda: costs.gigabits("4"), "number is '4': expected a number."),
+        (lambda: costs.gigabits(True), "number is True: expected a number."),
+        (lambda: costs.rank_of(-1, 0, 4), "node is -1: expected a whole number from 0"),
+        (lambda: costs.rank_of(0, 1.0, 4), "local_rank is 1.0: expected a whole"),
+        (lambda: costs.rank_of(0, 0, 0), "gpus_per_node is 0: expected a whole number"),
+        (
+            lambda: costs.rank_of(0, 4, 4),
+            "local_rank is 4, but a node with 4 GPU(s) has local ranks 0 to 3.",
+        ),
+        (lambda: costs.node_and_local_rank(-1, 4), "rank is -1"),
+        (lambda: costs.node_and_local_rank(1, 0), "gpus_per_node is 0"),
+        (lambda: costs.transfer_seconds(-1, **ONE), "nbytes is -1: expected 0 or more"),
+        (
+            lambda: costs.transfer_seconds(1, latency=0, bandwidth=0),
+            "bandwidth is 0: expected more than 0.",
+        ),
+        (
+            lambda: costs.transfer_seconds(1, latency=-1e-6, bandwidth=1),
+            "latency is -1e-06: expected 0 or more.",
+        ),
+        (
+            lambda: costs.transfer_seconds(math.nan, **ONE),
+            "nbytes is nan: expected a finite number.",
+        ),
+        (
+            lambda: costs.half_bandwidth_bytes(latency=1, bandwidth=math.inf),
+            "bandwidth is inf: expected a finite number.",
+        ),
+        (lambda: costs.fit_transfer([1], [1, 2]), "There are 1 sizes and 2 times"),
+        (
+            lambda: costs.fit_transfer([8, 8], [1, 2]),
+            "at least 2 different sizes, not 1.",
+        ),
+        (lambda: costs.fit_transfer([1, 2], [0, 1]), "a time is 0: expected more than"),
+        (lambda: costs.fit_transfer([1, 2], [2, 1]), "The times do not grow"),
+        (
+            lambda: costs.training_seconds(1, 1, gpus=0, flops_per_gpu=1),
+            "gpus is 0: expected a whole number from 1 up.",
+        ),
+        (lambda: costs.link("NVLink"), "There is no link 'NVLink' on the ladder."),
+    ],
+)
+def test_wrong_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+def test_needs_the_standard_library_alone():
+    code = (
+        "import sys; before = set(sys.modules); from course_utils import costs; "
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}; "
+        "print(new - set(sys.stdlib_module_names))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "{'course_utils'}"
+
+
+def test_docstrings():
+    failed, tried = doctest.testmod(costs)
+    assert failed == 0
+    assert tried >= 4
