@@ -606,6 +606,23 @@ def test_a_kernel_that_is_killed_while_torchrun_starts(tmp_path, mark):
     assert wait_until(lambda: marked(mark) == [], 3.0)
 
 
+def test_a_rank_whose_agent_is_gone_before_it_begins_ends_itself(script):
+    """The kernel may be killed while the agent starts the ranks."""
+    path = script("raise SystemExit(77)")
+    command = [sys.executable, workers._runner.__file__, "rank"]
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    done = subprocess.run([*command, str(gone.pid), path], timeout=30)
+    assert done.returncode == 1
+    done = subprocess.run(
+        [*command, str(os.getpid()), path],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+        timeout=30,
+    )
+    assert done.returncode == 77
+
+
 def test_the_notebooks_process_needs_no_torch():
     code = (
         "import sys; import course_utils.workers;"

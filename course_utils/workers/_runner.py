@@ -7,9 +7,9 @@ loopback only. Each rank writes into its own two pipes, whose other ends the not
 holds, so nothing is written to disk. And it ends, with everything below it, when the
 notebook's kernel does.
 
-``python _runner.py rank AGENT SCRIPT ...`` runs the script as ``python SCRIPT ...`` would,
-and says how it ended. Such a message is one line of JSON behind a control character on
-the rank's stderr; ``launch`` takes it out of what it shows.
+``python _runner.py rank AGENT SCRIPT ...`` runs the script as ``python SCRIPT ...``
+would, and says how it ended. Such a message is one line of JSON behind a control
+character on the rank's stderr; ``launch`` takes it out of what it shows.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def run_agent(plan_text: str) -> int:
     descriptors (stdout, stderr) for each rank.
     """
     plan = json.loads(plan_text)
-    _die_with_the_kernel()
+    has_begun = _die_with_the_kernel()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -108,6 +108,7 @@ def run_agent(plan_text: str) -> int:
     words += [__file__, "rank", str(os.getpid()), plan["script"], *plan["arguments"]]
     config, command, command_words = run.config_from_args(run.parse_args(words))
     config.logs_specs = Pipes()
+    has_begun.set()
     try:
         elastic_launch(config, command)(*command_words)
     except ChildFailedError as error:
@@ -235,8 +236,12 @@ def _is_about_a_peer(error: BaseException) -> bool:
     return bool(PEER_GONE.search(str(error)))
 
 
-def _die_with_the_kernel() -> None:
-    """End this process and all below it when the kernel closes our stdin, or dies."""
+def _die_with_the_kernel() -> threading.Event:
+    """End this process and all below it when the kernel closes our stdin, or dies.
+
+    To be set before ranks are started: until then only a helper of ``import torch``
+    can be below it, which ends by itself and should clean up behind it.
+    """
     # Ranks whose parent dies become ours, so that kill_tree finds them.
     _set_option(_PR_SET_CHILD_SUBREAPER, 1)
     lifeline = os.dup(0)
@@ -246,10 +251,13 @@ def _die_with_the_kernel() -> None:
 
     def watch() -> None:
         os.read(lifeline, 1)  # nobody writes: it returns at the end of the file
-        kill_tree(os.getpid(), spare_root=True)
+        if has_begun.is_set():
+            kill_tree(os.getpid(), spare_root=True)
         os._exit(1)
 
+    has_begun = threading.Event()
     threading.Thread(target=watch, daemon=True).start()
+    return has_begun
 
 
 def _set_option(option: int, value: int) -> None:
