@@ -11,7 +11,8 @@ alone, because ``python3 -m course_utils start`` runs before anything is install
 
 import importlib
 
-# name -> module that holds it (same name inside), or the module itself
+# name -> module that holds it (same name inside), or None: the name is a submodule.
+# The submodules quiz and progress can be called like the function in them.
 _EXPORTS = {
     "Ranks": "course_utils.ranks",
     "RankFailure": "course_utils.ranks",
@@ -22,8 +23,8 @@ _EXPORTS = {
     "inspect_machine": "course_utils.doctor",
     "launch": "course_utils.workers",
     "pictures": None,
-    "progress": "course_utils.progress",
-    "quiz": "course_utils.quiz",
+    "progress": None,
+    "quiz": None,
 }
 __all__ = sorted(_EXPORTS)
 
