@@ -500,7 +500,8 @@ def test_the_browser_gets_the_address(ready: Clone, tmp_path: Path) -> None:
     program = tmp_path / "browser"
     program.write_text(f'#!/bin/sh\necho "$1 $MPLCONFIGDIR" > {seen}\n')
     program.chmod(0o755)
-    with ready.running("start", "--port", "0", BROWSER=str(program)) as process:
+    own = {"BROWSER": str(program), "MPLCONFIGDIR": None}
+    with ready.running("start", "--port", "0", **own) as process:
         address = process.address()
         assert "opens in your browser" in process.output
         assert until(lambda: seen.exists() and seen.read_text())
@@ -1151,7 +1152,7 @@ def test_test_adds_the_dev_extra_and_becomes_pytest(ready: Clone) -> None:
     make_wheel(ready.wheels, "pytest", "9.2.0", fake)
     (ready.folder / "tests").mkdir()
     environment.write_stamp(ready.folder)
-    result = ready.run("test", "-x")
+    result = ready.run("test", "-x", CI=None)
     assert result.returncode == 5, result.stdout + result.stderr
     assert "(what the tests need is not in it yet)" in result.stdout
     last = result.stdout.splitlines()[-1]
@@ -1161,7 +1162,7 @@ def test_test_adds_the_dev_extra_and_becomes_pytest(ready: Clone) -> None:
     # The tests' packages include the learner's: start has nothing left to do.
     assert environment.condition(ready.folder, dev=True) == "ready"
     assert environment.condition(ready.folder) == "ready"
-    again = ready.run("test", PIP_NO_INDEX=None, PIP_FIND_LINKS=None)
+    again = ready.run("test", CI=None, PIP_NO_INDEX=None, PIP_FIND_LINKS=None)
     assert again.returncode == 5
     assert len(again.stdout.splitlines()) == 1
     assert ready.untouched_outside()
