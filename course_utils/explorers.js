@@ -32,7 +32,8 @@ function render({ model, el }) {
     const input = make("input", { type: "range", id, min, step: 1 });
     // JupyterLab looks at the focused element: else arrow keys would move between cells.
     input.setAttribute("data-lm-suppress-shortcuts", "true");
-    const shown = make("output", { htmlFor: id });
+    // Not <output>: that is a live region, and the slider says its value by itself.
+    const shown = make("span", { ariaHidden: "true" });
     input.addEventListener("input", () => {
       shown.textContent = input.value;
       model.set(name, Number(input.value));
@@ -69,7 +70,6 @@ function make(tag, properties, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (name === "role") element.setAttribute("role", value);
-    else if (name === "htmlFor" && tag === "output") element.setAttribute("for", value);
     else element[name] = value;
   }
   element.append(...children);

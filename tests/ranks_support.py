@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from course_utils.ranks import Ranks, RanksError
+from course_utils.ranks.zygote import IDLE_SECONDS
 
 # Whatever a test starts inherits this, also what leaves its session and its parent.
 MARK = "RANKS_TEST_MARK"
@@ -198,8 +199,30 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
             watch.stop()
 
 
+def settle(ranks: Ranks) -> None:
+    """Wait until the helper process has imported what it imports while it is idle.
+
+    It can't start a rank meanwhile, and a rank that was started before has to import
+    that by itself; neither is what the time bounds are about.
+    """
+    if ranks._team.zygote is None:
+        return
+    helper = psutil.Process(ranks._team.zygote.process.pid)
+    at_first = used = sum(helper.cpu_times()[:2])
+    idle_since, give_up = time.monotonic(), time.monotonic() + 30
+    while time.monotonic() < give_up:
+        time.sleep(0.05)
+        if (now := sum(helper.cpu_times()[:2])) > used:
+            idle_since, used = time.monotonic(), now
+        enough = 0.5 if used > at_first + 0.3 else IDLE_SECONDS + 0.5
+        if time.monotonic() > idle_since + enough:
+            return
+
+
 @pytest.fixture(scope="module")
 def four(watch: Watch) -> Iterator[Ranks]:
     """Four ranks that all tests of a module share: each leaves them usable."""
     with Ranks(4, output="grouped", quiet=True, timeout=30) as ranks:
+        settle(ranks)
+        ranks.restart()
         yield ranks

@@ -179,6 +179,14 @@ def test_a_run_prints_one_json_line_a_row(own_benchmarks, capsys):
     assert "tiny: 2 rows, 0 of 1 goals met" in printed.err
 
 
+@pytest.mark.parametrize("load", [0.1, 50.0])
+def test_a_busy_machine_is_said_to_be_busy(load, own_benchmarks, capsys, monkeypatch):
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
+    main(["tiny"])
+    assert ("load 50.0 on 2 cores" in capsys.readouterr().err) is (load > 1)
+
+
 def test_a_benchmark_that_fails_is_an_error_after_its_rows(own_benchmarks, capsys):
     with pytest.raises(OSError, match="no such thing"):
         main(["broken"])

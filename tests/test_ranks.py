@@ -150,7 +150,9 @@ def test_loss_falls_on_all_ranks_alike_under_ddp(ranks):
     assert losses[-1] < losses[0] / 10
     for other_losses, other_weights in others:
         assert other_losses == losses
-        assert all(torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True)
+        )
 
 
 # --------------------------------------------------------------------------- variables

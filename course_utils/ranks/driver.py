@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
@@ -51,6 +51,7 @@ SEVER_AFTER = 0.1  # when a failed rank's own closed connections should have don
 # Steps of the ladder that ends a stuck rank: ask where it is, close its connections,
 # interrupt it (twice), kill it.
 ASK_SECONDS, SEVER_SECONDS, INTERRUPT_SECONDS = 0.4, 0.6, 0.7
+HEAD_START = 0.05  # of an interrupt before the connections are closed
 # Nothing printed, answered or computed for this long, and every rank that has not
 # finished waits for another one: a deadlock.
 QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
@@ -334,6 +335,7 @@ class Ranks:
                 self._new_group()
             printer = Printer(chosen, choose_output(self.output))
             result = self._round(request, chosen, limit, printer)
+            self._group_ready = not result.failed
             values = {
                 rank: reply.get("value")
                 for rank, reply in sorted(result.replies.items())
@@ -372,7 +374,7 @@ class Ranks:
             round_.cause = "interrupt"
         if round_.pending:
             with interrupts_held():
-                round_.free(self._ids)
+                round_.free()
         return round_
 
     def _error(
@@ -720,9 +722,7 @@ class Round:
     def _sever_pending(self) -> None:
         """Close the connections of those who wait for others than the failed rank."""
         self.severed = True
-        for rank in sorted(self.pending):
-            with contextlib.suppress(OSError, ValueError):
-                self.team.processes[rank].channel.send({"op": "sever", "id": 0})
+        self._tell(self.pending, "sever")
 
     # ------------------------------------------------------------------------- deadlock
     def _is_quiet(self) -> bool:
@@ -769,7 +769,7 @@ class Round:
             self._step(0.02)
 
     # ---------------------------------------------------------- the ladder that ends it
-    def free(self, ids: Iterator[int]) -> None:
+    def free(self) -> None:
         """End what has not ended: kindly first, in bounded time."""
         self.stopped = set(self.pending)
         self._ask_where(ASK_SECONDS)
@@ -777,22 +777,28 @@ class Round:
             # It holds the GIL in C code, or is stopped: only a signal gets through.
             dump = frames_of_dump(self.team.processes[rank].stack_dump())
             self.frames[rank] = dump
-        for process in self.team.processes.values():
-            with contextlib.suppress(OSError, ValueError):
-                process.channel.send({"op": "sever", "id": 0})
-        if any(is_waiting(self.frames.get(rank, [])) for rank in self.pending):
+        running = {r for r in self.pending if not is_waiting(self.frames.get(r, []))}
+        if running:
+            # Before they begin a collective: see the delay in Rank.serve.
+            self._tell(running, "interrupt")
+            self._wait_pending(HEAD_START)
+        self._tell(self.team.processes, "sever")
+        if self.pending - running:
             self._wait_pending(SEVER_SECONDS)
         for _ in range(2):
-            for rank in sorted(self.pending):
-                with contextlib.suppress(OSError, ValueError):
-                    message = {"op": "interrupt", "id": 0}
-                    self.team.processes[rank].channel.send(message)
+            self._tell(self.pending, "interrupt")
             self._wait_pending(INTERRUPT_SECONDS)
         for rank in sorted(self.pending):
             self.killed.add(rank)
             self._drain(rank)
             self.team.processes[rank].kill()
         self.pending.clear()
+
+    def _tell(self, ranks: Iterable[int], op: str) -> None:
+        """Have the control threads of these ranks do something."""
+        for rank in sorted(ranks):
+            with contextlib.suppress(OSError, ValueError):
+                self.team.processes[rank].channel.send({"op": op, "id": 0})
 
     def _wait_pending(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -46,6 +46,14 @@ def start_method() -> str:
     return chosen or ("fork" if sys.platform == "linux" else "spawn")
 
 
+def current_folder() -> str | None:
+    """Where this process works; None if somebody has removed that folder."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
 def temporary_folder() -> str:
     """A folder for what ranks put into TMPDIR: a killed rank does not tidy up."""
     return tempfile.mkdtemp(prefix="ranks-")
@@ -62,7 +70,7 @@ class RankProcess:
     """
 
     rank: int
-    pid: int
+    pid: int | None = None  # not yet known
     channel: Connection
     output: Any
 
@@ -80,10 +88,13 @@ class RankProcess:
 
     def kill(self) -> None:
         """SIGKILL to the rank and to what it has started; close its channel."""
-        with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+        if self.pid is not None:
+            with contextlib.suppress(
+                ProcessLookupError, PermissionError, AttributeError
+            ):
+                os.killpg(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
         self.channel.close()
 
 
@@ -100,6 +111,7 @@ class Zygote:
 
     def __init__(self) -> None:
         self.users = 0
+        self.ready = False  # has imported torch
         self.owner = os.getpid()
         self.forked: dict[str, int] = {}
         self.ended: dict[int, int] = {}
@@ -159,8 +171,11 @@ class Zygote:
         with Zygote._guard:
             if Zygote._current is self:
                 Zygote._current = None
+        self.pump()
         self.socket.close()
         if self.owner == os.getpid():
+            if not self.ready:  # it does not listen yet, and has nothing to tidy up
+                self.process.kill()
             try:
                 self.process.wait(3)
             except subprocess.TimeoutExpired:
@@ -188,7 +203,9 @@ class Zygote:
                         self.failure = "it ended"
                     return
                 message = pickle.loads(data)
-                if "forked" in message:
+                if "ready" in message:
+                    self.ready = True
+                elif "forked" in message:
                     self.forked[message["forked"]] = message["pid"]
                 elif "ended" in message:
                     self.ended[message["ended"]] = os.waitstatus_to_exitcode(
@@ -241,7 +258,7 @@ class ForkedRank(RankProcess):
             "rank": rank,
             "world_size": world_size,
             "environment": environment,
-            "folder": os.getcwd(),
+            "folder": current_folder(),
             "path": [PACKAGE_FOLDER, *(p for p in sys.path if p != PACKAGE_FOLDER)],
         }
         files = [their_channel.fileno(), their_output, their_dump, *shared]

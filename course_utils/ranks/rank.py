@@ -123,9 +123,9 @@ class Rank:
                 # can miss a connection that closes while it starts to send.
                 time.sleep(SEVER_DELAY)
                 self.sever()
-            for stream in (sys.stdout, sys.stderr):
+            for name in ("stdout", "stderr"):  # the learner may have replaced them
                 with contextlib.suppress(Exception):
-                    stream.flush()
+                    getattr(sys, name).flush()
             self._send(request["id"], reply)
 
     def _listen(self) -> None:
@@ -335,10 +335,7 @@ class Rank:
     # ------------------------------------------------------------------------- failures
     def _failure(self, error: BaseException) -> dict[str, Any]:
         """What went wrong, in pieces that pickle; the driver writes the text."""
-        try:
-            message = str(error)
-        except Exception:
-            message = "(its message could not be read)"
+        message = message_of(error)
         frames = []
         for frame, line in traceback.walk_tb(error.__traceback__):
             code = frame.f_code
@@ -361,8 +358,16 @@ class Rank:
             "mismatch": isinstance(error, CollectiveMismatch),
             "cause": None
             if cause is None
-            else f"{type(cause).__name__}: {cause}"[:500],
+            else f"{type(cause).__name__}: {message_of(cause)}"[:500],
         }
+
+
+def message_of(error: BaseException) -> str:
+    """Its text; the learner's exception classes may fail at that too."""
+    try:
+        return str(error)
+    except BaseException:
+        return "(its message could not be read)"
 
 
 def use_output(descriptor: int) -> None:

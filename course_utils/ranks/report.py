@@ -133,7 +133,7 @@ def find_where(frames: list[Frame]) -> str:
             return f"{text}: {source}" if source else text
         if function not in INNER_NAMES and not function.startswith("__"):
             call = function
-    return call
+    return ""
 
 
 def is_waiting(frames: list[Frame]) -> bool:
@@ -163,6 +163,8 @@ DEATHS = {
     "SIGKILL": "It was killed from outside; on Linux often because memory ran out.",
     "SIGSEGV": "The process crashed in C or C++ code.",
     "SIGABRT": "C++ code ended the process; its last words are above.",
+    "unknown exit status": "The helper process that starts ranks was ended, and with "
+    "it all ranks.",
     "exit code 0": "Something called os._exit(): a rank must go on living.",
 }
 
@@ -301,17 +303,18 @@ def describe_failures(
             or len(group_same(stuck)) > 1
             else "All ranks wait for each other: nobody sends what the others expect."
         )
-    parts.append(what_now(failures, restarted, init))
+    everybody = {*failures, *finished, *left_out}
+    parts.append(what_now(restarted, everybody <= set(restarted), init))
     return "\n".join(part[:1].upper() + part[1:] for part in parts)
 
 
-def what_now(failures: dict[int, RankFailure], restarted: list[int], init: bool) -> str:
+def what_now(restarted: list[int], is_everybody: bool, init: bool) -> str:
     """The last line: what survived, and what the next cell will find."""
     if restarted:
         kept = (
             f"{rank_list(restarted).capitalize()} "
             f"{'was' if len(restarted) == 1 else 'were'} started afresh, without "
-            "variables; the other ranks keep theirs."
+            f"variables{'' if is_everybody else '; the other ranks keep theirs'}."
         )
     else:
         kept = "All ranks keep their variables."

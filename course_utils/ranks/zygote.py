@@ -148,8 +148,9 @@ class Zygote:
         channel, output, dump, board, meeting_file = files
         os.environ.clear()
         os.environ.update(request["environment"], TMPDIR=self.folder)
-        with contextlib.suppress(OSError):
-            os.chdir(request["folder"])
+        if request["folder"] is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(request["folder"])
         sys.path[:] = request["path"]
 
         from course_utils.ranks import rank as rank_module

@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from tests import benchmarks
 
 
@@ -70,6 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         width = max(map(len, known), default=0)
         for name, description in known.items():
             print(f"{name:<{width}}  {description}")
+    load, cores = psutil.getloadavg()[0], psutil.cpu_count()
+    if names and load > cores / 2:
+        print(
+            f"This machine is busy (load {load:.1f} on {cores} cores): times will be "
+            "too long, and ratios noisy.",
+            file=sys.stderr,
+        )
     for name in names:
         run(name)
     return 0
