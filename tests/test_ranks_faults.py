@@ -72,7 +72,6 @@ def kept(ranks, *fresh):
         "dist.send(torch.ones(1 << 22), 1)",
         "dist.irecv(torch.ones(3), 1).wait()",
         "dist.all_reduce(torch.ones(3), async_op=True).wait()",
-        "dist.new_group([0, 1, 2, 3])",
     ],
     ids=lambda call: call.partition("(")[0].removeprefix("dist."),
 )

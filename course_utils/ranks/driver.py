@@ -798,7 +798,7 @@ class Round:
         """Have the control threads of these ranks do something."""
         for rank in sorted(ranks):
             with contextlib.suppress(OSError, ValueError):
-                self.team.processes[rank].channel.send({"op": op, "id": 0})
+                self.team.processes[rank].channel.send({"op": op, "id": self.id})
 
     def _wait_pending(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -71,6 +71,7 @@ class Rank:
         self.meeting_file = meeting_file
         self.pid = os.getpid()
         self.requests: queue.SimpleQueue[dict] = queue.SimpleQueue()
+        self.cancelled = 0  # id of a request that need not begin any more
         self.running = False  # only then may an interrupt reach the main thread
         self.sending = threading.Lock()
         self.main_thread = threading.main_thread().ident
@@ -106,6 +107,8 @@ class Rank:
             try:
                 try:
                     self.running = True
+                    if request["id"] == self.cancelled:
+                        raise KeyboardInterrupt
                     reply = self._run(request)
                 except BaseException as error:
                     reply = self._failure(error)
@@ -144,7 +147,7 @@ class Rank:
             elif op == "sever":
                 self.sever()
             elif op == "interrupt":
-                self.interrupt()
+                self.interrupt(request["id"])
             else:
                 self.requests.put(request)
 
@@ -167,8 +170,9 @@ class Rank:
             frame = frame.f_back
         return frames
 
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the main thread, if it runs learner's code."""
+    def interrupt(self, request_id: int) -> None:
+        """Raise KeyboardInterrupt in the main thread, now or as soon as it begins."""
+        self.cancelled = request_id
         if hasattr(signal, "pthread_kill"):  # also ends a time.sleep()
             signal.pthread_kill(self.main_thread, signal.SIGINT)
         else:
