@@ -145,6 +145,18 @@ class Watch:
         assert not left, "\n".join(left)
         assert not self.exposed, self.exposed
 
+    def assert_nothing_left_but_kernels(self) -> None:
+        """The same while another kernel of the tests is open, with its own ranks."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while (left := self._orphans()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left, left
+        assert not self.exposed, self.exposed
+
+    def _orphans(self) -> dict[int, str]:
+        own = {process.pid for process in psutil.Process().children(recursive=True)}
+        return {pid: text for pid, text in self.strays().items() if pid not in own}
+
     def _left(self) -> list[str]:
         return [
             *self.strays().values(),

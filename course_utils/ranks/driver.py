@@ -372,6 +372,7 @@ class Ranks:
             round_.wait(limit)
         except KeyboardInterrupt:
             round_.cause = "interrupt"
+            round_.leave_out_the_rest()
         if round_.pending:
             with interrupts_held():
                 round_.free()
@@ -608,6 +609,7 @@ class Round:
 
     def __post_init__(self) -> None:
         self.pending = set(self.chosen)
+        self.begun: set[int] = set()  # to send to
         self.started = time.monotonic()
         self.last_event = self.started
         self.failed_at: float | None = None
@@ -618,7 +620,13 @@ class Round:
     # -------------------------------------------------------------------- send and wait
     def send(self, request: dict[str, Any]) -> None:
         for rank in self.chosen:
+            self.begun.add(rank)
             self._send_to(rank, {"id": self.id, **request})
+
+    def leave_out_the_rest(self) -> None:
+        """Interrupted while this was sent: some ranks know nothing of it."""
+        self.stopped = self.pending - self.begun
+        self.pending &= self.begun
 
     def _send_to(self, rank: int, message: dict[str, Any]) -> None:
         process = self.team.processes[rank]
@@ -671,7 +679,8 @@ class Round:
 
     def _receive(self, rank: int) -> None:
         try:
-            reply = self.team.processes[rank].channel.recv()
+            with interrupts_held(raise_after=True):  # half a message is useless
+                reply = self.team.processes[rank].channel.recv()
         except (EOFError, OSError):
             self._died(rank)
             return
@@ -771,7 +780,7 @@ class Round:
     # ---------------------------------------------------------- the ladder that ends it
     def free(self) -> None:
         """End what has not ended: kindly first, in bounded time."""
-        self.stopped = set(self.pending)
+        self.stopped |= self.pending
         self._ask_where(ASK_SECONDS)
         for rank in self.pending - self.frames.keys():
             # It holds the GIL in C code, or is stopped: only a signal gets through.
@@ -924,13 +933,20 @@ def remember_source(name: str, source: str) -> None:
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """The ladder takes a few seconds at most; a second Ctrl-C must not break it."""
+def interrupts_held(raise_after: bool = False) -> Iterator[None]:
+    """What is inside must not be broken off by Ctrl-C; it takes a few seconds at most.
+
+    Args:
+        raise_after: raise KeyboardInterrupt at the end if one came; else forget it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    came = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: came.set())
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+    if came.is_set() and raise_after:
+        raise KeyboardInterrupt

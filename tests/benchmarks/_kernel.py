@@ -198,7 +198,8 @@ class Kernel:
             family = psutil.Process(self.pid).children(recursive=True)
         try:
             self._client.stop_channels()
-            self._manager.shutdown_kernel()
+            # A dead kernel cannot be asked; without ``now`` it would be waited for.
+            self._manager.shutdown_kernel(now=not self._manager.is_alive())
         finally:
             _, left = psutil.wait_procs(family, timeout=END_SECONDS)
             for process in left:
