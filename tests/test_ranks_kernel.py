@@ -327,7 +327,10 @@ def test_a_killed_kernel_whose_helper_still_imports(watch):  # noqa: F811
 
 # ----------------------------------------------------------------------- two notebooks
 def test_two_notebooks_at_once(kernel, fresh, tmp_path):
-    cell = "%%ranks\nfor _ in range(200):\n    x = torch.ones(2)\n    dist.all_reduce(x)\nx"
+    cell = (
+        "%%ranks\nfor _ in range(200):\n    x = torch.ones(2)\n"
+        "    dist.all_reduce(x)\nx"
+    )
     sent = [(notebook, notebook.send(cell)) for notebook in (kernel, fresh)]
     for (notebook, message), n in zip(sent, (4, 2), strict=True):
         assert notebook.receive(message).text == "".join(
