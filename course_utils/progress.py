@@ -71,8 +71,14 @@ def record_solution(task_id: str) -> None:
     _update(change)
 
 
-def record_answer(question_id: str, answer: object, correct: bool) -> None:
-    """Note one answer to a quiz question. ``answer`` must be JSON-serialisable."""
+def record_answer(question_id: str, answer: object, correct: bool | None) -> None:
+    """Note one answer to a quiz question.
+
+    Args:
+        question_id: such as "00.ranks".
+        answer: anything that can be written as JSON.
+        correct: whether it is right; None for a prediction, which is neither.
+    """
     json.dumps(answer)
 
     def change(state: dict) -> None:
@@ -324,8 +330,9 @@ def _row(lesson: Lesson, state: dict) -> tuple[str, str]:
     if tried:
         facts.append(f"{tried} tried")
     if quiz:
-        right = sum(bool(question["correct"]) for question in quiz)
-        facts.append(f"{right} of {len(quiz)} answers right")
+        judged = [q["correct"] for q in quiz if q["correct"] is not None]
+        if judged:
+            facts.append(f"{sum(judged)} of {len(judged)} answers right")
     if tasks and passed == len(tasks):
         mark = "✓"
     elif passed or tried or quiz:

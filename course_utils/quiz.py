@@ -114,8 +114,9 @@ class Quiz:
 
     @property
     def right(self) -> bool | None:
-        """Whether the answer is right; None until there is one."""
-        return None if self.feedback is None else self.feedback.right
+        """Whether the answer is right; None until it is judged."""
+        judged = self.feedback is not None and not self.feedback.noted
+        return self.feedback.right if judged else None
 
     def submit(self, given: object) -> Feedback:
         """Judge an answer, save it, and show the feedback where the quiz is shown.
@@ -126,9 +127,14 @@ class Quiz:
         Raises:
             AnswerError: it cannot be judged. Nothing is saved then.
         """
-        self._answer = self.question.read(given)
-        self.feedback = self.question.grade(self._answer)
-        self.trouble = _save(self.question.id, self._answer, self.feedback.right)
+        answer = self.question.read(given)
+        first = self.question.measured and answer != self._answer
+        self._answer = answer
+        self.feedback = (
+            self.question.note(answer) if first else self.question.grade(answer)
+        )
+        right = None if self.question.measured else self.feedback.right
+        self.trouble = _save(self.question.id, answer, right)
         self._push()
         for other in _quizzes.values():
             if other._widget and other.question.lesson == self.question.lesson:
@@ -146,7 +152,8 @@ class Quiz:
             except AnswerError:
                 pass  # the question was reworded since: ask it afresh
             else:
-                self.feedback = self.question.grade(self._answer)
+                one = self.question
+                self.feedback = (one.note if one.measured else one.grade)(self._answer)
         self._push()
 
     def show(self, *, static: bool = False) -> None:
@@ -264,6 +271,7 @@ class Quiz:
                     "options": question.options,
                     "unit": getattr(question, "unit", ""),
                     "purpose": getattr(question, "purpose", ""),
+                    "measured": question.measured,
                 }
             )
             self._widget.on_msg(self._receive)
@@ -296,6 +304,7 @@ class Quiz:
                 "serial": self._widget.feedback.get("serial", 0) + 1,
                 "given": self._given(),
                 "right": self.feedback.right,
+                "noted": self.feedback.noted,
                 "word": self.feedback.word,
                 "text": self.feedback.text,
                 "notes": [vars(note) for note in self.feedback.notes],
@@ -314,12 +323,13 @@ def score(lesson: str) -> str:
         lesson: its number, such as "00". "" is returned before its first answer.
     """
     saved = _saved()
-    answers = [saved[id] for id in load(lesson) if id in saved]
+    judged = [id for id, question in load(lesson).items() if not question.measured]
+    answers = [saved[id] for id in judged if id in saved]
     if not answers:
         return ""
-    right = sum(answer["correct"] for answer in answers)
-    first = sum(answer["first_try_correct"] for answer in answers)
-    total = len(load(lesson))
+    right = sum(bool(answer["correct"]) for answer in answers)
+    first = sum(bool(answer["first_try_correct"]) for answer in answers)
+    total = len(judged)
     return f"Lesson {lesson}: {right} of {total} right, {first} at the first try."
 
 
@@ -332,7 +342,7 @@ def _saved() -> dict[str, dict]:
     return answers()
 
 
-def _save(question_id: str, answer: object, right: bool) -> str:
+def _save(question_id: str, answer: object, right: bool | None) -> str:
     """Save an answer. Returns what a learner must know about that: "" if all is well.
 
     `progress` says it on stderr, which no cell shows while a form's answer is handled.

@@ -1,9 +1,10 @@
 // One quiz question as a form. Python judges the answers; this file only shows.
 //
 // question  {id, kind: "single" | "multiple" | "number", task, prompt, code,
-//            options: [text], unit, purpose}
-// feedback  {} or {serial, given: [option numbers from 1, or a text], right, word, text,
-//            notes: [{option from 0, good, word, text}], trouble}
+//            options: [text], unit, purpose, measured (it is noted, then measured)}
+// feedback  {} or {serial, given: [option numbers from 1, or a text], right, noted (not
+//            judged yet), word, text, notes: [{option from 0, good, word, text}],
+//            trouble}
 // score     one line about the lesson, or ""
 
 // How long Python may take before the learner is told why nothing happens.
@@ -24,7 +25,8 @@ function render({ model, el }) {
   const number = isNumber ? numberField(question, name) : null;
   const inputs = isNumber ? [number.input] : options.map((one) => one.input);
 
-  const button = make("button", { type: "submit" }, "Check");
+  const firstStep = question.measured ? "Note it" : "Check";
+  const button = make("button", { type: "submit" }, firstStep);
   const score = make("span", { className: "course-quiz-score" });
   const verdict = make("div", { className: "course-quiz-verdict", role: "status" });
   const form = make(
@@ -69,7 +71,7 @@ function render({ model, el }) {
     forget();
     if (feedback.serial === undefined) {
       for (const one of inputs) isNumber ? (one.value = "") : (one.checked = false);
-      button.textContent = "Check";
+      button.textContent = firstStep;
       return;
     }
     if (isNumber) {
@@ -83,11 +85,16 @@ function render({ model, el }) {
       options[option].note(word, text, good);
     }
     say(
-      feedback.right ? "right" : "wrong",
+      feedback.noted ? "noted" : feedback.right ? "right" : "wrong",
       make("p", {}, make("strong", {}, feedback.word), " ", ...prose(feedback.text)),
       feedback.trouble && make("p", {}, feedback.trouble),
     );
-    button.textContent = feedback.right ? "Check again" : "Try again";
+    button.textContent = nextStep(feedback);
+  }
+
+  function nextStep(feedback) {
+    if (feedback.noted) return "Explain";
+    return feedback.right ? "Check again" : "Try again";
   }
 
   function showScore() {
@@ -104,7 +111,7 @@ function render({ model, el }) {
 
   form.addEventListener("input", () => {
     forget(); // what it says is about the answer before
-    button.textContent = "Check";
+    button.textContent = firstStep;
   });
 
   form.addEventListener("submit", (event) => {

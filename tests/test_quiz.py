@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 import course_utils.quiz as quizzes
-from course_utils.progress import answers, record_answer
+from course_utils.progress import answers, course_map, record_answer
 from course_utils.questions import (
     AnswerError,
     Choice,
@@ -385,13 +385,13 @@ def test_the_text_form_in_a_terminal(learner: Path, capsys) -> None:
     quiz("00.ranks", answer=2)
     printed = capsys.readouterr().out
     assert printed.startswith("Not quite. Threads share one process")
-    assert "Lesson 00: 0 of 4 right, 0 at the first try." in printed
+    assert "Lesson 00: 0 of 3 right, 0 at the first try." in printed
 
     quiz("00.ranks", answer=3)
     printed = capsys.readouterr().out
     assert printed.startswith("Right. Every process runs the same code.")
     assert "Why not: Threads share one process" in printed
-    assert "Lesson 00: 1 of 4 right, 0 at the first try." in printed
+    assert "Lesson 00: 1 of 3 right, 0 at the first try." in printed
 
     quiz("00.ranks")
     printed = capsys.readouterr().out
@@ -475,7 +475,7 @@ def test_the_module_stands_in_for_the_function(learner: Path, capsys) -> None:
                 "The next `%%ranks` cell still finds `x` on every rank.",
             ],
         ),
-        ("00.all_reduce", "10", 10.0),
+        ("01.memory", "30", 30.0),
     ],
 )
 def test_an_answer_outlives_the_kernel(
@@ -509,9 +509,9 @@ def test_a_question_answered_in_another_notebook(learner: Path) -> None:
 
 
 def test_what_cannot_be_saved_is_said_and_still_judged(unsaveable, capsys) -> None:
-    quiz("00.all_reduce", answer=6)
+    quiz("01.memory", answer=120)
     printed = capsys.readouterr().out
-    assert printed.startswith("Right. 0 + 1 + 2 + 3 = 6.")
+    assert printed.startswith("Right. 7.5 billion × 16 bytes")
     assert "Your progress cannot be saved in" in printed
 
 
@@ -568,7 +568,8 @@ def test_the_form_gets_no_key_before_an_answer(
         assert json.dumps(why, ensure_ascii=False)[1:-1] not in state
     assert widget.feedback == {}
     assert set(widget.question) == {
-        *("id", "kind", "task", "prompt", "code", "options", "unit", "purpose")
+        *("id", "kind", "task", "prompt", "code", "options", "unit", "purpose"),
+        "measured",
     }
 
 
@@ -583,7 +584,7 @@ def test_an_answer_from_the_page(learner: Path, sent: list) -> None:
     wrong = widget.feedback
     assert (wrong["right"], wrong["word"], wrong["given"]) == (False, "Not quite.", [2])
     assert wrong["notes"] == []
-    assert widget.score == "Lesson 00: 0 of 4 right, 0 at the first try."
+    assert widget.score == "Lesson 00: 0 of 3 right, 0 at the first try."
 
     from_the_page(widget, [2])  # once more the same: the page must hear of it
     assert widget.feedback != wrong
@@ -604,14 +605,48 @@ def test_a_typed_number_from_the_page(learner: Path, sent: list) -> None:
     assert isinstance(item.value, float)
 
 
+def test_a_prediction_is_noted_and_judged_only_when_asked(
+    learner: Path, monkeypatch, capsys
+) -> None:
+    item, widget = form("00.all_reduce")
+    from_the_page(widget, "10")
+    noted = widget.feedback
+    assert (noted["noted"], noted["word"]) == (True, "Noted.")
+    assert noted["text"].startswith("You predict 10. Run the next cells")
+    assert (item.value, item.right) == (10.0, None)
+    # Another number is another prediction; the same once more asks for the reason.
+    from_the_page(widget, "4")
+    assert widget.feedback["noted"]
+    from_the_page(widget, "4")
+    judged = widget.feedback
+    assert (judged["noted"], judged["right"], judged["word"]) == (
+        *(False, False),
+        "Not quite.",
+    )
+    assert "4 is the number of ranks" in judged["text"]
+    assert item.right is False
+    # It counts as neither right nor wrong.
+    assert answers()["00.all_reduce"]["correct"] is None
+    assert widget.score == ""
+    quiz("00.ranks", answer=3)
+    assert widget.score == "Lesson 00: 1 of 3 right, 1 at the first try."
+    assert "1 of 1 answers right" in course_map()
+    # After a restart the number is there, and the reason again only when asked for.
+    new_kernel(monkeypatch)
+    assert quiz("00.all_reduce").feedback_text().startswith("Noted. You predict 4.")
+    capsys.readouterr()
+    quiz("00.all_reduce", answer=4)
+    assert capsys.readouterr().out.startswith("Not quite. Too low. 4 is the number")
+
+
 def test_the_score_is_the_same_in_all_forms_of_a_lesson(learner: Path) -> None:
     _, ranks = form("00.ranks")
     _, skipped = form("00.skipped")
     assert (ranks.score, skipped.score) == ("", "")
     from_the_page(skipped, [1])
-    assert ranks.score == "Lesson 00: 1 of 4 right, 1 at the first try."
+    assert ranks.score == "Lesson 00: 1 of 3 right, 1 at the first try."
     from_the_page(ranks, [1])
-    assert skipped.score == "Lesson 00: 1 of 4 right, 1 at the first try."
+    assert skipped.score == "Lesson 00: 1 of 3 right, 1 at the first try."
 
 
 def test_one_form_a_question_and_kernel(learner: Path, monkeypatch) -> None:

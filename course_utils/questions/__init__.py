@@ -66,10 +66,13 @@ class Feedback:
     right: bool
     text: str
     notes: tuple[Note, ...] = ()
+    noted: bool = False  # a prediction, not judged yet: the notebook measures first
 
     @property
     def word(self) -> str:
         """The verdict in words."""
+        if self.noted:
+            return "Noted."
         return "Right." if self.right else "Not quite."
 
 
@@ -81,6 +84,7 @@ class Question(ABC):
     prompt: str
     code: str = field(default="", kw_only=True)
 
+    measured: ClassVar[bool] = False  # does the notebook measure what it asks?
     kind: ClassVar[str]  # which inputs the page shows: "single", "multiple", "number"
     task: ClassVar[str]  # what to do, in a few words
 
@@ -255,6 +259,9 @@ class Number(Question):
         tolerance: accepted distance from `answer`, in the same unit.
         relative_tolerance: the same as a share of `answer`: 0.1 accepts ±10 %.
         purpose: what the notebook does with the number, shown under the input.
+        measured: the next cells measure it. So the number is only noted at first, and
+            judged when the learner asks for it by answering the same again. It does
+            not count as right or wrong.
     """
 
     answer: float
@@ -265,6 +272,7 @@ class Number(Question):
     tolerance: float = field(default=0.0, kw_only=True)
     relative_tolerance: float = field(default=0.0, kw_only=True)
     purpose: str = field(default="", kw_only=True)
+    measured: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str] = "number"
     task: ClassVar[str] = "Predict the number"
@@ -322,6 +330,15 @@ class Number(Question):
         side = "Too high." if answer > self.answer else "Too low."
         known = (slip.why for slip in self.slips if math.isclose(answer, slip.value))
         return Feedback(False, f"{side} {next(known, self.hint)}")
+
+    def note(self, answer: float) -> Feedback:
+        """What to say to a prediction before it is measured."""
+        return Feedback(
+            self._accepts(answer),
+            f"You predict {self._with_unit(answer)}. Run the next cells: they measure "
+            "it. Then answer the same again, and read why.",
+            noted=True,
+        )
 
     def key(self) -> list[str]:
         return [f"{self._with_unit(self.answer)}. {self.why}"]

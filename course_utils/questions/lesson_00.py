@@ -72,6 +72,7 @@ QUESTIONS = lesson(
         ],
         purpose="Answer before you run the cells below: one of them draws your "
         "number beside the measured one.",
+        measured=True,
     ),
     SingleChoice(
         "00.skipped",

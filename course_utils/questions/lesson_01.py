@@ -14,7 +14,8 @@ QUESTIONS = lesson(
     Number(
         "01.memory",
         "Training with mixed precision and Adam keeps 16 bytes for each parameter: 2 "
-        "for the weight, 2 for its gradient, and 12 for the optimizer. How many GB do "
+        "for the weight, 2 for its gradient, and 12 for the optimizer: a copy of the "
+        "weight, the momentum and the variance, each in 32 bits. How many GB do "
         "7.5 billion parameters need?",
         answer=120,
         unit="GB",
@@ -40,9 +41,9 @@ QUESTIONS = lesson(
             Choice(
                 "Model parallel splits the model, data parallel splits the data.",
                 right=True,
-                why="With model parallel each GPU holds a part of the layers, and the "
-                "data pass through all GPUs. With data parallel each GPU holds the "
-                "whole model, and works on its own part of each batch.",
+                why="With model parallel each GPU holds a part of the model: some of "
+                "the layers, or a slice of each. With plain data parallel each GPU "
+                "holds the whole model, and works on its own part of each batch.",
             ),
             Choice(
                 "Data parallel splits the model, model parallel splits the data.",
@@ -50,8 +51,9 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "Both split the model. They differ in how the parts are connected.",
-                why="With data parallel the model is not split at all: every GPU has "
-                "all of it. So it must fit on one GPU.",
+                why="Plain data parallel does not split the model: every GPU has all "
+                "of it, so it must fit on one GPU. (FSDP, in lesson 08, is data "
+                "parallel that stores the model in parts.)",
             ),
             Choice(
                 "Both split the data: each GPU trains a model of its own.",
@@ -85,35 +87,7 @@ QUESTIONS = lesson(
         ],
         purpose="Answer before you run the next cells: they measure it here, and draw "
         "your number beside it.",
-    ),
-    SingleChoice(
-        "01.gil",
-        "What does the GIL, Python's global interpreter lock, allow at one moment?",
-        [
-            Choice(
-                "One thread of the process runs Python code.",
-                right=True,
-                why="The lock belongs to one interpreter, so to one process. Threads "
-                "that wait, or compute outside the interpreter, may go on: PyTorch "
-                "gives the lock back while an operation computes. The Python code "
-                "around the operations takes turns.",
-            ),
-            Choice(
-                "One process on the whole machine runs Python code.",
-                why="Each process has its own interpreter with its own lock. That is "
-                "one reason to start a process for each GPU.",
-            ),
-            Choice(
-                "One thread of the process runs, whatever the others want to do.",
-                why="A thread that waits for a file, or computes in C++, does not need "
-                "the lock and can give it back.",
-            ),
-            Choice(
-                "One GPU of the machine computes.",
-                why="The lock is about Python code on the CPU. GPUs compute by "
-                "themselves once they have been told what to do.",
-            ),
-        ],
+        measured=True,
     ),
     Number(
         "01.second_server",
@@ -226,13 +200,13 @@ QUESTIONS = lesson(
     ),
     Number(
         "01.nvlink_one_way",
-        "The H100's data sheet gives 900 GB/s for NVLink, both directions together. "
+        "An H100 has 900 GB/s of NVLink, both directions together. "
         "One GPU sends a tensor to another and gets nothing back. How many GB/s can it "
         "have at most?",
         answer=450,
         unit="GB/s",
         why="Half of the figure is for each direction.",
-        hint="The data sheet adds up what goes out and what comes in at the same time.",
+        hint="The figure adds up what goes out and what comes in at the same time.",
         slips=[
             Slip(900, "That counts both directions. This tensor uses only one."),
             Slip(1800, "900 is the sum of both directions already."),
@@ -287,6 +261,7 @@ QUESTIONS = lesson(
         ],
         purpose="Answer before you run the next cells: they measure it here, and draw "
         "your number beside it.",
+        measured=True,
     ),
     SingleChoice(
         "01.pinned",

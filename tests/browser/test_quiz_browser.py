@@ -22,7 +22,7 @@ def status(cell: Locator) -> Locator:
 def button(cell: Locator) -> Locator:
     """The quiz's button; the cell's own toolbar has others."""
     return cell.get_by_role(
-        "button", name=re.compile("^(Check|Check again|Try again)$")
+        "button", name=re.compile("^(Check|Check again|Try again|Note it|Explain)$")
     )
 
 
@@ -60,7 +60,7 @@ def test_by_keyboard_only(open_notebook) -> None:
     page.keyboard.press("Space")
     expect(status(cell)).to_contain_text("Right. Every process runs the same code.")
     expect(button(cell)).to_be_focused()
-    expect(cell).to_contain_text("Lesson 00: 1 of 4 right, 0 at the first try.")
+    expect(cell).to_contain_text("Lesson 00: 1 of 3 right, 0 at the first try.")
 
     # Keys that would delete, add and select cells, had JupyterLab got them.
     for key in ("d", "d", "a", "b", "x", "ArrowUp", "ArrowDown"):
@@ -76,8 +76,10 @@ def test_by_keyboard_only(open_notebook) -> None:
     page.keyboard.press("Control+a")
     page.keyboard.type("6")
     page.keyboard.press("Enter")
+    expect(status(notebook.cell(1))).to_contain_text("Noted. You predict 6.")
+    expect(button(notebook.cell(1))).to_have_text("Explain")
+    page.keyboard.press("Enter")
     expect(status(notebook.cell(1))).to_contain_text("Right. 0 + 1 + 2 + 3 = 6.")
-    expect(cell).to_contain_text("Lesson 00: 2 of 4 right, 1 at the first try.")
 
     boxes = notebook.cell(2).get_by_role("checkbox")
     boxes.nth(0).focus()
@@ -131,13 +133,13 @@ def test_answers_outlive_a_reload_and_a_restart(open_notebook) -> None:
     expect(status(notebook.cell(0))).to_contain_text("Not quite.")
     notebook.cell(1).get_by_label("Your prediction").fill("10")
     check(notebook.cell(1))
-    expect(status(notebook.cell(1))).to_contain_text("10 is 1 + 2 + 3 + 4.")
+    expect(status(notebook.cell(1))).to_contain_text("Noted. You predict 10.")
 
     def assert_restored() -> None:
         expect(notebook.cell(0).get_by_label(WRONG)).to_be_checked()
         expect(status(notebook.cell(0))).to_contain_text("Not quite. Threads share")
         expect(notebook.cell(1).get_by_label("Your prediction")).to_have_value("10")
-        expect(status(notebook.cell(1))).to_contain_text("Not quite. Too high.")
+        expect(status(notebook.cell(1))).to_contain_text("Noted. You predict 10.")
 
     notebook.save_and_reload()
     assert_restored()
@@ -235,7 +237,7 @@ def test_readable_in_light_and_dark(open_notebook, theme: str) -> None:
     notebook.cell(0).get_by_label(RIGHT).check()
     notebook.cell(1).get_by_label("There are four").check()
     notebook.cell(2).get_by_label("Your prediction").fill("10")
-    for index, word in enumerate(("Right.", "Not quite.", "Not quite.", "Choose an")):
+    for index, word in enumerate(("Right.", "Not quite.", "Noted.", "Choose an")):
         check(notebook.cell(index))
         expect(status(notebook.cell(index))).to_contain_text(word)
     assert notebook.violations() == []  # right, partly right, wrong, nothing chosen
