@@ -127,6 +127,8 @@ class Watch:
             expected |= {process.pid for process in ranks._team.processes.values()}
             if ranks._team.zygote is not None:
                 expected.add(ranks._team.zygote.process.pid)
+            if ranks._team.folder is not None:
+                expected.add(ranks._team.folder.guard.pid)
         return {p: text for p, text in marked_processes().items() if p not in expected}
 
     def assert_no_strays(self) -> None:

@@ -35,8 +35,10 @@ How it works
 * ``agreement.py`` compares the collectives that the ranks call. A rank that calls
   another collective than its peers gets an error before it can mix up the data.
 * ``report.py`` turns failures into text, ``output.py`` turns output into lines,
-  ``magic.py`` is the ``%%ranks`` magic, ``processes.py`` starts rank processes
-  (where fork is not safe: one fresh Python for each rank).
+  ``magic.py`` is the ``%%ranks`` magic, ``processes.py`` starts rank processes.
+* On macOS and Windows fork is not safe once torch is loaded: there each rank is a
+  fresh Python that imports torch for itself, and ``guard.py`` is a small process
+  that ends the ranks if the kernel is killed.
 
 Nothing here knows about the course, and the kernel needs no torch for it.
 """

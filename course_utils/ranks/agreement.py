@@ -22,6 +22,7 @@ import inspect
 import struct
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -59,6 +60,7 @@ POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 
 
 WAIT_STEP = datetime.timedelta(seconds=0.25)
+REST_SECONDS = 0.002  # after the key of a record the rest of it is there, too
 
 
 class CollectiveMismatch(RuntimeError):
@@ -260,9 +262,13 @@ class Agreement:
         for other in members:
             if other == self.rank:
                 continue
-            found = RECORD.unpack_from(
-                self.board, (other * self.slots + slot) * RECORD.size
-            )
+            place = (other * self.slots + slot) * RECORD.size
+            found = RECORD.unpack_from(self.board, place)
+            if found[0] == key_hash and found[1] != print_hash:
+                # Some processors may show the key before the rest: look again.
+                time.sleep(REST_SECONDS)
+                again = RECORD.unpack_from(self.board, place)
+                found = again if again[0] == key_hash else found
             if found[0] == key_hash and found[1] != print_hash:
                 their_text = found[2].rstrip(b"\0").decode(errors="replace")
                 different.append((other, their_text))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import linecache
+import math
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from course_utils.ranks.output import Printer, choose_output
 from course_utils.ranks.processes import (
     ForkedRank,
     RankProcess,
+    SharedFolder,
     SpawnedRank,
     Zygote,
     start_method,
@@ -41,7 +43,8 @@ from course_utils.ranks.report import (
     rank_list,
 )
 
-MAX_RANKS = 256
+# Windows waits for 63 things at most: two for each rank.
+MAX_RANKS = 30 if sys.platform == "win32" else 256
 BOARD_BYTES = 1 << 14  # a rank's part of the memory in which calls are compared
 GROUP_SECONDS = 60.0  # to form a process group
 GROUP_TIMEOUT = 1800.0  # of a collective; the driver sees a deadlock long before
@@ -55,7 +58,7 @@ HEAD_START = 0.05  # of an interrupt before the connections are closed
 # Nothing printed, answered or computed for this long, and every rank that has not
 # finished waits for another one: a deadlock.
 QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+OUTPUT_SECONDS = 1.0  # for output to arrive; a rank may also print without end
 
 
 @dataclass
@@ -65,7 +68,8 @@ class RankStatus:
     Attributes:
         rank: its number.
         pid: its process.
-        memory: bytes that this process holds alone (shared pages not counted).
+        memory: bytes that this process holds alone (shared pages not counted; on
+            macOS they are).
         backend: ``"gloo"``, ``"nccl"``, or None when it is in no process group.
         variables: the names that cells have defined on it.
     """
@@ -100,7 +104,8 @@ class Ranks:
     notebook goes on, and so do the ranks.
 
     Args:
-        n: how many ranks (1 to 256). More ranks than CPU cores work, slowly.
+        n: how many ranks (1 to 256; on Windows 30). More ranks than CPU cores work,
+            slowly.
         backend: ``"gloo"``, ``"nccl"``, or ``"auto"``: nccl where every rank can have
             a GPU of its own, else gloo.
         timeout: seconds that one cell may take. A deadlock is noticed earlier, in
@@ -117,7 +122,9 @@ class Ranks:
         RanksError: the processes could not be started.
 
     Cost: the first ``Ranks`` of a notebook waits for one ``import torch`` (a few
-    seconds), later ones take a fraction of a second. About 60 MB a rank.
+    seconds), later ones take a fraction of a second. About 60 MB a rank. On macOS
+    and Windows every rank imports torch for itself: seconds each time, and about
+    300 MB a rank.
 
     Example::
 
@@ -127,7 +134,7 @@ class Ranks:
     """
 
     _live: weakref.WeakSet[Ranks] = weakref.WeakSet()
-    _births = itertools.count()
+    made = 0  # how many, in this process
     _said: set[str] = set()
 
     def __init__(
@@ -171,7 +178,7 @@ class Ranks:
         except BaseException:
             self.close()
             raise
-        self._birth = next(Ranks._births)
+        self._birth = Ranks.made = Ranks.made + 1
         Ranks._live.add(self)
 
     def __repr__(self) -> str:
@@ -284,7 +291,11 @@ class Ranks:
         statuses = Statuses()
         for rank, reply in replies.items():
             pid = self._team.processes[rank].pid
-            memory = psutil.Process(pid).memory_full_info().uss
+            process = psutil.Process(pid)
+            try:
+                memory = process.memory_full_info().uss
+            except psutil.AccessDenied:  # macOS lets only a process itself see that
+                memory = process.memory_info().rss
             statuses.append(
                 RankStatus(rank, pid, memory, reply["backend"], reply["variables"])
             )
@@ -382,12 +393,12 @@ class Ranks:
         self, result: Round, limit: float, group_survives: bool = False
     ) -> RanksError:
         """Put the failed ranks in order, and say what happened."""
+        failures = result.failures()
         restarted = sorted(result.lost)
         if restarted:
             self._restart(restarted)
         if restarted or not group_survives:
             self._group_ready = False
-        failures = result.failures()
         root = choose_root(failures) if failures else None
         cause = result.cause
         if root is not None and root.kind in ("raised", "died"):
@@ -455,18 +466,24 @@ class Ranks:
         if hello.failed:
             raise self._start_error(hello)
         gpus = min(reply["gpus"] for reply in hello.replies.values())
+        has_nccl = all(reply["nccl"] for reply in hello.replies.values())
         backend = self._asked_backend
         if backend == "nccl" and gpus < self.n:
             raise RanksError(
                 f"backend='nccl' needs a GPU for each of the {self.n} ranks, but this "
                 f"machine has {gpus}. Use backend='gloo', or fewer ranks."
             )
+        if backend == "nccl" and not has_nccl:
+            raise RanksError(
+                "backend='nccl' is not part of this PyTorch (it exists for Linux with "
+                "CUDA). Use backend='gloo'."
+            )
         if backend == "auto":
-            backend = "nccl" if gpus >= self.n else "gloo"
+            backend = "nccl" if has_nccl and gpus >= self.n else "gloo"
         text = "Ranks are real processes. "
         if backend == "nccl":
             text += "Each has a GPU of its own; they talk through nccl."
-        elif gpus:
+        elif gpus and has_nccl:
             text += (
                 "They run on the CPU and talk through gloo: nccl needs a GPU for each "
                 f"rank, and this machine has {gpus}."
@@ -489,6 +506,7 @@ class Ranks:
                 "init": self.init,
                 "backend": self.backend,
                 "group_timeout": GROUP_TIMEOUT,
+                "meeting_file": self._team.meeting_file(self._generation),
                 "environment": {
                     "WORLD_SIZE": str(self.n),
                     "LOCAL_WORLD_SIZE": str(self.n),
@@ -534,6 +552,7 @@ class Team:
         self.processes: dict[int, RankProcess] = {}
         self.zygote: Zygote | None = None
         self.shared: list[int] = []  # files in memory: the board, the meeting file
+        self.folder: SharedFolder | None = None  # the same for spawned ranks
         self.forks = start_method() == "fork"
 
     def start(self, which: Any) -> None:
@@ -547,6 +566,8 @@ class Team:
             board = os.memfd_create("ranks-board")
             os.ftruncate(board, self.n * BOARD_BYTES)
             self.shared = [board, os.memfd_create("ranks-meeting")]
+        if not self.forks and self.folder is None:
+            self.folder = SharedFolder(self.n * BOARD_BYTES)
         started = []
         for rank in which:
             if self.forks:
@@ -554,7 +575,9 @@ class Team:
                     self.zygote, rank, self.n, self._environment(rank), self.shared
                 )
             else:
-                process = SpawnedRank(rank, self.n, self._environment(rank))
+                process = SpawnedRank(
+                    rank, self.n, self._environment(rank), self.folder
+                )
             self.processes[rank] = process
             started.append(process)
         for process in started:
@@ -562,7 +585,7 @@ class Team:
 
     def _environment(self, rank: int) -> dict[str, str]:
         environment = dict(os.environ)
-        environment.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+        environment.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
         environment.update(
             RANK=str(rank),
             LOCAL_RANK=str(rank),
@@ -571,13 +594,14 @@ class Team:
         )
         return environment
 
+    def meeting_file(self, generation: int) -> str | None:
+        """Where spawned ranks find each other; None: they have another way."""
+        return self.folder.meeting_file(generation) if self.folder else None
+
     def close(self) -> None:
         """End everything; safe to call in a forked child of the kernel (no effect)."""
         if os.getpid() != self.owner:
             return
-        for process in self.processes.values():
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                process.channel.send({"op": "exit", "id": 0})
         for process in self.processes.values():
             with contextlib.suppress(AttributeError, OSError):
                 process.kill()
@@ -588,6 +612,9 @@ class Team:
         if self.zygote is not None:
             self.zygote.release()
             self.zygote = None
+        if self.folder is not None:
+            self.folder.close()
+            self.folder = None
 
 
 @dataclass
@@ -668,7 +695,7 @@ class Round:
             if ready in channels:
                 self._receive(channels[ready])
             elif ready in outputs:
-                if not self._drain(outputs[ready], once=True):
+                if not self._drain(outputs[ready]):
                     self.silent_outputs.add(outputs[ready])
         for rank in sorted(self.pending):
             status = self.team.processes[rank].exit_status()
@@ -690,24 +717,31 @@ class Round:
             self.last_event = time.monotonic()
             self.replies[rank] = reply
             self.pending.discard(rank)
-            self._drain(rank)
+            self._drain(rank, reply.get("mark", 0))
             if reply["status"] == "error":
                 self._one_failed()
 
-    def _drain(self, rank: int, once: bool = False) -> bool:
-        """Take what a rank has printed; False if there was nothing."""
+    def _drain(self, rank: int, mark: float | None = None) -> bool:
+        """Take what a rank has printed; False if there was nothing.
+
+        Args:
+            mark: take all that came before; None takes one piece and does not wait.
+        """
         process = self.team.processes[rank]
-        if not once and isinstance(process, SpawnedRank):
-            time.sleep(0.05)  # its output comes through a thread
+        deadline = time.monotonic() + OUTPUT_SECONDS
         found = False
-        while data := process.read_output():
-            found = True
-            self.last_event = time.monotonic()
-            if self.printer is not None:
-                self.printer.feed(rank, data)
-            if once:
-                break
-        return found
+        while True:
+            if data := process.read_output():
+                found = True
+                self.last_event = time.monotonic()
+                if self.printer is not None:
+                    self.printer.feed(rank, data)
+            elif mark is not None and not process.output_is_complete(mark):
+                time.sleep(0.001)  # it comes through a thread
+            else:
+                return found
+            if mark is None or time.monotonic() > deadline:
+                return found
 
     def _died(self, rank: int, status: int | None = None) -> None:
         if rank in self.died:
@@ -716,10 +750,10 @@ class Round:
         if status is None:
             status = process.exit_status(wait=1.0)
         self.last_event = time.monotonic()
-        self._drain(rank)
+        self._drain(rank, math.inf)
         self.died[rank] = status
         self.pending.discard(rank)
-        if rank not in self.killed and hasattr(process, "last_dump"):
+        if rank not in self.killed:
             self.frames[rank] = frames_of_dump(process.last_dump())
         self._one_failed()
 
@@ -799,7 +833,7 @@ class Round:
             self._wait_pending(INTERRUPT_SECONDS)
         for rank in sorted(self.pending):
             self.killed.add(rank)
-            self._drain(rank)
+            self._drain(rank, 0)
             self.team.processes[rank].kill()
         self.pending.clear()
 
@@ -882,6 +916,14 @@ def positive_seconds(timeout: float) -> float:
     if not number or not timeout > 0:
         raise ValueError(f"timeout is {timeout!r}; it must be seconds, more than 0")
     return float(timeout)
+
+
+def loopback_interface() -> str:
+    """The name of the network interface that only this machine can reach."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return name
+    return "lo"
 
 
 def free_port() -> int:

@@ -78,7 +78,10 @@ def run_on_ranks(line: str, cell: str) -> None:
     only = rank_numbers(options.only)
     ranks = Ranks.latest(options.n)
     if ranks is None:
-        ranks = keep(Ranks(4 if options.n is None else options.n))
+        number = 4 if options.n is None else options.n
+        if Ranks.made and Ranks.latest() is None:
+            print(f"All ranks were closed. {number} new ones start, without variables.")
+        ranks = keep(Ranks(number))
     try:
         ranks.run_cell(cell, timeout=options.timeout, only=only, first_line=2)
     except RanksError as error:

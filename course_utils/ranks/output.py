@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 import sys
 import time
 from collections import deque
@@ -18,6 +19,19 @@ from collections import deque
 HEAD_LINES, TAIL_LINES = 1000, 100  # of one rank in one cell; the middle is left out
 LINE_CHARS = 10_000  # of one line; the rest is left out
 TIDY_SECONDS = 0.25  # a short cell is over before that: then its lines are in order
+
+
+def output_mark(request: int) -> bytes:
+    """What a spawned rank prints before it answers a request.
+
+    Its output and its answer reach the kernel in two ways: with this mark, all that
+    belongs to the request has arrived.
+    """
+    return b"\0\0ranks %012d\x01" % request
+
+
+MARK = re.compile(rb"\0\0ranks (\d{12})\x01")
+MARK_BYTES = len(output_mark(0))
 
 
 def choose_output(output: str) -> str:

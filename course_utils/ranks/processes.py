@@ -8,6 +8,7 @@ driver gets :class:`RankProcess` objects with one and the same interface.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import pickle
 import secrets
@@ -20,10 +21,15 @@ import sys
 import tempfile
 import threading
 import time
-from multiprocessing.connection import Connection, Listener, Pipe
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from course_utils.ranks import guard
+from course_utils.ranks.guard import kill_family
+from course_utils.ranks.output import MARK, MARK_BYTES
 from course_utils.ranks.report import RanksError
 
 PACKAGE_FOLDER = str(Path(__file__).resolve().parent.parent.parent)
@@ -59,6 +65,23 @@ def temporary_folder() -> str:
     return tempfile.mkdtemp(prefix="ranks-")
 
 
+def environment_of_ranks(environment: dict[str, str], folder: str) -> dict[str, str]:
+    """The same environment, as ranks need it; temporary files go to ``folder``."""
+    paths = [PACKAGE_FOLDER, *filter(None, [environment.get("PYTHONPATH")])]
+    return {
+        "RES_OPTIONS": QUICK_NAMES,
+        **environment,
+        "OMP_NUM_THREADS": "1",  # ranks share the cores among them
+        "TMPDIR": folder,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+
+
+def path_of_ranks() -> list[str]:
+    """``sys.path`` of the ranks: they import what this process can import."""
+    return [PACKAGE_FOLDER, *(p for p in sys.path if p != PACKAGE_FOLDER)]
+
+
 class RankProcess:
     """A running rank: where to talk to it and how to end it.
 
@@ -78,24 +101,29 @@ class RankProcess:
         """What the rank has printed since the last call; ``b""`` if nothing."""
         raise NotImplementedError
 
+    def output_is_complete(self, mark: float) -> bool:
+        """Has all arrived that it printed before this mark (infinity: its end)?"""
+        return True  # once it has answered, all is in its pipe
+
     def stack_dump(self) -> str:
         """Where it is, as the signal handler of faulthandler tells it."""
-        return ""
+        if hasattr(signal, "SIGUSR1"):
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGUSR1)
+                time.sleep(0.05)
+        return self.last_dump()
+
+    def last_dump(self) -> str:
+        """What faulthandler has written; also on a fatal signal."""
+        raise NotImplementedError
 
     def exit_status(self, wait: float = 0.0) -> int | None:
         """How it ended: exit code, or -signal; None while it runs or if unknown."""
         raise NotImplementedError
 
     def kill(self) -> None:
-        """SIGKILL to the rank and to what it has started; close its channel."""
-        if self.pid is not None:
-            with contextlib.suppress(
-                ProcessLookupError, PermissionError, AttributeError
-            ):
-                os.killpg(self.pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
-        self.channel.close()
+        """End the rank and what it has started; close its channel."""
+        raise NotImplementedError
 
 
 # ------------------------------------------------------------------------ fork (Linux)
@@ -118,13 +146,7 @@ class Zygote:
         self.failure: str | None = None
         self.lock = threading.RLock()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = dict(os.environ)
-        environment["OMP_NUM_THREADS"] = "1"  # ranks share the cores among them
-        environment.setdefault("RES_OPTIONS", QUICK_NAMES)
-        self.folder = environment["TMPDIR"] = temporary_folder()
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [PACKAGE_FOLDER, *filter(None, [environment.get("PYTHONPATH")])]
-        )
+        self.folder = temporary_folder()
         with theirs:
             self.process = subprocess.Popen(
                 [
@@ -139,7 +161,7 @@ class Zygote:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Jupyter interrupts a whole process group
-                env=environment,
+                env=environment_of_ranks(dict(os.environ), self.folder),
             )
 
     @classmethod
@@ -259,7 +281,7 @@ class ForkedRank(RankProcess):
             "world_size": world_size,
             "environment": environment,
             "folder": current_folder(),
-            "path": [PACKAGE_FOLDER, *(p for p in sys.path if p != PACKAGE_FOLDER)],
+            "path": path_of_ranks(),
         }
         files = [their_channel.fileno(), their_output, their_dump, *shared]
         try:
@@ -279,14 +301,7 @@ class ForkedRank(RankProcess):
         except (BlockingIOError, OSError):
             return b""
 
-    def stack_dump(self) -> str:
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGUSR1)
-            time.sleep(0.05)
-        return self.last_dump()
-
     def last_dump(self) -> str:
-        """What faulthandler has written; also on a fatal signal."""
         try:
             return os.read(self.dump, 1 << 16).decode(errors="replace")
         except (BlockingIOError, OSError):
@@ -302,7 +317,11 @@ class ForkedRank(RankProcess):
             time.sleep(0.005)
 
     def kill(self) -> None:
-        super().kill()
+        if self.pid is not None:
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(self.pid, signal.SIGKILL)
+        self.channel.close()
         if not self.closed:
             self.closed = True
             os.close(self.output)
@@ -310,78 +329,195 @@ class ForkedRank(RankProcess):
 
 
 # ------------------------------------------------------------------- spawn (elsewhere)
+class SharedFolder:
+    """What the spawned ranks of one ``Ranks`` share: files, and a guard.
+
+    Args:
+        board_bytes: size of the board of :mod:`course_utils.ranks.agreement`.
+    """
+
+    def __init__(self, board_bytes: int) -> None:
+        self.path = temporary_folder()
+        with open(os.path.join(self.path, "board"), "wb") as board:
+            board.truncate(board_bytes)
+        self.guard = subprocess.Popen(
+            [sys.executable, guard.__file__, self.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **apart(),
+        )
+
+    def watch_over(self, pid: int) -> None:
+        """Have the guard end this process when the kernel is gone."""
+        with contextlib.suppress(OSError):  # the guard itself was ended
+            self.guard.stdin.write(b"%d\n" % pid)
+            self.guard.stdin.flush()
+
+    def meeting_file(self, generation: int) -> str | None:
+        """A new file in which ranks find each other; None where torch can't open it.
+
+        On Windows torch takes the name as 8-bit text.
+        """
+        path = os.path.join(self.path, f"meeting-{generation}")
+        return path if path.isascii() or sys.platform != "win32" else None
+
+    def close(self) -> None:
+        """Remove the folder and end the guard."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.guard.stdin.close()
+        try:
+            self.guard.wait(3)
+        except subprocess.TimeoutExpired:
+            self.guard.kill()
+            self.guard.wait(3)
+
+
 class SpawnedRank(RankProcess):
     """A rank that is a fresh Python process, with a connection over loopback."""
 
-    def __init__(self, rank: int, world_size: int, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        environment: dict[str, str],
+        shared: SharedFolder,
+    ) -> None:
         self.rank = rank
-        key = secrets.token_bytes(32)
-        environment = dict(environment, RANKS_KEY=key.hex(), OMP_NUM_THREADS="1")
-        environment["PYTHONPATH"] = os.pathsep.join([PACKAGE_FOLDER, *sys.path])
-        environment["PYTHONUNBUFFERED"] = "1"
-        self.folder = environment["TMPDIR"] = temporary_folder()
-        self.listener = Listener(("127.0.0.1", 0), authkey=key)
+        self.key = secrets.token_bytes(32)
+        environment = environment_of_ranks(environment, shared.path)
+        environment["RANKS_KEY"] = self.key.hex()
+        self.channel, nobody = Pipe()  # until the rank calls back
+        nobody.close()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(0.05)
+        port = self.listener.getsockname()[1]
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "course_utils.ranks.rank"),
-                *map(str, (self.listener.address[1], rank, world_size)),
+                *map(str, (port, rank, world_size)),
+                shared.path,
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
+            **apart(),
         )
         self.pid = self.process.pid
+        shared.watch_over(self.pid)
+        self.handle = psutil.Process(self.pid)
+        self.dump_path = os.path.join(shared.path, f"dump-{rank}-{port}")
+        self.dump_read = 0
         # A pipe can't be waited on everywhere; a Connection can. A thread copies.
         self.output, feed = Pipe(duplex=False)
+        self.held, self.marked, self.ended = b"", 0, False
         threading.Thread(target=self._copy, args=(feed,), daemon=True).start()
 
     def _copy(self, feed: Connection) -> None:
-        with contextlib.suppress(OSError, ValueError), feed:
-            while chunk := os.read(self.process.stdout.fileno(), 1 << 16):
+        with contextlib.suppress(OSError, ValueError), feed, self.process.stdout as out:
+            while chunk := os.read(out.fileno(), 1 << 16):
                 feed.send_bytes(chunk)
 
     def wait_started(self) -> None:
         """Wait until it has imported torch and calls back."""
-        accepted: list[Any] = []
-
-        def accept() -> None:
-            with contextlib.suppress(Exception):
-                accepted.append(self.listener.accept())
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
         deadline = time.monotonic() + START_SECONDS
-        while thread.is_alive() and time.monotonic() < deadline:
-            thread.join(0.05)
-            if self.process.poll() is not None:
-                break
+        while not self._has_called_back():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RanksError(
+                    f"rank {self.rank} could not be started: {self._last_words()}. "
+                    "Run `python3 -m course_utils doctor` in a terminal to see what "
+                    "is wrong."
+                )
         self.listener.close()
-        if not accepted:
-            time.sleep(0.1)
-            words = self.read_output().decode(errors="replace").strip()
-            self.process.kill()
-            last = words.splitlines()[-1] if words else "it does not answer"
-            raise RanksError(f"rank {self.rank} could not be started: {last}")
-        self.channel = accepted[0]
-        self.channel.recv()
+
+    def _has_called_back(self) -> bool:
+        """Is it connected, and is it really this rank? Waits a moment."""
+        try:
+            connected, _ = self.listener.accept()
+        except TimeoutError:
+            return False
+        channel = Connection(connected.detach())
+        try:
+            known = channel.poll(1.0) and hmac.compare_digest(
+                channel.recv_bytes(len(self.key)), self.key
+            )
+        except (EOFError, OSError):
+            known = False
+        if not known:  # somebody else of this machine
+            channel.close()
+            return False
+        self.channel.close()
+        self.channel = channel
+        self.pid = channel.recv()  # on Windows a venv's Python starts another one
+        channel.send(path_of_ranks())
+        return True
+
+    def _last_words(self) -> str:
+        deadline = time.monotonic() + 1.0
+        words = b""
+        while not self.ended and time.monotonic() < deadline:
+            words += self.read_output()
+            time.sleep(0.01)
+        lines = words.decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "no answer")
 
     def read_output(self) -> bytes:
         try:
-            return self.output.recv_bytes() if self.output.poll() else b""
+            data = self.output.recv_bytes() if self.output.poll() else b""
         except (EOFError, OSError):
+            self.ended = True
+            data, self.held = self.held, b""
+            return data
+        if not data:
             return b""
+        data = self.held + data
+        after = 0
+        for mark in MARK.finditer(data):
+            self.marked, after = int(mark[1]), mark.end()
+        half_a_mark = data.find(b"\0", max(after, len(data) - MARK_BYTES + 1))
+        end = half_a_mark if half_a_mark >= 0 else len(data)
+        self.held = data[end:]
+        return MARK.sub(b"", data[:end])
+
+    def output_is_complete(self, mark: float) -> bool:
+        return self.ended or self.marked >= mark
+
+    def last_dump(self) -> str:
+        try:
+            with open(self.dump_path, "rb") as file:
+                file.seek(self.dump_read)
+                data = file.read()
+        except OSError:  # it never came so far
+            return ""
+        self.dump_read += len(data)
+        return data.decode(errors="replace")
 
     def exit_status(self, wait: float = 0.0) -> int | None:
         try:
-            return self.process.wait(wait) if wait else self.process.poll()
+            status = self.process.wait(wait) if wait else self.process.poll()
         except subprocess.TimeoutExpired:
             return None
+        if status is not None and not self.ended:
+            kill_family(self.handle)  # its children may hold its output open
+        return status
 
     def kill(self) -> None:
-        super().kill()
+        kill_family(self.handle)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(3)
-        self.process.stdout.close()
+        self.listener.close()
+        self.channel.close()
         self.output.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def apart() -> dict[str, Any]:
+    """Options of ``Popen``: Ctrl-C and Jupyter interrupt a whole process group."""
+    if sys.platform == "win32":
+        own_group, no_window = (
+            subprocess.CREATE_NEW_PROCESS_GROUP,
+            subprocess.CREATE_NO_WINDOW,
+        )
+        return {"creationflags": own_group | no_window}
+    return {"start_new_session": True}

@@ -14,6 +14,7 @@ import datetime
 import errno
 import faulthandler
 import linecache
+import mmap
 import os
 import queue
 import random
@@ -35,6 +36,7 @@ import torch.distributed as dist
 
 from course_utils.ranks.agreement import Agreement, CollectiveMismatch
 from course_utils.ranks.loopback import bind_stores_to_loopback
+from course_utils.ranks.output import output_mark
 
 # How gloo, NCCL and the store say that another process is gone.
 PEER_GONE = re.compile(
@@ -45,6 +47,7 @@ PEER_GONE = re.compile(
 )
 SEVER_DELAY = 0.03
 LOST_SECONDS = 0.3  # after a sever, gloo's own error comes within milliseconds
+GUARD_SECONDS = 0.5  # for the guard of spawned ranks to end a rank with all it started
 
 
 class Rank:
@@ -56,6 +59,7 @@ class Rank:
         dump: file descriptor for a stack dump in an emergency, or None.
         board: shared memory for :mod:`course_utils.ranks.agreement`, or None.
         meeting_file: descriptor of a file in memory that all ranks share, or None.
+        spawned: a guard watches over this process, and its output is to be marked.
     """
 
     def __init__(
@@ -66,9 +70,10 @@ class Rank:
         dump: int | None = None,
         board: Any = None,
         meeting_file: int | None = None,
+        spawned: bool = False,
     ) -> None:
         self.rank, self.world_size, self.channel = rank, world_size, channel
-        self.meeting_file = meeting_file
+        self.meeting_file, self.spawned = meeting_file, spawned
         self.pid = os.getpid()
         self.requests: queue.SimpleQueue[dict] = queue.SimpleQueue()
         self.cancelled = 0  # id of a request that need not begin any more
@@ -82,7 +87,8 @@ class Rank:
         bind_stores_to_loopback()
         if dump is not None:
             # These write from a signal handler: they need neither the GIL nor luck.
-            faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
+            if hasattr(faulthandler, "register"):  # not on Windows
+                faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
             faulthandler.enable(file=dump, all_threads=False)
         main = types.ModuleType("__main__")
         sys.modules["__main__"] = main  # classes defined in a cell can be pickled
@@ -98,7 +104,7 @@ class Rank:
 
     # ---------------------------------------------------------------- the two threads
     def serve(self) -> None:
-        """Answer requests until the kernel says ``exit`` or is gone."""
+        """Answer requests until the kernel is gone."""
         signal.signal(signal.SIGINT, self._on_interrupt)
         threading.Thread(target=self._listen, name="control", daemon=True).start()
         while True:
@@ -129,6 +135,10 @@ class Rank:
             for name in ("stdout", "stderr"):  # the learner may have replaced them
                 with contextlib.suppress(Exception):
                     getattr(sys, name).flush()
+            if self.spawned:
+                with contextlib.suppress(OSError):  # the learner may have closed it
+                    os.write(1, output_mark(request["id"]))
+                    reply["mark"] = request["id"]
             self._send(request["id"], reply)
 
     def _listen(self) -> None:
@@ -136,13 +146,13 @@ class Rank:
             try:
                 request = self.channel.recv()
             except (EOFError, OSError):
+                if self.spawned:
+                    time.sleep(GUARD_SECONDS)
                 with contextlib.suppress(Exception):
                     os.killpg(0, signal.SIGKILL)  # with what this rank has started
                 os._exit(0)
             op = request["op"]
-            if op == "exit":
-                os._exit(0)
-            elif op == "where":
+            if op == "where":
                 self._send(request["id"], {"status": "ok", "frames": self.where()})
             elif op == "sever":
                 self.sever()
@@ -230,7 +240,7 @@ class Rank:
 
     def do_hello(self, request: dict[str, Any]) -> dict[str, Any]:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return {"status": "ok", "gpus": gpus}
+        return {"status": "ok", "gpus": gpus, "nccl": dist.is_nccl_available()}
 
     def do_group(self, request: dict[str, Any]) -> dict[str, Any]:
         """Leave the old process group; with ``init``, join a new one."""
@@ -246,6 +256,8 @@ class Rank:
             # socket and without the name look-ups that a TCPStore makes.
             file = dist.FileStore(f"/proc/self/fd/{self.meeting_file}", self.world_size)
             where["store"] = dist.PrefixStore(str(request["generation"]), file)
+        elif request["meeting_file"] is not None:
+            where["store"] = dist.FileStore(request["meeting_file"], self.world_size)
         else:
             where["init_method"] = "tcp://127.0.0.1:" + os.environ["MASTER_PORT"]
         if request["backend"] == "nccl":
@@ -388,13 +400,17 @@ def use_output(descriptor: int) -> None:
 def main() -> None:
     """A rank as a fresh Python process (where fork is not safe)."""
     port, rank, world_size = map(int, sys.argv[1:4])
+    folder = sys.argv[4]
     key = bytes.fromhex(os.environ.pop("RANKS_KEY"))
-    with contextlib.suppress(Exception):
-        os.setpgid(0, 0)
     use_output(1)
-    channel = Client(("127.0.0.1", port), authkey=key)
-    channel.send(rank)
-    Rank(rank, world_size, channel).serve()
+    channel = Client(("127.0.0.1", port))
+    channel.send_bytes(key)
+    channel.send(os.getpid())
+    sys.path[:] = channel.recv()
+    with open(os.path.join(folder, "board"), "r+b") as file:
+        board = mmap.mmap(file.fileno(), 0)
+    with open(os.path.join(folder, f"dump-{rank}-{port}"), "wb") as dump:
+        Rank(rank, world_size, channel, dump.fileno(), board, spawned=True).serve()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""Ends spawned ranks when their kernel is gone, however it went.
+
+A rank sees by itself that the kernel's end of its connection is closed, unless it is
+in C code that holds Python's lock. So each ``Ranks`` whose ranks are not forked has
+this small process beside it. It reads process numbers, one a line, until the kernel
+is gone; then it ends these processes and removes their folder. It is run as a script,
+with that folder as its argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+
+import psutil
+
+GONE_SECONDS = 2.0
+
+
+def kill_family(process: psutil.Process) -> None:
+    """End a process, what it has started, and what those have started."""
+    family = [process]
+    with contextlib.suppress(psutil.Error):
+        family += process.children(recursive=True)
+    if hasattr(os, "killpg"):  # those whose parent has ended before
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for member in family:
+        with contextlib.suppress(psutil.Error):
+            member.kill()
+
+
+def main() -> None:
+    """Wait for the end of the kernel, then tidy up after it."""
+    ranks = []
+    for line in sys.stdin:
+        with contextlib.suppress(psutil.Error):
+            ranks.append(psutil.Process(int(line)))
+    ranks = [process for process in ranks if process.is_running()]
+    for process in ranks:
+        kill_family(process)
+    psutil.wait_procs(ranks, GONE_SECONDS)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
