@@ -809,11 +809,15 @@ def test_twenty_failures_in_a_row(ranks):
 
 
 # -------------------------------------------------------------------- Ctrl-C, and forks
-def interrupted_when(ready: Path, action):
-    """Run ``action`` in the main thread; SIGINT comes once ``ready`` exists."""
+def interrupted_when_inside(folder: Path, action):
+    """Run ``action`` in the main thread; SIGINT comes once 4 files are in ``folder``.
+
+    And a moment later, so that the ranks get from there to the next line.
+    """
 
     def interrupt():
-        eventually(ready.exists)
+        eventually(lambda: len(list(folder.iterdir())) == 4)
+        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = in_a_thread(interrupt)
@@ -849,17 +853,15 @@ def test_an_interrupt_while_ranks_are_made(own_helper):
     ids=["recv", "sleep"],
 )
 def test_an_interrupt_ends_a_cell(ranks, tmp_path, cell, kind):
-    inside = tmp_path / "inside"
-
     def run():
-        error = failure_of(ranks, f"open({str(inside)!r}, 'a').close()\n{cell}")
+        error = failure_of(ranks, f"open(f'{tmp_path}/{{rank}}', 'w').close()\n{cell}")
         assert error.cause == "interrupt"
         text = str(error)
         assert text.startswith("Interrupted by you.\nRanks 0 to 3 were " + kind)
         assert text.endswith(KEPT)
 
     with within(2):
-        interrupted_when(inside, run)
+        interrupted_when_inside(tmp_path, run)
     kept(ranks)
 
 
