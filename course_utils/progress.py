@@ -23,6 +23,21 @@ from pathlib import Path
 from course_utils.lessons import LESSONS, Lesson, lesson_of
 
 VERSION = 1
+# What an entry of each part has at least; a question's answer may be of any type.
+FIELDS = {
+    "tasks": {
+        "status": str,
+        "passed": bool,
+        "tries": int,
+        "hints": int,
+        "saw_solution": bool,
+    },
+    "questions": {
+        "correct": bool | None,  # None: a prediction that is not judged yet
+        "tries": int,
+        "first_try_correct": bool | None,
+    },
+}
 LOCK_SECONDS = 10.0  # a change takes milliseconds; a holder this slow is not alive
 
 # Changes that could not be written yet, and what was already said about them. They
@@ -132,8 +147,11 @@ def _read() -> dict:
         try:
             state = _load(progress_file())
         except _Damaged:
-            with contextlib.suppress(OSError), _locked(progress_file()):
-                _set_aside(progress_file())
+            try:
+                with _locked(progress_file()):
+                    _set_aside(progress_file())
+            except OSError as error:  # it stays where it is
+                _warn_unsaved(error)
             state = _empty()
         except OSError as error:
             _warn_unsaved(error)
@@ -174,7 +192,7 @@ def _load(file: Path) -> dict:
         state = json.loads(file.read_bytes())
     except FileNotFoundError:
         return _empty()
-    except ValueError as error:  # not JSON, or not even text
+    except (ValueError, RecursionError) as error:  # not JSON, or not even text
         raise _Damaged from error
     if not _looks_right(state):
         raise _Damaged
@@ -185,19 +203,17 @@ def _looks_right(state: object) -> bool:
     """Whether a decoded file has every field that this module relies on."""
     if not isinstance(state, dict) or state.get("version") != VERSION:
         return False
-    fields = {
-        "tasks": ("status", "passed", "tries", "hints", "saw_solution"),
-        "questions": ("answer", "correct", "tries", "first_try_correct"),
-    }
     return all(
         isinstance(state.get(part), dict)
         and all(
             isinstance(entry, dict)
-            and set(names) <= entry.keys()
-            and isinstance(entry["tries"], int)
+            and (part != "questions" or "answer" in entry)
+            and all(
+                isinstance(entry.get(name, ...), type_) for name, type_ in types.items()
+            )
             for entry in state[part].values()
         )
-        for part, names in fields.items()
+        for part, types in FIELDS.items()
     )
 
 
@@ -205,7 +221,8 @@ def _save(file: Path, state: dict) -> None:
     # The name of the second file is fixed: whoever holds the lock is its only writer,
     # and what a killed process left of it is overwritten.
     new = file.with_suffix(".new")
-    with open(new, "w", encoding="utf-8") as out:
+    # A text that is half a character is kept as it is.
+    with open(new, "w", encoding="utf-8", errors="surrogatepass") as out:
         json.dump(state, out, indent=1, sort_keys=True, ensure_ascii=False)
         out.write("\n")
         out.flush()
@@ -367,6 +384,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m course_utils progress",
         description="Show what you have done in the course, and what comes next.",
+        allow_abbrev=False,
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument(
@@ -384,21 +402,37 @@ def main(argv: list[str] | None = None) -> int:
         "--force", action="store_true", help="let --export replace an existing file"
     )
     options = parser.parse_args(argv)
+    if options.force and options.export is None:
+        parser.error("--force goes with --export")
     if hasattr(sys.stdout, "reconfigure"):  # a terminal that has no ✓ shows a ?
         sys.stdout.reconfigure(errors="replace")
     try:
         if options.reset is not None:
-            _reset(lesson_of(options.reset))
+            _reset(_lesson_named(options.reset))
         elif options.export is not None:
-            _export(Path(options.export), options.force)
+            _export(options.export, options.force)
         elif options.file:
             print(progress_file())
         else:
             progress()
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    except ValueError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _lesson_named(number: str) -> Lesson:
+    """The lesson of just that number: a task's id must not reset its whole lesson."""
+    lesson = lesson_of(number)
+    if number != lesson.number:
+        raise ValueError(
+            f"{number!r} is no lesson. A whole lesson is reset: --reset {lesson.number}"
+        )
+    return lesson
 
 
 def _reset(lesson: Lesson) -> None:
@@ -427,11 +461,14 @@ def _reset(lesson: Lesson) -> None:
     print(f"What was there before is kept in {kept}")
 
 
-def _export(target: Path, force: bool) -> None:
+def _export(target: str, force: bool) -> None:
+    if not target or Path(target).is_dir():
+        raise ValueError(f"{target!r} is no name for a file.")
     text = json.dumps(_read(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    data = text.encode("utf-8", errors="surrogatepass")
     try:
-        with open(target, "w" if force else "x", encoding="utf-8") as out:
-            out.write(text)
+        with open(target, "wb" if force else "xb") as out:
+            out.write(data)
     except FileExistsError:
         raise ValueError(
             f"{target} exists. Choose another name, or add --force to replace it."

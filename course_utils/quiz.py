@@ -383,7 +383,13 @@ def _request(shell) -> str:
 
 def _wrap(text: str, first: str = "", rest: str = "") -> list[str]:
     """The lines of a paragraph, indented by `first` and then by `rest`."""
-    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=rest)
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,  # micro-batch is one word, and easier to find
+    )
 
 
 def _prose(text: str) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from course_utils.lessons import LESSONS
 from tests import benchmarks
-from tests.benchmarks import ranks
+from tests.benchmarks import checks, ranks
 from tests.benchmarks.__main__ import descriptions, main
 from tests.benchmarks._harness import Row, compare, to_itself
 from tests.benchmarks._kernel import ROOT, Kernel
@@ -273,3 +274,36 @@ def test_a_process_left_behind_is_an_error_and_is_killed(monkeypatch):
 def test_a_kernel_that_dies_is_an_error_at_once():
     with Kernel() as kernel, pytest.raises(RuntimeError, match="the kernel died"):
         kernel.run("import os\nos._exit(3)")
+
+
+# --- checks --------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "lesson", [one for one in LESSONS if one.tasks], ids=lambda one: one.slug
+)
+def test_every_task_of_a_solved_exercise_has_a_check_cell_to_time(lesson):
+    cells = [cell for cell in checks.code_cells(lesson) if cell.startswith("check(")]
+    assert len(cells) == len(lesson.tasks)
+    for cell, task in zip(cells, lesson.tasks, strict=True):
+        assert cell.startswith(f'check("{task}", ')
+
+
+def test_checks_are_timed_in_the_kernel(kernel):
+    set_up = "from course_utils import check\nanswer = 21"
+    cell = 'check("01.predict_rank", answer)'
+    first, timed = checks.time_checks(kernel, [set_up, cell], 2)
+    assert [*timed] == [cell]
+    assert len(timed[cell]) == 2
+    assert 0 < min(timed[cell]) < first
+    with pytest.raises(RuntimeError, match=r"(?s)did not pass.*You answered 22"):
+        checks.time_checks(kernel, [set_up, "answer = 22", cell], 1)
+
+
+def test_the_summary_is_over_all_runs_of_all_tasks():
+    timed = {"check(a)": [0.1, 0.2, 0.3], "check(b)": [0.4, 0.5, 9.0]}
+    median, p95 = checks.summary([2.0, 3.0], timed)
+    assert median.ratio == pytest.approx(0.35)
+    assert p95.ratio > 5
+    assert (median.met, p95.met) == (True, False)
+    assert median.samples == 6
+    assert median.detail["slowest"] == "check(b)"
+    assert median.detail["first_check_seconds"] == 2.5

@@ -1,5 +1,7 @@
 """The framework under the checks: every way in which an answer can go, as text."""
 
+import concurrent.futures
+import enum
 import functools
 import os
 import re
@@ -8,14 +10,17 @@ import subprocess
 import sys
 import threading
 import time
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import checks
+from course_utils import checks, costs
 from course_utils.checks import check, hint, solution
 from course_utils.checks.compare import Strange, difference, plain, show
 from course_utils.checks.inputs import whole_numbers
@@ -406,12 +411,30 @@ def test_an_answer_that_says_it_equals_everything_is_wrong():
     assert run_task(make_task(), returns_it).status == "wrong"
 
 
+class EqualNumber(int):
+    """Says that it equals every number."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
 def test_an_answer_cannot_reach_the_comparison():
     def breaks_torch(tensor):
         torch.isclose = lambda *args, **kwargs: torch.ones(2, dtype=torch.bool)
         return tensor
 
     assert run_task(make_task(), breaks_torch).status == "wrong"
+
+    def breaks_the_check(a):
+        from course_utils.checks import on_rank
+
+        on_rank.plain = lambda value: value
+        return EqualNumber(7)
+
+    text = text_of(run_task(here(lambda a: a + 1, (1,)), breaks_the_check))
+    assert "It returned 7 Expected 2" in text
 
 
 calls = []
@@ -501,6 +524,11 @@ def test_other_things_that_can_be_called():
     def scaled(factor, tensor):
         return right_total(tensor) * factor
 
+    @functools.cache
+    def power(a, b):
+        return 1 if b == 0 else a * power(a, b - 1)
+
+    assert run_task(here(pow, (2, 3), (5, 0)), power).passed
     assert run_task(make_task(), functools.partial(scaled, 1)).passed
     assert run_task(make_task(), functools.wraps(scaled)(right_total)).passed
     assert run_task(make_task(), lambda tensor: right_total(tensor)).passed
@@ -514,6 +542,22 @@ def test_a_wrong_number_of_arguments_is_a_crash_in_words():
     text = text_of(run_task(make_task(), takes_two))
     assert "crashed" in text
     assert "missing 1 required positional argument: 'other'" in text
+    assert "it must take the arguments of the stub, in the same order." in text
+    assert "This is a class." in text_of(run_task(make_task(), Total))
+
+
+class Total:
+    def __call__(self, tensor):
+        return right_total(tensor)
+
+
+def test_otherwise_is_said_where_nothing_else_fits():
+    task = here(lambda a: a + 1, (1,), otherwise="Count on by one.")
+    assert "Expected 2 Count on by one. A hint" in text_of(run_task(task, lambda a: 5))
+    assert "Count on" not in text_of(run_task(task, lambda a: None))
+    value = here(lambda: 3, where="value", otherwise="Count on your fingers.")
+    assert "You answered 4. That is not it. Count on" in text_of(run_task(value, 4))
+    assert "Count on" not in text_of(run_task(value, "4"))
 
 
 @pytest.mark.parametrize(
@@ -545,9 +589,32 @@ async def asynchronous(tensor):
 
 
 def test_async_def():
-    assert "Write `def`, not `async def`." in text_of(
-        run_task(make_task(), asynchronous)
-    )
+    text = text_of(run_task(make_task(), asynchronous))
+    assert "Write `def`, not `async def`." in text
+    assert "It printed" not in text  # Python's warning
+
+
+def asks(tensor):
+    return float(input("How much? "))
+
+
+def has_a_breakpoint(tensor):
+    breakpoint()
+    return right_total(tensor)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (asks, "Nobody can type anything while a check runs."),
+        (has_a_breakpoint, "There is a breakpoint in it. Nobody can type"),
+        (recurse, "It calls itself again and again. When should it stop?"),
+        (leave_by_os_exit, "Something ended it before the function could return"),
+    ],
+)
+def test_what_has_nothing_to_do_with_the_task_is_explained(answer, says):
+    outcome = run_task(make_task(), answer)
+    assert (outcome.status, says in text_of(outcome)) == ("crashed", True), str(outcome)
 
 
 def test_the_result_of_another_rank():
@@ -668,9 +735,32 @@ def swallows_the_message(tensor):
     return total
 
 
+def in_a_thread(tensor):
+    total = tensor.clone()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        pool.submit(dist.all_reduce, total).result()
+    return total
+
+
+def as_a_default(tensor, function=another_name):
+    total = tensor.clone()
+    function(total)
+    return total
+
+
+def unwrapped(tensor):
+    total = tensor.clone()
+    function = dist.all_reduce
+    getattr(function, "__wrapped__", function)(total)
+    return total
+
+
 @pytest.mark.parametrize(
     "answer",
     [
+        in_a_thread,
+        as_a_default,
+        unwrapped,
         direct,
         under_another_name,
         imported_inside,
@@ -685,8 +775,42 @@ def test_a_forbidden_call_is_noticed_kindly(answer):
     text = text_of(outcome)
     assert outcome.status == "wrong", text
     name = "all_gather" if answer is by_a_detour else "all_reduce"
-    assert f"Your code calls {name}, line " in text
+    where = "in a thread" if answer is in_a_thread else "line "
+    assert f"Your code calls {name}, {where}" in text
     assert "what you build here yourself. Use send and recv." in text
+
+
+class Holder:
+    """The forbidden function, under a name of the learner's."""
+
+    __call__ = staticmethod(costs.rank_of)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        costs.rank_of,
+        functools.partial(costs.rank_of),
+        functools.partial(functools.partial(costs.rank_of)),
+        functools.lru_cache(costs.rank_of),
+        Holder(),
+    ],
+)
+def test_the_forbidden_function_is_noticed_in_any_wrapping(answer):
+    outcome = run_task(checks.find_task("01.rank_of"), answer)
+    assert outcome.status == "wrong"
+    assert "Your code calls rank_of of course_utils.costs." in text_of(outcome)
+
+
+class OwnLinear(torch.nn.Linear):
+    """A subclass that adds nothing."""
+
+
+def test_a_forbidden_class_cannot_be_inherited_either():
+    run = run_of_a_lesson("def run(answer, x):\n    return bool(answer(x, x))\n")
+    task = here(lambda x: True, (1,), forbids=("torch.nn.Linear",), run=run)
+    for answer in (OwnLinear, functools.partial(torch.nn.Linear)):
+        assert "Your code calls Linear of torch.nn." in text_of(run_task(task, answer))
 
 
 def from_send_and_recv(tensor):
@@ -728,21 +852,23 @@ def test_a_forbidden_class_and_a_full_name():
     assert run_task(task, lambda x: x).passed
 
 
-def test_the_check_itself_may_make_the_call(tmp_path, monkeypatch):
-    # A module of the checks, as a lesson would have it: its own calls go through.
-    from course_utils.checks import on_rank
+def run_of_a_lesson(source):
+    """The function ``run`` of this source, as if a lesson of the checks had it."""
+    file = Path(checks.__file__).with_name("lesson_99.py")
+    namespace = {"__name__": "__main__"}
+    exec(compile(source, file, "exec"), namespace)
+    return namespace["run"]
 
-    caught_by_checks = on_rank.__file__.replace("on_rank", "lesson_99")
-    source = (
+
+def test_the_check_itself_may_make_the_call():
+    run = run_of_a_lesson(
         "import torch.distributed as dist\n"
         "def run(answer, tensor):\n"
         "    mine = answer(tensor)\n"
         "    dist.all_reduce(mine)\n"
         "    return mine\n"
     )
-    namespace = {"__name__": "__main__"}
-    exec(compile(source, caught_by_checks, "exec"), namespace)
-    task = make_task(forbids=("all_reduce",), run=namespace["run"])
+    task = make_task(forbids=("all_reduce",), run=run)
     assert run_task(task, lambda tensor: tensor.clone()).passed
     assert "Your code calls all_reduce" in text_of(run_task(task, in_a_helper))
 
@@ -843,6 +969,12 @@ def test_a_value():
 # -------------------------------------------------------------------------- comparing
 
 
+class Backend(str, enum.Enum):
+    """str() of it is not its text."""
+
+    NCCL = "nccl"
+
+
 @pytest.mark.parametrize(
     ("got", "want"),
     [
@@ -862,6 +994,13 @@ def test_a_value():
         ({"a": torch.ones(2)}, {"a": torch.ones(2)}),
         (torch.tensor([1e6, 1.0]), torch.tensor([1e6, 0.5])),
         (2.5, torch.tensor(2.5)),
+        (Fraction(1, 3), 1 / 3),
+        (Decimal("0.5"), 0.5),
+        (np.float32(0.5), 0.5),
+        (np.array([7]), 7),
+        (np.array([1, 2]), (1, 2)),
+        (torch.tensor([1, 2]), (1, 2)),
+        (Backend.NCCL, "nccl"),
         (torch.zeros(0), torch.zeros(0)),
         (torch.ones(2, requires_grad=True).detach(), torch.ones(2)),
         (torch.tensor([1 + 2j]), torch.tensor([1 + 2j])),
@@ -887,8 +1026,19 @@ def test_these_are_the_same(got, want):
         ("A b", "a b", "Only capital and small letters are different."),
         ("a", "b", ""),
         ([1, 2], [1, 2, 3], "It has 2 items; 3 were expected."),
-        ([1, 5], [1, 2], "Item 1 is wrong."),
-        ([1, "2"], [1, 2], "Item 1 is wrong. That is text; a number was expected."),
+        ([1, 5], [1, 2], "The item at index 1 is wrong."),
+        (
+            [1, "2"],
+            [1, 2],
+            "The item at index 1 is wrong. That is text; a number was expected.",
+        ),
+        ([1], [1, 2], "It has 1 item; 2 were expected."),
+        (torch.ones(2, 2), [1, 1], "That is a tensor; a list was expected."),
+        (np.array(["1", "2"]), [1, 2], "That is a NumPy array; a list was expected."),
+        (np.ones(1), torch.ones(1), "That is a NumPy array; a tensor was expected."),
+        (2.0000000000000018, 2, "It is 2.0000000000000018, which is not a whole"),
+        (10**400, 0.5, ""),
+        (b"a", "a", "That is bytes; text was expected."),
         ({"a": 1}, {"a": 1, "b": 2}, "The key 'b' is missing."),
         ({"a": 1, "b": 2}, {"a": 1}, "The key 'b' was not expected."),
         ({"a": 2}, {"a": 1}, "The value of 'a' is wrong."),
@@ -929,6 +1079,8 @@ def test_these_differ_and_it_says_how(got, want, says):
         (list(range(50)), "[0, 1, 2, 3, 4, 5, ... 50 items]"),
         ({"a": torch.ones(1)}, "{'a': tensor([1.])}"),
         (Strange("Work"), "an object of type Work"),
+        (plain(np.array([1.5, 2.0])), "array([1.5, 2.], dtype=float64)"),
+        (10**400, "a number of more than 30 digits"),
     ],
 )
 def test_values_are_shown_short(value, text):
@@ -1100,6 +1252,17 @@ CELLS = [
     "check('00.who_am_i', who_am_i)\n"
     "print('the kernel lives')",
     "hint('00.average')",
+    "import functools\n"
+    "@functools.cache\n"
+    "def who_am_i():\n"
+    "    display('looked at')\n"
+    "    return f'rank {dist.get_rank()} of {dist.get_world_size()}'\n"
+    "check('00.who_am_i', who_am_i)",
+    "def who_am_i():\n"
+    "    %time rank = dist.get_rank()\n"
+    "    return f'rank {rank} of {dist.get_world_size()}'\n"
+    "check('00.who_am_i', who_am_i)",
+    "def who_am_i():\n    exit()\ncheck('00.who_am_i', who_am_i)",
 ]
 
 
@@ -1130,3 +1293,6 @@ def test_in_a_real_notebook(own_state):
     assert "Its process ended (exit code 1)" in texts[5]
     assert texts[5].endswith("the kernel lives\n")
     assert texts[6].startswith("Hint 1 of 3")
+    assert texts[7].startswith("✓ 00.who_am_i: passed")
+    assert "It uses a magic (a line that begins with % or !)" in texts[8]
+    assert "It calls exit() or quit(). A function ends with `return`." in texts[9]

@@ -126,6 +126,17 @@ def test_a_solution_opens_with_time_and_needs_and_headings_are_in_order(path):
     assert all(after <= before + 1 for before, after in steps)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [*sorted((ROOT / "notebooks").glob("*.ipynb")), *SOLUTIONS],
+    ids=lambda path: f"{path.parent.name}-{path.stem}",
+)
+def test_no_power_in_prose_turns_bold(path):
+    for cell in cells_of(path, "markdown"):
+        prose = re.sub(r"`[^`]*`|^    .*$", "", cell.source, flags=re.MULTILINE)
+        assert not re.search(r"\w\*\*\d", prose), f"2**3: write 2³\n{cell.source}"
+
+
 # -------------------------------------------------------------------------- the tasks
 
 

@@ -80,6 +80,21 @@ def wrong_variable():
     return f"rank {os.environ['NODE_RANK']} of {os.environ['WORLD_SIZE']}"
 
 
+@ANSWERS.wrong("00.who_am_i", "wrong", "LOCAL_RANK begins at 0 on every node.")
+def local_rank():
+    return f"rank {os.environ['LOCAL_RANK']} of {dist.get_world_size()}"
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "It must be called, with parentheses")
+def forgot_the_parentheses():
+    return f"rank {dist.get_rank} of {dist.get_world_size}"
+
+
+@ANSWERS.wrong("00.who_am_i", "wrong", "The text must be just that, word by word")
+def another_text():
+    return f"rank {dist.get_rank()} of {dist.get_world_size()} ranks"
+
+
 @ANSWERS.right("00.who_am_i")
 def asks_the_group():
     return f"rank {dist.get_rank()} of {dist.get_world_size()}"
@@ -228,6 +243,44 @@ def never_more_than_two(tensor):
     return total / dist.get_world_size()
 
 
+@ANSWERS.wrong("00.average", "wrong", "You divided by the number of elements.")
+def divided_by_elements(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total / total.numel()
+
+
+@ANSWERS.wrong("00.average", "wrong", "The world size is not always 4")
+def always_by_4(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total / 4
+
+
+@ANSWERS.wrong("00.average", "wrong", "That is the tensor of rank 0, on every rank.")
+def broadcast_of_rank_0(tensor):
+    total = tensor.clone()
+    dist.broadcast(total, src=0)
+    return total
+
+
+@ANSWERS.wrong("00.average", "wrong", "ReduceOp.SUM, which is the default")
+def largest(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total, op=dist.ReduceOp.MAX)
+    return total / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "That is the result of the example.")
+def copied_the_mean(tensor):
+    return torch.tensor([2.0, 4.0])
+
+
+@ANSWERS.wrong("00.average", "wrong", "With one rank the mean is the tensor itself.")
+def doubled(tensor):
+    return 2 * tensor
+
+
 @ANSWERS.right("00.average")
 def add_then_divide(tensor):
     total = tensor.clone()
@@ -344,6 +397,26 @@ def changes_the_loss(loss):
         return loss.item() / dist.get_world_size()
 
 
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "Rank 0 must return it.")
+def on_the_last_rank(loss):
+    total = loss.clone()
+    dist.all_reduce(total)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        return total.item() / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "The other ranks must return None")
+def zero_elsewhere(loss):
+    total = loss.clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size() if dist.get_rank() == 0 else 0.0
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "With one rank that is its own loss.")
+def always_one(loss):
+    return 1.0 if dist.get_rank() == 0 else None
+
+
 @ANSWERS.right("00.spot_the_hang")
 def collective_before_the_if(loss):
     total = loss.clone()
@@ -381,7 +454,12 @@ for value, status, says in (
     (20, "wrong", "It does not divide"),
     (30, "wrong", "right without the first all_reduce"),
     (36, "wrong", "That is right for 4 ranks."),
-    (7, "wrong", "You answered 7. That is not it. A hint:"),
+    (0, "wrong", "rank 0 too"),
+    (150, "wrong", "the ranks multiply by 0, 1, 2, 3 and 4"),
+    (500, "wrong", "What does each of them return?"),
+    (100.0000001, "wrong", "You answered 100.0000001. That is not it."),
+    (True, "wrong", "That is True or False; a number was expected."),
+    (7, "wrong", "You answered 7. That is not it. Write down five numbers"),
     ("100", "wrong", "That is text; a number was expected."),
     ([100] * 5, "wrong", "That is a list; a number was expected."),
     (sum, "wrong", "a number was expected"),

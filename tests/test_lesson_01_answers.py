@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 import os
+from fractions import Fraction
 
 import torch
 import torch.distributed as dist
@@ -139,9 +140,10 @@ def something_else(node, local_rank, gpus_per_node):
     return (node + 1) * (local_rank + 1)
 
 
-ANSWERS.wrong("01.rank_of", "wrong", "Your code calls rank_of of course_utils.costs.")(
-    costs.rank_of
-)
+for library in (costs.rank_of, functools.partial(costs.rank_of)):
+    ANSWERS.wrong(
+        "01.rank_of", "wrong", "Your code calls rank_of of course_utils.costs."
+    )(library)
 
 
 @ANSWERS.right("01.rank_of")
@@ -161,6 +163,15 @@ def counted_in_a_loop(node, local_rank, gpus_per_node):
 def looked_up_in_a_table(machine, gpu, n):
     table = torch.arange((machine + 1) * n).reshape(machine + 1, n)
     return table[machine, gpu]
+
+
+@ANSWERS.right("01.rank_of")
+@functools.cache
+def called_again_for_each_node(node, local_rank, gpus_per_node):
+    if node == 0:
+        return local_rank
+    before = called_again_for_each_node(node - 1, local_rank, gpus_per_node)
+    return before + gpus_per_node
 
 
 @ANSWERS.right("01.rank_of")
@@ -272,6 +283,37 @@ def loses_the_first_of_each_node(rank, gpus_per_node):
     return node, place
 
 
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "The arguments changed places")
+def arguments_changed_places(gpus_per_node, rank):
+    return divmod(rank, gpus_per_node)
+
+
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "That is the place of the example.")
+def copied_the_place(rank, gpus_per_node):
+    return 1, 2
+
+
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "The node is one too few")
+def node_one_less(rank, gpus_per_node):
+    return rank // gpus_per_node - 1, rank % gpus_per_node
+
+
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "The node is wrong.")
+def twice_the_node(rank, gpus_per_node):
+    return 2 * (rank // gpus_per_node), rank % gpus_per_node
+
+
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "the local rank is not.")
+def counted_from_the_end(rank, gpus_per_node):
+    return rank // gpus_per_node, gpus_per_node - 1 - rank % gpus_per_node
+
+
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "dividing has left a rounding error")
+def from_the_fraction(rank, gpus_per_node):
+    fraction, node = math.modf(rank / gpus_per_node)
+    return node, fraction * gpus_per_node
+
+
 @ANSWERS.wrong("01.node_and_local_rank", "wrong", "calls node_and_local_rank, line")
 def called_the_library_back(rank, gpus_per_node):
     return costs.node_and_local_rank(rank, gpus_per_node)
@@ -293,6 +335,11 @@ def subtracts_node_by_node(rank, gpus_per_node):
     while rank >= gpus_per_node:
         node, rank = node + 1, rank - gpus_per_node
     return [node, rank]
+
+
+@ANSWERS.right("01.node_and_local_rank")
+def as_a_tensor(rank, gpus_per_node):
+    return torch.tensor([rank // gpus_per_node, rank % gpus_per_node])
 
 
 @ANSWERS.right("01.node_and_local_rank")
@@ -442,6 +489,43 @@ def eight_for_the_size(numel, element_size, latency_us, bandwidth_gb_s):
     return latency_us * 1e-6 + numel * 8 / (bandwidth_gb_s * 1e9)
 
 
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "The latency is paid twice.")
+def there_and_back(numel, element_size, latency_us, bandwidth_gb_s):
+    return 2 * latency_us * 1e-6 + numel * element_size / (bandwidth_gb_s * 1e9)
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "You took 1 MB as 2**20 bytes")
+def mebibytes(numel, element_size, latency_us, bandwidth_gb_s):
+    megabytes = numel * element_size / 2**20
+    return latency_us * 1e-6 + megabytes / (bandwidth_gb_s * 1e3)
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "The division is upside down")
+def upside_down(numel, element_size, latency_us, bandwidth_gb_s):
+    return latency_us * 1e-6 + bandwidth_gb_s * 1e9 / (numel * element_size)
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "That is the result of the example.")
+def copied_the_seconds(numel, element_size, latency_us, bandwidth_gb_s):
+    return 0.00051
+
+
+@ANSWERS.wrong("01.transfer_seconds", "crashed", "Are the arguments in the order")
+def bandwidth_before_latency(numel, element_size, bandwidth_gb_s, latency_us):
+    return latency_us * 1e-6 + numel * element_size / (bandwidth_gb_s * 1e9)
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "Bring every number to bytes and")
+def no_end(numel, element_size, latency_us, bandwidth_gb_s):
+    return math.inf
+
+
+@ANSWERS.right("01.transfer_seconds")
+def exactly(numel, element_size, latency_us, bandwidth_gb_s):
+    bandwidth = Fraction(bandwidth_gb_s) * 10**9
+    return Fraction(latency_us) / 10**6 + numel * element_size / bandwidth
+
+
 @ANSWERS.right("01.transfer_seconds")
 def alpha_and_beta(numel, element_size, latency_us, bandwidth_gb_s):
     alpha, beta = latency_us / 1_000_000, 1 / (bandwidth_gb_s * 10**9)
@@ -532,6 +616,31 @@ def one_port(parameters, element_size, ports, port_speed):
 @ANSWERS.wrong("01.spot_the_units", "wrong", "the result must be in seconds")
 def milliseconds(parameters, element_size, ports, port_speed):
     return parameters * element_size / 1e6 / (ports * port_speed / 8)
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "`element_size` bytes, and they are")
+def no_element_size(parameters, element_size, ports, port_speed):
+    return parameters / 1e9 / (ports * port_speed / 8)
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "`element_size` bytes, not 8.")
+def eight_bytes_each(parameters, element_size, ports, port_speed):
+    return parameters * 8 / 1e9 / (ports * port_speed / 8)
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "That is the result of the example.")
+def copied_the_plan(parameters, element_size, ports, port_speed):
+    return 0.2
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "It is rounded.")
+def rounded_to_hundredths(parameters, element_size, ports, port_speed):
+    return round(parameters * element_size / 1e9 / (ports * port_speed / 8), 2)
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "Two lines of the plan need another")
+def nine_bits(parameters, element_size, ports, port_speed):
+    return parameters * element_size / 1e9 / (ports * port_speed / 9)
 
 
 @ANSWERS.right("01.spot_the_units")
@@ -640,6 +749,11 @@ def in_capitals(tensors_on, ranks_on_node, gpus_on_node):
     return "NCCL" if fits else "GLOO"
 
 
+@ANSWERS.wrong("01.which_backend", "wrong", "Only the spaces are different.")
+def with_a_space(tensors_on, ranks_on_node, gpus_on_node):
+    return " " + one_condition(tensors_on, ranks_on_node, gpus_on_node)
+
+
 @ANSWERS.right("01.which_backend")
 def one_condition(tensors_on, ranks_on_node, gpus_on_node):
     if tensors_on == "cuda" and ranks_on_node <= gpus_on_node:
@@ -679,12 +793,14 @@ for value, status, says in (
     (23, "wrong", "That is the last rank of all"),
     (24, "wrong", "That is the world size."),
     (11, "wrong", "A rank is the number of ranks that come before it"),
+    (20.9999999, "wrong", "You answered 20.9999999. That is not it."),
+    (True, "wrong", "That is True or False; a number was expected."),
     ("21", "wrong", "That is text; a number was expected."),
     ((2, 5), "wrong", "That is a tuple; a number was expected."),
 ):
     ANSWERS.wrong("01.predict_rank", status, says)(value)
 
-for value in (21, 21.0, torch.tensor(21)):
+for value in (21, 21.0, torch.tensor(21), Fraction(42, 2)):
     ANSWERS.right("01.predict_rank")(value)
 
 

@@ -223,6 +223,9 @@ def test_kill_9_at_any_moment_loses_nothing(own_state):
         b'{"version": 99, "tasks": {}, "questions": {}}',
         b'{"version": 1, "tasks": {"00.average": 3}, "questions": {}}',
         b'{"version": 1, "tasks": {"00.average": {}}, "questions": {}}',
+        b'{"version": 1, "tasks": {}, "questions": {"00.a": {"answer": 1, "tries": 1,'
+        b' "correct": "yes", "first_try_correct": true}}}',
+        b"[" * 100_000,
     ],
 )
 @pytest.mark.parametrize("first", ["read", "write"])
@@ -241,6 +244,69 @@ def test_a_damaged_file_is_set_aside_with_a_message(content, first, own_state, c
     message = capsys.readouterr().err
     assert message.count("The progress file was damaged.") == 1
     assert "progress.damaged-2.json" in message
+
+
+def test_a_file_cut_at_any_byte_is_never_lost_silently(own_state, capsys):
+    record_attempt("00.average", "passed")
+    record_answer("00.ranks", ["a", "\u00e9"], True)
+    whole = progress_file().read_bytes()
+    kept = own_state / "progress.damaged-1.json"
+    for length in range(len(whole) - 1):  # the last byte is a line end
+        progress_file().write_bytes(whole[:length])
+        record_answer("00.ranks", "b", False)
+        assert answers().keys() == {"00.ranks"}
+        assert kept.read_bytes() == whole[:length]
+        assert str(kept) in capsys.readouterr().err
+        kept.unlink()
+
+
+def test_a_damaged_file_that_cannot_be_set_aside_is_left_and_told(own_state, capsys):
+    own_state.mkdir()
+    progress_file().write_bytes(b"damaged")
+    progress_file().with_suffix(".lock").mkdir()  # so that nothing can be locked
+    assert attempts() == {}
+    record_attempt("00.average", "wrong")
+    assert attempts().keys() == {"00.average"}
+    assert progress_file().read_bytes() == b"damaged"
+    assert capsys.readouterr().err.count("Your progress cannot be saved") == 1
+
+
+def test_half_a_character_from_a_file_is_no_obstacle(own_state):
+    record_attempt("00.average", "passed")
+    state = json.loads(progress_file().read_text())
+    state["note"] = "\ud800"
+    progress_file().write_text(json.dumps(state))
+    record_attempt("00.who_am_i", "passed")
+    saved = json.loads(progress_file().read_bytes())
+    assert (len(saved["tasks"]), saved["note"]) == (2, "\ud800")
+    assert main(["--export", str(own_state / "mine.json")]) == 0
+
+
+HOLD = (
+    "from course_utils.progress import _locked, progress_file\n"
+    "import time\n"
+    "progress_file().parent.mkdir(exist_ok=True)\n"
+    "with _locked(progress_file()):\n"
+    "    print('locked', flush=True)\n"
+    "    time.sleep(100)\n"
+)
+
+
+def test_a_lock_that_is_never_given_back_is_told_and_waits(
+    own_state, capsys, monkeypatch
+):
+    monkeypatch.setattr(sys.modules["course_utils.progress"], "LOCK_SECONDS", 0.2)
+    holder = python(HOLD, state=own_state)
+    assert holder.stdout.readline() == "locked\n"
+    record_attempt("00.average", "wrong")
+    message = capsys.readouterr().err
+    assert "another process has" in message
+    assert attempts()["00.average"]["tries"] == 1
+    assert not progress_file().exists()
+    holder.kill()
+    holder.communicate()
+    record_attempt("00.average", "passed")
+    assert json.loads(progress_file().read_text())["tasks"]["00.average"]["tries"] == 2
 
 
 READ_ONLY = """
@@ -436,9 +502,41 @@ def test_reset_of_nothing_changes_nothing(number, own_state, capsys):
     assert {path: path.read_bytes() for path in own_state.glob("*")} == files
 
 
-def test_reset_of_an_unknown_lesson_is_an_error(capsys):
-    assert main(["--reset", "3"]) == 1
-    assert "There is no lesson '3'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        ("3", "There is no lesson '3'"),
+        ("", "There is no lesson ''"),
+        ("00.task", "A whole lesson is reset: --reset 00"),
+    ],
+)
+def test_reset_of_anything_but_a_lesson_is_an_error(number, says, own_state, capsys):
+    record_attempt("00.task", "passed")
+    assert main(["--reset", number]) == 1
+    assert says in capsys.readouterr().err
+    assert attempts()["00.task"]["passed"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--reset"],
+        ["--export"],
+        ["--res", "00"],
+        ["--force"],
+        ["--reset", "00", "--force"],
+        ["--reset", "00", "--export", "x"],
+        ["nonsense"],
+    ],
+)
+def test_wrong_arguments_change_nothing(arguments, own_state, capsys):
+    record_attempt("00.task", "passed")
+    before = {path: path.read_bytes() for path in own_state.iterdir()}
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    assert "python3 -m course_utils progress: error: " in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in own_state.iterdir()} == before
 
 
 def test_export_writes_json_and_replaces_nothing_unasked(tmp_path, capsys):
@@ -456,8 +554,13 @@ def test_export_writes_json_and_replaces_nothing_unasked(tmp_path, capsys):
 
 
 def test_export_to_a_bad_place_is_one_line(tmp_path, capsys):
-    assert main(["--export", str(tmp_path / "no" / "such" / "folder.json")]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+    file = tmp_path / "no" / "such" / "folder.json"
+    assert main(["--export", str(file)]) == 1
+    assert capsys.readouterr().err == f"{file}: No such file or directory\n"
+    for folder in ("", str(tmp_path)):
+        assert main(["--export", folder]) == 1
+        assert main(["--export", folder, "--force"]) == 1
+        assert f"{folder!r} is no name for a file.\n" in capsys.readouterr().err
 
 
 def test_file_prints_the_place(capsys):

@@ -244,6 +244,7 @@ def test_an_unknown_id_lists_near_names(unknown: object, message: str) -> None:
         (".5", 0.5),
         ("-3", -3.0),
         ("−3", -3.0),
+        ("–3", -3.0),
         ("1e9", 1e9),
         ("2.5E-3", 0.0025),
         ("1.5 GB", 1.5),
@@ -267,6 +268,12 @@ def test_a_number_is_read_as_people_write_it(typed: object, value: float) -> Non
         (None, "Type a number first."),
         ("six", '"six" is not a number. Type digits: 1.5, 3/8 or 1e9.'),
         ("1500 MB", "The unit GB may follow, no other."),
+        ("9" * 5000, '"999999999999999999999999999999999999 ..." is not a number'),
+        ("1 e9", "is not a number"),
+        ("<b>6</b>", "is not a number"),
+        ("~6", "is not a number"),
+        ("1.5.2", "is not a number"),
+        ("-", "is not a number"),
         ("6 gb", "The unit GB may follow, no other."),
         ("GB", "is not a number"),
         ("1,500", 'Is "1,500" 1500 or 1.500? Type it without the comma.'),
@@ -350,6 +357,7 @@ def test_a_multiple_choice_has_a_word_for_every_option() -> None:
         (True, "There is no option True."),
         (1.0, "There is no option 1.0."),
         ("a thread", "There is no option 'a thread'."),
+        ("a" * 5000, f"There is no option '{'a' * 35} .... Give a number"),
     ],
 )
 def test_what_is_no_option_is_refused(given: object, message: str) -> None:

@@ -21,9 +21,10 @@ The answer runs in processes of its own: an endless loop, a deadlock or a crash 
 cannot harm the notebook. What is right is worked out here, out of its reach. The text
 and the explanation of a solution come from ``solutions/NN_*.ipynb``.
 
-Every right way is right: where a task wants a number, ``3``, ``3.0`` and ``tensor(3)``
-will do, and a tuple for a list. A tensor must have the shape and dtype that the task
-says; its values may differ by the task's tolerance.
+Every right way is right: where a task wants a number, ``3``, ``3.0``, ``tensor(3)``, a
+number of NumPy's and a Fraction will do; for a list, a tuple, or a tensor or array of
+one dimension. Where it wants a tensor, shape and dtype must be as the task says; values
+may differ by the task's tolerance.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -12,16 +14,19 @@ import torch
 from course_utils.checks.task import Such
 
 FEW = 6  # values of a tensor or a list that are shown one by one
+MANY_DIGITS = 30  # of a whole number that is still shown in full
 
 
 @dataclass(frozen=True)
 class Strange:
     """Stands for a returned object that is no tensor, number, text or list of these.
 
-    Such objects stay on their rank: many can't be copied to another process.
+    Such objects stay on their rank: many can't be copied to another process. Of a
+    NumPy array the numbers are kept, as a tensor.
     """
 
     kind: str
+    array: torch.Tensor | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         if self.kind in ("coroutine", "function", "generator", "set", "NumPy array"):
@@ -46,24 +51,44 @@ def plain(value: Any, depth: int = 8) -> Any:
     Tensors lose their graph and get memory of their own, so that what happens to the
     originals later changes nothing. Other objects become :class:`Strange`.
     """
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool) or type(value) is Strange:
         return value
-    for base in (int, float, str, bytes):
+    # Past what a class of the learner's, or an Enum, makes of str() and ==.
+    for base, exactly in EXACTLY.items():
         if isinstance(value, base):
-            return base(value)
+            return exactly(value)
+    if type(value) in (Fraction, Decimal):
+        return float(value)
     if isinstance(value, torch.Tensor):
-        if value.is_sparse or value.is_quantized or value.is_meta:
-            return Strange(f"{value.layout} tensor on {value.device}")
-        copy = value.detach().to("cpu", copy=True).contiguous()
-        return copy.as_subclass(torch.Tensor)
+        with torch._C.DisableTorchFunctionSubclass():
+            if value.is_sparse or value.is_quantized or value.is_meta:
+                return Strange(f"{value.layout} tensor on {value.device}")
+            copy = value.detach().to("cpu", copy=True).contiguous()
+            return copy.as_subclass(torch.Tensor)
     if depth and isinstance(value, dict):
         return {plain_key(key): plain(item, depth - 1) for key, item in value.items()}
     if depth and isinstance(value, (list, tuple)):
         items = [plain(item, depth - 1) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        return value.item() if value.ndim == 0 else Strange("NumPy array")
+        return value.item() if value.ndim == 0 else _array(value)
     return Strange(type(value).__name__)
+
+
+def _array(value: Any) -> Strange:
+    try:
+        numbers = torch.from_numpy(value.copy())
+    except TypeError:  # an array of texts or objects
+        numbers = None
+    return Strange("NumPy array", numbers)
+
+
+EXACTLY = {
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: lambda value: bytes(memoryview(value)),
+}
 
 
 def plain_key(key: Any) -> Any:
@@ -77,7 +102,8 @@ def difference(got: Any, want: Any, tolerance: float) -> str | None:
     """None if ``got`` is right, else a sentence about what is different.
 
     The sentence is "" where showing the two values says it all. A number may come as
-    int, float or tensor of one element; a list may come as tuple.
+    int, float, or tensor or array of one element; a list may come as tuple, or as
+    tensor or array of one dimension.
     """
     if isinstance(want, Such):
         try:
@@ -86,6 +112,9 @@ def difference(got: Any, want: Any, tolerance: float) -> str | None:
             return ""
     if got is None and want is not None:
         return "It returned None: did you forget `return`?"
+    is_plain = isinstance(want, (int, float, list, tuple))
+    if isinstance(got, Strange) and got.array is not None and is_plain:
+        got = got.array
     if isinstance(got, Strange):
         if got == want:
             return None
@@ -121,11 +150,27 @@ def _number_difference(got: Any, want: float, tolerance: float) -> str | None:
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return _other_kind(got, want)
     if isinstance(want, int):
-        return None if got == want else ""
+        return None if got == want else _almost(got)
+    try:
+        got = float(got)
+    except OverflowError:  # a whole number of more than 308 digits
+        return ""
     close = math.isclose(
         got, want, rel_tol=tolerance, abs_tol=0.0 if want else tolerance
     ) or (math.isnan(got) and math.isnan(want))
     return None if close else ""
+
+
+def _almost(got: float) -> str:
+    """What to say to 2.0000000000000018 where 2 was expected."""
+    if not isinstance(got, float) or not math.isfinite(got):
+        return ""
+    if got == round(got) or not math.isclose(got, round(got), rel_tol=1e-6):
+        return ""
+    return (
+        f"It is {got!r}, which is not a whole number: dividing has left a rounding "
+        "error. Work with whole numbers (`//` and `%`)."
+    )
 
 
 def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | None:
@@ -165,20 +210,24 @@ def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | 
 
 def _absolute(target: torch.Tensor, tolerance: float) -> float:
     """Sums of large numbers may nearly cancel: measure against the largest value."""
-    finite = target[torch.isfinite(target)]
+    finite = target.detach()[torch.isfinite(target)]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     return tolerance * (largest or 1.0)
 
 
 def _list_difference(got: Any, want: list | tuple, tolerance: float) -> str | None:
+    if isinstance(got, torch.Tensor) and got.dim() == 1:
+        got = got.tolist()
     if not isinstance(got, (list, tuple)):
         return _other_kind(got, want)
     if len(got) != len(want):
-        return f"It has {len(got)} items; {len(want)} were expected."
+        items = "1 item" if len(got) == 1 else f"{len(got)} items"
+        verb = "was" if len(want) == 1 else "were"
+        return f"It has {items}; {len(want)} {verb} expected."
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
         found = difference(one, other, tolerance)
         if found is not None:
-            return f"Item {index} is wrong. {found}".rstrip()
+            return f"The item at index {index} is wrong. {found}".rstrip()
     return None
 
 
@@ -213,6 +262,7 @@ def kind(value: Any) -> str:
         (bool, "True or False"),
         ((int, float), "a number"),
         (str, "text"),
+        (bytes, "bytes"),
         (tuple, "a tuple"),
         (list, "a list"),
         (dict, "a dictionary"),
@@ -237,6 +287,8 @@ def show(value: Any, unit: str = "") -> str:
         is_whole = text.lstrip("-").isdigit()
         return f"{text}.0 {unit}".rstrip() if is_whole else f"{text} {unit}".rstrip()
     if isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) >= 10**MANY_DIGITS:
+            return f"a number of more than {MANY_DIGITS} digits"
         return f"{value} {unit}".rstrip()
     if isinstance(value, (list, tuple)):
         items = [show(item) for item in value[:FEW]]
@@ -252,6 +304,8 @@ def show(value: Any, unit: str = "") -> str:
             items.append(f"... {len(value)} keys")
         return "{" + ", ".join(items) + "}"
     if isinstance(value, Strange):
+        if value.array is not None:
+            return _show_tensor(value.array).replace("tensor", "array", 1)
         return str(value)
     short = reprlib.Repr()
     short.maxstring = short.maxother = 60

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
+import io
 import sys
 import textwrap
 import types
@@ -33,15 +35,17 @@ def pack(answer: Any) -> bytes:
     if by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps(answer)
+        return _dumps(answer)
     except Exception as error:
         for name, value in used_names(answer).items():
             try:
-                cloudpickle.dumps(value)
+                _dumps(value)
             except Exception as reason:
                 raise CannotPack(
-                    f"It uses `{name}` ({type(value).__name__}), which can't be copied "
-                    f"to another process: {reason}. Create it inside the function."
+                    OF_THE_NOTEBOOK.get(name)
+                    or f"It uses `{name}` ({type(value).__name__}), which can't be "
+                    f"copied to another process: {reason}. Create it inside the "
+                    "function."
                 ) from None
         raise CannotPack(f"It can't be copied to another process: {error}.") from None
     finally:
@@ -49,12 +53,63 @@ def pack(answer: Any) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+_MAGIC = (
+    "It uses a magic (a line that begins with % or !) or get_ipython(). These belong "
+    "to the notebook, and your function runs in a process of its own. Take it out of "
+    "the function."
+)
+_EXIT = "It calls exit() or quit(). A function ends with `return`."
+OF_THE_NOTEBOOK = {"get_ipython": _MAGIC, "exit": _EXIT, "quit": _EXIT}
+
+_Cached = type(functools.cache(len))
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Takes the learner's functions by value also where they are cached."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, _Cached) and not _is_of_a_library(obj):
+            settings = obj.cache_parameters()
+            return _cached, (obj.__wrapped__, settings["maxsize"], settings["typed"])
+        return super().reducer_override(obj)
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _is_of_a_library(cached: Any) -> bool:
+    """Can another process import it?"""
+    module = sys.modules.get(cached.__module__)
+    file = getattr(module, "__file__", None)
+    found = getattr(module, cached.__qualname__, None)
+    return found is cached and file is not None and not is_learners(file)
+
+
+def _dumps(value: Any) -> bytes:
+    packed = io.BytesIO()
+    _Pickler(packed).dump(value)
+    return packed.getvalue()
+
+
+def core_of(answer: Any) -> Any:
+    """What is called in the end: without ``functools.partial`` around it."""
+    while isinstance(answer, functools.partial):
+        answer = answer.func
+    return answer
+
+
 def functions_of(answer: Any) -> list[types.FunctionType]:
-    """The function itself, or the methods of a class."""
-    if isinstance(answer, type):
-        return [v for v in vars(answer).values() if isinstance(v, types.FunctionType)]
-    unwrapped = inspect.unwrap(answer)
-    return [unwrapped] if isinstance(unwrapped, types.FunctionType) else []
+    """The function itself, or the methods of a class or of an object's class."""
+    core = core_of(answer)
+    with contextlib.suppress(ValueError):  # it wraps itself
+        core = inspect.unwrap(core)
+    if isinstance(core, types.MethodType):
+        core = core.__func__
+    if isinstance(core, types.FunctionType):
+        return [core]
+    owner = core if isinstance(core, type) else type(core)
+    return [v for v in vars(owner).values() if isinstance(v, types.FunctionType)]
 
 
 def used_names(answer: Any) -> dict[str, Any]:
@@ -127,7 +182,7 @@ def forbidden_call(answer: Any, forbids: tuple[str, ...]) -> str | None:
         module, _, attribute = name.rpartition(".")
         if module in sys.modules:
             original = getattr(sys.modules[module], attribute)
-            if answer is original:
+            if core_of(answer) is original:
                 return f"{attribute} of {module}"
             originals[id(original)] = attribute
     for function in functions_of(answer) if originals else ():

@@ -1,13 +1,23 @@
 """Lesson 00, Start here: the tasks of its exercise."""
 
+import os
+
 from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.task import Mistake, Task
+
+
+def alone_on_its_node(answer):
+    """Call it as on nodes with one GPU each, where LOCAL_RANK is 0 everywhere."""
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    return answer()
+
 
 WHO_AM_I = Task(
     id="00.who_am_i",
     title="Who am I?",
     stars=1,
     where="ranks",
+    run=alone_on_its_node,
     expect=lambda rank, inputs: f"rank {rank} of {len(inputs)}",
     mistakes=(
         Mistake(
@@ -30,7 +40,13 @@ WHO_AM_I = Task(
         Mistake(
             like=lambda rank, inputs: f"rank 0 of {len(inputs)}",
             says="Every rank says that it is rank 0. Ask for the number with "
-            "dist.get_rank(), inside the function.",
+            "dist.get_rank(), inside the function. (LOCAL_RANK begins at 0 on every "
+            "node.)",
+        ),
+        Mistake(
+            like=lambda rank, inputs: "rank 0 of 1",
+            says="Each rank says that it is alone. LOCAL_RANK and LOCAL_WORLD_SIZE "
+            "count on one node only: ask dist for the rank and the world size.",
         ),
         Mistake(
             when=lambda attempt: attempt.got.endswith(" of 4"),
@@ -40,7 +56,14 @@ WHO_AM_I = Task(
             when=lambda attempt: "{" in attempt.got,
             says='The braces were not filled in: write f"...", with an f in front.',
         ),
+        Mistake(
+            when=lambda attempt: "<function" in attempt.got,
+            says="A function stands in the text, not what it returns. It must be "
+            "called, with parentheses: dist.get_rank().",
+        ),
     ),
+    otherwise="The text must be just that, word by word: rank, the rank's number, of, "
+    "the world size.",
     hints=(
         "Every rank runs the same code. What makes the texts differ is what each rank "
         "is told when it asks for its number. Whom can it ask?",
@@ -63,7 +86,7 @@ AVERAGE = Task(
         Mistake(
             like=lambda rank, inputs: sum(x for (x,) in inputs),
             says="That is the sum over the ranks. all_reduce adds up; the division by "
-            "the world size is yours.",
+            "the world size is yours. (Two calls of it would add up twice.)",
         ),
         Mistake(
             like=lambda rank, inputs: inputs[rank][0],
@@ -89,11 +112,32 @@ AVERAGE = Task(
             "averaged over the ranks, and the shape stays.",
         ),
         Mistake(
+            like=lambda rank, inputs: sum(x for (x,) in inputs) / inputs[0][0].numel(),
+            says="You divided by the number of elements. Divide by the number of "
+            "ranks: the world size.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: sum(x for (x,) in inputs) / 4,
+            says="The world size is not always 4: ask for it.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: inputs[0][0],
+            says="That is the tensor of rank 0, on every rank. `broadcast` copies, "
+            "`all_reduce` adds up.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got.tolist() == [2, 4],
+            says="That is the result of the example. Compute it from the tensor.",
+        ),
+        Mistake(
             when=lambda attempt: attempt.right == (0,),
             says="Only rank 0 has the mean. `reduce` brings the result to one rank, "
             "`all_reduce` to every rank.",
         ),
     ),
+    otherwise="Add up each element over all ranks (ReduceOp.SUM, which is the "
+    "default), then divide it once by the world size. With one rank the mean is the "
+    "tensor itself.",
     hints=(
         "A mean is a sum and a division. Which of the two is a matter between ranks?",
         "all_reduce replaces the tensor that it is given by the sum over all ranks. "
@@ -148,6 +192,17 @@ SPOT_THE_HANG = Task(
             says="It no longer hangs, but rank 0 must return the mean.",
         ),
         Mistake(
+            when=lambda attempt: (
+                (attempt.rank, attempt.got, attempt.error) == (0, None, "")
+            ),
+            says="The mean is on another rank. Rank 0 must return it.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.rank > 0 and attempt.got is not None,
+            says="Rank 0 is right. The other ranks must return None: what stands "
+            "under the `if` about the rank?",
+        ),
+        Mistake(
             when=lambda attempt: "barrier" in attempt.message,
             says="A barrier is a collective too, and does not answer an all_reduce. "
             "Every rank must call the all_reduce itself.",
@@ -158,6 +213,8 @@ SPOT_THE_HANG = Task(
             "which line stands under an `if` about the rank.",
         ),
     ),
+    otherwise="Rank 0 returns the sum of all ranks' losses, divided by the world size. "
+    "With one rank that is its own loss.",
     hints=(
         "Follow the code once as rank 0 and once as rank 1. Where does each of them "
         "stop?",
@@ -218,7 +275,23 @@ PREDICT_SUM = Task(
             like=lambda: two_sums(4),
             says="That is right for 4 ranks. Here there are 5.",
         ),
+        Mistake(
+            like=lambda: sum(range(5)) * sum(range(1, 6)),
+            says="Ranks count from 0: the ranks multiply by 0, 1, 2, 3 and 4.",
+        ),
+        Mistake(
+            like=lambda: 0,
+            says="Rank 0 holds 0 before the second all_reduce. After it, every rank "
+            "holds the sum of all, rank 0 too.",
+        ),
+        Mistake(
+            like=lambda: 5 * two_sums(5),
+            says="That is what all five ranks hold together. What does each of them "
+            "return?",
+        ),
     ),
+    otherwise="Write down five numbers, one for each rank, and change them line by "
+    "line: sum, times the rank, sum.",
     hints=(
         "Write down five numbers, one for each rank, and change them line by line.",
         "After the first all_reduce all five ranks hold the same number. After the "

@@ -12,9 +12,11 @@ def is_one_off(attempt):
     return abs(attempt.got - attempt.expected) in (1, gpus - 1, gpus, gpus + 1)
 
 
-def is_a_number(attempt):
-    """Any other wrong number."""
-    return isinstance(attempt.got, (int, float))
+def has_other_numbers(attempt, index):
+    """Are there two whole numbers, and is the one at this index wrong?"""
+    are_two = len(attempt.got) == len(attempt.expected)
+    are_whole = are_two and all(number == int(number) for number in attempt.got)
+    return are_whole and attempt.got[index] != attempt.expected[index]
 
 
 RANK_OF = Task(
@@ -115,12 +117,9 @@ RANK_OF = Task(
             says="The roles are mixed up: `gpus_per_node` says how many ranks each "
             "node holds, and the local rank is a place on the last of them.",
         ),
-        Mistake(
-            when=is_a_number,
-            says="A rank is the number of ranks that come before it: all those on the "
-            "nodes before, and those before it on its own node.",
-        ),
     ),
+    otherwise="A rank is the number of ranks that come before it: all those on the "
+    "nodes before, and those before it on its own node.",
     hints=(
         "How many ranks live on all the nodes before this one?",
         "Node 0 holds the first `gpus_per_node` ranks, node 1 the next ones. So a "
@@ -211,6 +210,19 @@ NODE_AND_LOCAL_RANK = Task(
             says="That is right for 8 GPUs per node. Use `gpus_per_node`.",
         ),
         Mistake(
+            like=lambda rank, gpus: divmod(gpus, rank or 1),
+            says="The arguments changed places: first the rank, then the GPUs per "
+            "node.",
+        ),
+        Mistake(
+            like=lambda rank, gpus: (1, 2),
+            says="That is the place of the example. Compute it from the arguments.",
+        ),
+        Mistake(
+            like=lambda rank, gpus: (rank // gpus - 1, rank % gpus),
+            says="The node is one too few: nodes count from 0.",
+        ),
+        Mistake(
             when=lambda attempt: attempt.got in attempt.expected,
             says="Return both numbers: `return node, local_rank`.",
         ),
@@ -218,6 +230,16 @@ NODE_AND_LOCAL_RANK = Task(
             when=lambda attempt: attempt.got[1] == attempt.args[1],
             says="A local rank is always smaller than `gpus_per_node`: where it would "
             "get as large, the next node begins.",
+        ),
+        Mistake(
+            when=lambda attempt: has_other_numbers(attempt, 0),
+            says="The node is wrong. It is the number of full nodes that come before "
+            "the rank.",
+        ),
+        Mistake(
+            when=lambda attempt: has_other_numbers(attempt, 1),
+            says="The node is right, the local rank is not. It is what is left of the "
+            "rank when the ranks on the nodes before are taken away.",
         ),
     ),
     hints=(
@@ -372,7 +394,32 @@ TRANSFER_SECONDS = Task(
             says="Only the decimal point is at another place. Check each power of "
             "ten: the result must be in seconds.",
         ),
+        Mistake(
+            like=partial(seconds, micro=2e-6),
+            says="The latency is paid twice. One message pays it once.",
+        ),
+        Mistake(
+            like=partial(seconds, giga=1e3 * 2**20),
+            says="You took 1 MB as 2**20 bytes: that is a MiB. 1 GB is 10**9 bytes.",
+        ),
+        Mistake(
+            like=lambda n, size, us, gb: us * 1e-6 + gb * 1e9 / (n * size or 1),
+            says="The division is upside down: bytes over bytes per second leaves "
+            "seconds.",
+        ),
+        Mistake(
+            like=lambda n, size, us, gb: 0.00051,
+            says="That is the result of the example. Compute it from the arguments.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error == "ZeroDivisionError",
+            says="The latency or the size may be 0: only the bandwidth is divided by. "
+            "Are the arguments in the order of the stub?",
+        ),
     ),
+    otherwise="Bring every number to bytes and seconds, one after the other, and "
+    "print them: how many bytes, how many bytes per second, which latency in "
+    "seconds?",
     hints=(
         "Two things take time: until the first byte arrives, and until all the others "
         "have followed. Bring every number to bytes and seconds first.",
@@ -449,11 +496,31 @@ SPOT_THE_UNITS = Task(
             "`ports` is missing.",
         ),
         Mistake(
+            like=lambda n, size, ports, gbit: sending(n, 1, ports, gbit),
+            says="The units are right now. But each number has `element_size` bytes, "
+            "and they are missing.",
+        ),
+        Mistake(
+            like=lambda n, size, ports, gbit: sending(n, 8, ports, gbit),
+            says="Each number has `element_size` bytes, not 8. The 8 belongs to the "
+            "bits of `port_speed`.",
+        ),
+        Mistake(
+            like=lambda n, size, ports, gbit: 0.2,
+            says="That is the result of the example. Compute it from the arguments.",
+        ),
+        Mistake(
+            when=is_rounded,
+            says="It is rounded. Such a time may be tiny: return all digits.",
+        ),
+        Mistake(
             when=is_off_by_a_power_of_ten,
             says="Only the decimal point is at another place: giga is 10**9, and the "
             "result must be in seconds.",
         ),
     ),
+    otherwise="Two lines of the plan need another number, and nothing else must "
+    "change. Say the unit of each line aloud: GB, GB/s, seconds.",
     hints=(
         "Say the unit of every number aloud, line by line. Does the name on the left "
         "promise the same unit?",
@@ -537,7 +604,7 @@ WHICH_BACKEND = Task(
             says='Return the name: "nccl" or "gloo".',
         ),
         Mistake(
-            when=lambda attempt: attempt.got.lower() not in ("nccl", "gloo"),
+            when=lambda attempt: attempt.got.strip().lower() not in ("nccl", "gloo"),
             says='There are two to choose from: "nccl" and "gloo".',
         ),
     ),
@@ -608,12 +675,9 @@ PREDICT_RANK = Task(
             like=lambda: 3 * 8,
             says="That is the world size. The ranks go from 0 to one less.",
         ),
-        Mistake(
-            when=is_a_number,
-            says="A rank is the number of ranks that come before it: all those on the "
-            "nodes before, and those before it on its own node.",
-        ),
     ),
+    otherwise="A rank is the number of ranks that come before it: all those on the "
+    "nodes before, and those before it on its own node.",
     hints=(
         "What is the number of the last node, when the first one is node 0?",
         "Two full nodes come before it. How many ranks are on them?",

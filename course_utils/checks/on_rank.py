@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import builtins
 import dis
 import functools
 import importlib
+import inspect
 import os
 import pickle
 import random
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -58,9 +59,12 @@ def call_on_rank(
     torch.manual_seed(seed + rank)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed + rank)
-    with guarded(forbids) as caught:
+    # In a notebook it is there without an import, and shows what print shows.
+    vars(builtins).setdefault("display", print)
+    args = pickle.loads(packed_inputs)[rank]
+    with Guards(forbids) as guards:
         answer = cloudpickle.loads(packed_answer)
-        args = pickle.loads(packed_inputs)[rank]
+        guards.let_the_checks_pass()
         try:
             result = run(answer, *args)
         except NotImplementedError as error:
@@ -68,8 +72,10 @@ def call_on_rank(
             if line is None:
                 raise
             raise StillAStub(line) from None
-    if caught:  # the learner's code has caught the exception
-        raise ForbiddenCall(caught[0])
+    if guards.caught:  # the learner's code has caught the exception
+        raise ForbiddenCall(guards.caught[0])
+    if inspect.iscoroutine(result):
+        result.close()  # else Python warns that nobody has waited for it
     return plain(result), tuple(plain(arg) for arg in args)
 
 
@@ -113,48 +119,86 @@ def homes_of(name: str) -> list[types.ModuleType]:
     ]
 
 
-@contextlib.contextmanager
-def guarded(forbids: tuple[str, ...]) -> Iterator[list[str]]:
+class Guards:
     """While this is open, learner's code that calls a forbidden name is stopped.
 
     A name of torch is replaced in every module of torch that has it, so another
     spelling, or a detour through a function of torch that uses it, is noticed as
-    well. Any other name is replaced in its own module. Calls by the checks themselves
-    go through. Yields the list of what was caught.
+    well. Any other name is replaced in its own module.
+
+    The checks themselves may call it, after :meth:`let_the_checks_pass`. What the
+    answer brings along (a ``functools.partial`` of the forbidden function, say) was
+    unpickled before that, and is stopped whoever calls it.
+
+    Attributes:
+        caught: what was stopped, as "all_reduce, line 3 of the cell".
     """
-    caught: list[str] = []
-    replaced: list[tuple[Any, str, Any]] = []
-    try:
-        for name in forbids:
-            original = find(name)
-            if isinstance(original, type):
-                _replace(original, "__init__", name, caught, replaced)
-                continue
-            for module in homes_of(name):
-                for attribute, value in list(vars(module).items()):
-                    if value is original:
-                        _replace(module, attribute, name, caught, replaced)
-        yield caught
-    finally:
-        for owner, attribute, original in replaced:
+
+    def __init__(self, forbids: tuple[str, ...]) -> None:
+        self.forbids = forbids
+        self.caught: list[str] = []
+        # Where something was replaced, by what it was, and by what for the checks.
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def __enter__(self) -> Guards:
+        try:
+            for name in self.forbids:
+                original = find(name)
+                if isinstance(original, type):
+                    self._replace_class(name, original)
+                else:
+                    self._replace_function(name, original)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for owner, attribute, original, _ in self._replaced:
             setattr(owner, attribute, original)
 
+    def let_the_checks_pass(self) -> None:
+        """From here on, calls that a check makes itself go through."""
+        for owner, attribute, _, guard in self._replaced:
+            setattr(owner, attribute, guard)
 
-def _replace(
-    owner: Any, attribute: str, name: str, caught: list[str], replaced: list
-) -> None:
-    original = getattr(owner, attribute)
+    def _replace_function(self, name: str, original: Callable[..., Any]) -> None:
+        def stop(*args: Any, **kwargs: Any) -> Any:
+            self._catch(name, calling_learner())
 
-    @functools.wraps(original)
-    def guard(*args: Any, **kwargs: Any) -> Any:
-        line = calling_learner()
-        if line is None:
-            return original(*args, **kwargs)
-        caught.append(f"{name.rpartition('.')[2]}, {line}")
-        raise ForbiddenCall(caught[-1])
+        def guard(*args: Any, **kwargs: Any) -> Any:
+            line = calling_learner()
+            if line is None:
+                return original(*args, **kwargs)
+            self._catch(name, line)
 
-    replaced.append((owner, attribute, original))
-    setattr(owner, attribute, guard)
+        for one in (stop, guard):
+            functools.update_wrapper(one, original)
+            del one.__wrapped__  # it would lead around the guard
+        for module in homes_of(name):
+            for attribute, value in list(vars(module).items()):
+                if value is original:
+                    self._replaced.append((module, attribute, original, guard))
+                    setattr(module, attribute, stop)
+
+    def _replace_class(self, name: str, original: type) -> None:
+        make = original.__init__
+
+        def guard(instance: Any, *args: Any, **kwargs: Any) -> None:
+            line = calling_learner()
+            is_given = type(instance).__module__.startswith(("torch", "course_utils"))
+            if line is not None or not is_given:
+                self._catch(name, line)
+            make(instance, *args, **kwargs)
+
+        self._replaced.append((original, "__init__", make, guard))
+        original.__init__ = guard
+
+    def _catch(self, name: str, line: str | None) -> None:
+        module, _, attribute = name.rpartition(".")
+        where = f", {line}" if line else f" of {module}"
+        self.caught.append(attribute + where)
+        raise ForbiddenCall(self.caught[-1])
 
 
 def calling_learner() -> str | None:
@@ -165,4 +209,4 @@ def calling_learner() -> str | None:
             return place(file, line)
         if f"course_utils{os.sep}checks{os.sep}" in file:
             return None
-    return None
+    return "in a thread"  # that the learner's code has started: a check starts none

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import io
+import itertools
 import pickle
 import re
 from typing import Any
@@ -24,6 +25,15 @@ from course_utils.ranks.processes import Zygote, start_method
 from course_utils.ranks.report import rank_list
 
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
+_KEYBOARD = (
+    "Nobody can type anything while a check runs. Take what you need from the "
+    "arguments."
+)
+SAYINGS = {
+    "EOFError": _KEYBOARD,
+    "BdbQuit": f"There is a breakpoint in it. {_KEYBOARD}",
+    "RecursionError": "It calls itself again and again. When should it stop?",
+}
 # What PyTorch itself writes to stderr, with the time of day in it.
 LOG_LINE = re.compile(r"^\[rank \d+\] (\[rank\d+\]:)?\[?[WEI]\d{4} ")
 
@@ -41,8 +51,11 @@ def run_task(task: Task, answer: Any) -> Outcome:
         return _check_value(task, answer)
     if not callable(answer):
         return Outcome(task, "wrong", (_not_callable(task, answer),))
-    if is_unchanged(answer, _given(task)):
-        return Outcome(task, "not attempted", _begin(task, "Repair the code"))
+    given = _given(task)
+    if is_unchanged(answer, given):
+        is_stub = "raise NotImplementedError" in given
+        what = "Write your code" if is_stub else "Repair the code"
+        return Outcome(task, "not attempted", _begin(task, what))
     called = forbidden_call(answer, tuple(map(full_name, task.forbids)))
     if called:
         return _forbidden(task, called)
@@ -103,7 +116,10 @@ def _check_value(task: Task, answer: Any) -> Outcome:
         return Outcome(task, "passed", (yes, _compare(task)))
     # The right value is not told: it would end the task.
     said = _mistake(task, (), [got], [want], 0)
-    lines = [f"You answered {show(got, task.unit)}. That is not it.", said or found]
+    digits = f"{got!r} {task.unit}".rstrip()  # 20.9999999 must not look like 21
+    yours = digits if isinstance(got, float) else show(got, task.unit)
+    lines = [f"You answered {yours}. That is not it."]
+    lines.append(said or found or task.otherwise)
     return Outcome(task, "wrong", (*filter(None, lines), _more(task)))
 
 
@@ -153,6 +169,7 @@ class _Look:
     def __init__(self, task: Task, answer: Any, case: Any, world_size: int) -> None:
         self.task, self.case, self.world_size = task, case, world_size
         self.name = getattr(answer, "__name__", type(answer).__name__)
+        self.is_class = isinstance(answer, type)
         self.inputs = task.inputs_of(case, world_size)
         self.printed: list[str] = []
 
@@ -211,7 +228,8 @@ class _Look:
     # --------------------------------------------------------------- results came back
     def _judge(self, results: list[tuple[Any, tuple]]) -> Outcome | None:
         task = self.task
-        got = [result for result, _ in results]
+        # It was made plain on its rank. But there the learner's code could get at it.
+        got = [plain(result) for result, _ in results]
         want = task.reference(task.expect, self.case, self.world_size)
         found = [
             difference(one, other, task.tolerance)
@@ -223,8 +241,7 @@ class _Look:
             said = _mistake(task, self.case, got, want, rank, self.inputs)
             lines = [
                 self._call(rank),
-                f"It returned  {show(got[rank], task.unit)}",
-                f"Expected     {show(want[rank], task.unit)}",
+                *self._compared(got[rank], want[rank]),
                 *self._where_wrong(wrong),
                 said or self._guess(got, want, rank, found[rank]),
                 *self._prints_of(rank),
@@ -232,8 +249,28 @@ class _Look:
             ]
             return Outcome(task, "wrong", tuple(filter(None, lines)))
         if task.keeps_inputs:
-            return self._judge_inputs([after for _, after in results])
+            return self._judge_inputs([plain(after) for _, after in results])
         return None
+
+    def _compared(self, got: Any, want: Any) -> list[str]:
+        """What came back and what was expected.
+
+        Where the task's `run` reports on several things, of the first that is wrong.
+        """
+        task = self.task
+        both = isinstance(got, dict) and isinstance(want, dict)
+        names = [n for n in want if n in got] if both else []
+        for name in names if task.run is not call_it else ():
+            if difference(got[name], want[name], task.tolerance) is not None:
+                return [
+                    f"Not as it should be: {name}",
+                    f"It is        {show(got[name])}",
+                    f"Expected     {show(want[name])}",
+                ]
+        return [
+            f"It returned  {show(got, task.unit)}",
+            f"Expected     {show(want, task.unit)}",
+        ]
 
     def _where_wrong(self, wrong: list[int]) -> list[str]:
         right = [rank for rank in range(self.world_size) if rank not in wrong]
@@ -254,8 +291,8 @@ class _Look:
             if other != rank and same:
                 return f"That is what rank {other} should return."
         if all(difference(one, got[0], 0.0) is None for one in got[1:]) and got[1:]:
-            return "All ranks returned the same."
-        return ""
+            return f"All ranks returned the same. {self.task.otherwise}".rstrip()
+        return self.task.otherwise
 
     def _judge_inputs(self, after: list[tuple]) -> Outcome | None:
         for rank, (args, now) in enumerate(zip(self.inputs, after, strict=True)):
@@ -296,6 +333,10 @@ class _Look:
         if root.kind == "died":
             at = f", {root.where}" if root.where else ""
             lines.append(f"Its process ended ({root.error}){at}.")
+            lines.append(
+                "Something ended it before the function could return: a call such as "
+                "os._exit, a signal, a crash in C code, or too little memory."
+            )
         elif root.error == "SystemExit":
             lines.append("It called exit(). A function ends with `return`.")
             lines += _indented(root.traceback)
@@ -305,10 +346,22 @@ class _Look:
             lines += [_shortened(text), *_indented(root.traceback)]
         attempt = self._attempt(root.rank, error)
         said = _first_that_fits(self.task.mistakes, attempt)
+        said = said or self._about(root)
         if said:
             lines.append(said)
         lines += [*self._prints_of(root.rank), _more(self.task)]
         return Outcome(self.task, "crashed", tuple(lines))
+
+    def _about(self, root: RankFailure) -> str:
+        """What an exception means that has little to do with the task."""
+        if root.error == "TypeError" and not root.traceback:  # at the call itself
+            if self.is_class and self.task.run is call_it:
+                return "This is a class. The check wants a function, or an object."
+            return (
+                "The check calls it as the first line shows: it must take the "
+                "arguments of the stub, in the same order."
+            )
+        return SAYINGS.get(root.error, "")
 
     def _not_finished(self, error: RanksError) -> Outcome:
         stuck = [f for f in error.failures.values() if f.kind == "stuck"]
@@ -398,7 +451,9 @@ def _fits(mistake: Mistake, attempt: Attempt) -> bool:
 
 
 def _indented(text: str) -> list[str]:
-    return [f"  {line[:76]}" for line in text.splitlines()[-4:]]
+    """The last lines; one that comes again and again (a recursion) only once."""
+    lines = [line for line, _ in itertools.groupby(text.splitlines())]
+    return [f"  {line[:76]}" for line in lines[-4:]]
 
 
 def _shortened(text: str) -> str:

@@ -93,6 +93,8 @@ class Task:
             compared. Default: call it. A task for a class makes and uses one here.
         world_sizes: how many ranks; each size runs all cases on fresh processes.
         mistakes: typical wrong answers; the first that fits is named.
+        otherwise: what to say of a wrong result that is no typical one, and has the
+            right type and shape.
         forbids: calls that the learner is to rebuild: "all_reduce" for
             ``torch.distributed.all_reduce``, or a full name such as
             "torch.nn.parallel.replicate" or "course_utils.costs.rank_of".
@@ -114,6 +116,7 @@ class Task:
     run: Callable[..., Any] = call_it
     world_sizes: tuple[int, ...] = (1, 2, 3, 4)
     mistakes: tuple[Mistake, ...] = ()
+    otherwise: str = ""
     forbids: tuple[str, ...] = ()
     instead: str = ""
     keeps_inputs: bool = True

@@ -176,7 +176,7 @@ class _ChoiceQuestion(Question):
         if type(given) is int and 1 <= given <= len(self.choices):
             return self.options[given - 1]
         raise AnswerError(
-            f"There is no option {given!r}. Give a number from 1 to "
+            f"There is no option {_shortened(repr(given))}. Give a number from 1 to "
             f"{len(self.choices)}."
         )
 
@@ -300,7 +300,8 @@ class Number(Question):
 
         One comma before three digits is refused: it may be a thousand or a decimal.
         """
-        text = str("" if given is None else given).strip().replace("−", "-")
+        text = str("" if given is None else given).strip()
+        text = text.replace("−", "-").replace("–", "-")  # a minus sign, an en dash
         if not text:
             raise AnswerError("Type a number first.")
         number = text.removesuffix(self.unit).rstrip() if self.unit else text
@@ -317,7 +318,8 @@ class Number(Question):
         if isinstance(given, bool) or not math.isfinite(value):
             unit = f" The unit {self.unit} may follow, no other." if self.unit else ""
             raise AnswerError(
-                f'"{text}" is not a number. Type digits: 1.5, 3/8 or 1e9.{unit}'
+                f'"{_shortened(text)}" is not a number. Type digits: 1.5, 3/8 or '
+                f"1e9.{unit}"
             )
         return value
 
@@ -350,6 +352,10 @@ class Number(Question):
         # One part in a billion forgives what floating point does to 0.1 + 0.2.
         relative = max(self.relative_tolerance, 1e-9) * abs(self.answer)
         return abs(value - self.answer) <= max(self.tolerance, relative)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:36]} ..."
 
 
 def _as_list(given: object) -> list:

@@ -1,12 +1,14 @@
 """Every notebook of the course in a real JupyterLab: run it, look at it, use it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from course_utils.environment import ROOT
+from tests.browser.conftest import Notebook
 
 NOTEBOOKS = [
     path
@@ -15,13 +17,24 @@ NOTEBOOKS = [
 ]
 
 
+FEEDBACK = re.compile(r"^(Right|Not quite|Noted)\.")
+
+
 @pytest.mark.parametrize(
     "path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
-def test_runs_from_top_to_bottom(open_notebook, path: Path) -> None:
+def test_runs_and_can_be_used(open_notebook, path: Path) -> None:
     notebook = open_notebook(path=path)
     notebook.run_all(seconds=180)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    if path.parent.name == "notebooks":
+        quizzes = notebook.panel.locator(".course-quiz")
+        answer_by_keyboard(notebook, quizzes.first)
+        options = notebook.page.locator("[type=radio], [type=checkbox]")
+        answer_by_mouse(quizzes.filter(has=options).last)
+    for slider in notebook.panel.get_by_role("slider").all()[:1]:
+        drag(notebook, slider)
+    press_check(notebook, cells)
     notebook.screenshot(f"{path.parent.name}-{path.stem}")
 
     expect(notebook.panel.locator("[data-mime-type$='stderr']")).to_have_count(0)
@@ -31,6 +44,48 @@ def test_runs_from_top_to_bottom(open_notebook, path: Path) -> None:
     assert notebook.panel.locator(".jp-Cell").count() == len(cells)
     assert notebook.violations() == []
     assert notebook.errors == []
+
+
+def answer_by_keyboard(notebook: Notebook, quiz: Locator) -> None:
+    field = quiz.locator("input").first
+    field.focus()
+    notebook.page.keyboard.press(
+        "7" if field.get_attribute("type") == "text" else "Space"
+    )
+    notebook.page.keyboard.press("Enter")
+    expect(quiz.get_by_role("status")).to_contain_text(FEEDBACK)
+    expect(field).to_be_focused()
+
+
+def answer_by_mouse(quiz: Locator) -> None:
+    quiz.locator("label").last.click()
+    quiz.get_by_role("button").click()
+    expect(quiz.get_by_role("status")).to_contain_text(FEEDBACK)
+
+
+def drag(notebook: Notebook, slider: Locator) -> None:
+    """From wherever its handle is to the right end."""
+    slider.scroll_into_view_if_needed()
+    box, mouse = slider.bounding_box(), notebook.page.mouse
+    middle = box["y"] + box["height"] / 2
+    mouse.move(box["x"] + box["width"] / 2, middle)
+    mouse.down()
+    mouse.move(box["x"] + box["width"] - 1, middle, steps=5)
+    mouse.up()
+    expect(slider).to_have_value(slider.get_attribute("max"))
+
+
+def press_check(notebook: Notebook, cells: list[dict]) -> None:
+    """Run the first check again: its cell gets a new number, and the same verdict."""
+    sources = ["".join(cell["source"]) for cell in cells]
+    index = next(i for i, text in enumerate(sources) if text.startswith("check("))
+    cell = notebook.cell(index)
+    prompt = cell.locator(".jp-InputPrompt")
+    before = prompt.inner_text()
+    cell.locator(".cm-content").first.click()
+    notebook.page.keyboard.press("Control+Enter")
+    expect(prompt).not_to_have_text(re.compile(rf"{re.escape(before)}|\[\*\]:"))
+    expect(cell.locator(".jp-OutputArea-output")).to_contain_text("not attempted")
 
 
 def test_a_task_is_solved_and_checked(open_notebook) -> None:
@@ -65,3 +120,5 @@ def test_a_task_is_solved_and_checked(open_notebook) -> None:
         run(check)
         output = notebook.cell(check).locator(".jp-OutputArea-output")
         expect(output).to_contain_text(f"00.who_am_i: {verdict}", timeout=30_000)
+    assert notebook.violations() == []
+    assert notebook.errors == []
