@@ -1136,7 +1136,9 @@ def test_a_misspelt_id_is_answered_with_the_right_one(function):
         "There is no task '00.whoami'. Did you mean '00.who_am_i'? "
         "Tasks of this lesson: 00.who_am_i, "
     )
-    with pytest.raises(ValueError, match="There is no lesson 'average'"):
+    with pytest.raises(ValueError, match="There is no lesson 'nothing'"):
+        function("nothing")
+    with pytest.raises(ValueError, match="'average'. Did you mean '00.average'?"):
         function("average")
     with pytest.raises(ValueError, match="There is no task '08.nothing'"):
         function("08.nothing")

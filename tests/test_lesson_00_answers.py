@@ -22,6 +22,11 @@ def counts_from_one():
     return f"rank {dist.get_rank() + 1} of {dist.get_world_size()}"
 
 
+@ANSWERS.wrong("00.who_am_i", "crashed", "`rank` is ready-made in %%ranks cells only")
+def names_of_the_cells():
+    return f"rank {rank} of {world_size}"  # noqa: F821
+
+
 @ANSWERS.wrong("00.who_am_i", "wrong", "The two numbers changed places")
 def changed_places():
     return f"rank {dist.get_world_size()} of {dist.get_rank()}"
@@ -140,6 +145,27 @@ def divided_twice(tensor):
     return total / dist.get_world_size()
 
 
+@ANSWERS.wrong("00.average", "crashed", "all_reduce works in place and returns None")
+def takes_what_it_returns(tensor):
+    total = dist.all_reduce(tensor.clone())
+    return total / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "The world size is not always 2")
+def always_two(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total / 2
+
+
+@ANSWERS.wrong("00.average", "crashed", "leave out init_process_group")
+def a_second_group(tensor):
+    dist.init_process_group("gloo")
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
 @ANSWERS.wrong("00.average", "wrong", "`//` throws the fraction away.")
 def floor_division(tensor):
     total = tensor.clone()
@@ -219,7 +245,7 @@ def in_double_precision(tensor):
     return total / dist.get_world_size()
 
 
-@ANSWERS.wrong("00.average", "wrong", "Its shape is (1, 2); (2,) was expected.")
+@ANSWERS.wrong("00.average", "wrong", "Its shape is (1, 5); (5,) was expected.")
 def one_dimension_more(tensor):
     total = tensor.clone()
     dist.all_reduce(total)

@@ -79,10 +79,15 @@ AVERAGE = Task(
     title="The mean over ranks",
     stars=1,
     where="ranks",
-    cases=((2,), (2, 3), (1000,)),  # shapes
+    cases=((5,), (2, 3), (1000,)),  # shapes
     inputs=lambda shape, rank, world_size: (whole_numbers(shape, rank),),
     expect=lambda rank, inputs: sum(x for (x,) in inputs) / len(inputs),
     mistakes=(
+        Mistake(
+            when=lambda attempt: "NoneType" in attempt.message,
+            says="all_reduce works in place and returns None: the sum is in the tensor "
+            "that it was given.",
+        ),
         Mistake(
             like=lambda rank, inputs: sum(x for (x,) in inputs),
             says="That is the sum over the ranks. all_reduce adds up; the division by "
@@ -119,6 +124,10 @@ AVERAGE = Task(
         Mistake(
             like=lambda rank, inputs: sum(x for (x,) in inputs) / 4,
             says="The world size is not always 4: ask for it.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: sum(x for (x,) in inputs) / 2,
+            says="The world size is not always 2: ask for it.",
         ),
         Mistake(
             like=lambda rank, inputs: inputs[0][0],

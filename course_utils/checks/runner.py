@@ -29,11 +29,29 @@ _KEYBOARD = (
     "Nobody can type anything while a check runs. Take what you need from the "
     "arguments."
 )
-SAYINGS = {
-    "EOFError": _KEYBOARD,
-    "BdbQuit": f"There is a breakpoint in it. {_KEYBOARD}",
-    "RecursionError": "It calls itself again and again. When should it stop?",
-}
+# An exception's class, a part of its message, and what to say about it.
+SAYINGS = (
+    ("EOFError", "", _KEYBOARD),
+    ("BdbQuit", "", f"There is a breakpoint in it. {_KEYBOARD}"),
+    ("RecursionError", "", "It calls itself again and again. When should it stop?"),
+    (
+        "NameError",
+        "name 'rank' is",
+        "`rank` is ready-made in %%ranks cells only. In a function: dist.get_rank().",
+    ),
+    (
+        "NameError",
+        "name 'world_size' is",
+        "`world_size` is ready-made in %%ranks cells only. In a function: "
+        "dist.get_world_size().",
+    ),
+    (
+        "ValueError",
+        "initialize the default process group twice",
+        "The process group is ready when your function is called: leave out "
+        "init_process_group.",
+    ),
+)
 # What PyTorch itself writes to stderr, with the time of day in it.
 LOG_LINE = re.compile(r"^\[rank \d+\] (\[rank\d+\]:)?\[?[WEI]\d{4} ")
 
@@ -361,7 +379,10 @@ class _Look:
                 "The check calls it as the first line shows: it must take the "
                 "arguments of the stub, in the same order."
             )
-        return SAYINGS.get(root.error, "")
+        for error, part, saying in SAYINGS:
+            if root.error == error and part in root.message:
+                return saying
+        return ""
 
     def _not_finished(self, error: RanksError) -> Outcome:
         stuck = [f for f in error.failures.values() if f.kind == "stuck"]
