@@ -242,6 +242,104 @@ def training_seconds(
     return work / speed
 
 
+# --- a model in stages, a batch in micro-batches ---------------------------------
+
+
+def bubble_of_total(stages: int, micro_batches: int) -> float:
+    """The share of the whole time in which a pipeline stage is idle.
+
+    `(K - 1) / (M + K - 1)` for K stages that take equally long and M micro-batches.
+    One micro-batch is the naive split: K stages are idle for (K - 1) / K of the time.
+
+        >>> f"{bubble_of_total(stages=4, micro_batches=8):.1%}"
+        '27.3%'
+
+    Source: Huang et al., "GPipe", arXiv 1811.06965, section 2.3.
+
+    Raises:
+        ValueError: a number is not whole or below 1.
+    """
+    stages = _count(stages, "stages", least=1)
+    micro_batches = _count(micro_batches, "micro_batches", least=1)
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def bubble_of_ideal(stages: int, micro_batches: int, *, chunks: int = 1) -> float:
+    """The idle time of a pipeline stage as a share of the time in which it works.
+
+    `(p - 1) / m` for p stages and m micro-batches. The time without any idling is the
+    "ideal" time. So this may be above 1, and it is more than `bubble_of_total` of the
+    same pipeline: the same idle time, divided by less.
+
+        >>> f"{bubble_of_ideal(stages=4, micro_batches=8):.1%}"
+        '37.5%'
+
+    Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+    Clusters Using Megatron-LM", SC21, arXiv 2104.04473, section 2.2.
+
+    Args:
+        stages: Devices, one after the other.
+        micro_batches: Parts of a batch.
+        chunks: Pieces of the model on each device, in the interleaved schedule of
+            section 2.2.2: the idle time is divided by it.
+
+    Raises:
+        ValueError: a number is not whole or below 1.
+    """
+    stages = _count(stages, "stages", least=1)
+    micro_batches = _count(micro_batches, "micro_batches", least=1)
+    return (stages - 1) / micro_batches / _count(chunks, "chunks", least=1)
+
+
+def pipeline_seconds(
+    stage_seconds: float, stages: int, micro_batches: int, *, overhead: float = 0.0
+) -> float:
+    """Seconds for one batch: `(M + K - 1) * (stage_seconds / M + overhead)`.
+
+    A stage works on one micro-batch after the other, and the last stage begins K - 1
+    micro-batches after the first. More micro-batches fill the idle time, but each one
+    costs the overhead again.
+
+    Source: the schedule of GPipe, arXiv 1811.06965, figure 2c, with stages that take
+    equally long, plus the overhead.
+
+    Args:
+        stage_seconds: What one stage computes for the whole batch.
+        stages: K.
+        micro_batches: M.
+        overhead: Seconds that a micro-batch costs a stage whatever its size: starting
+            the kernels, and the latency of the copy.
+
+    Raises:
+        ValueError: a number is negative, or a count is below 1.
+    """
+    stage_seconds = _not_negative(stage_seconds, "stage_seconds")
+    overhead = _not_negative(overhead, "overhead")
+    stages = _count(stages, "stages", least=1)
+    micro_batches = _count(micro_batches, "micro_batches", least=1)
+    return (micro_batches + stages - 1) * (stage_seconds / micro_batches + overhead)
+
+
+def best_micro_batches(stage_seconds: float, stages: int, *, overhead: float) -> float:
+    """Where `pipeline_seconds` is least: `sqrt((K - 1) * stage_seconds / overhead)`.
+
+    Not rounded. The curve is flat around it, so any number nearby that divides the
+    batch will do.
+
+        >>> best_micro_batches(stage_seconds=0.1, stages=3, overhead=0.002)
+        10.0
+
+    Source: the derivative of `pipeline_seconds` by M, set to 0.
+
+    Raises:
+        ValueError: a number is negative, there is no stage, or no overhead: then more
+            micro-batches are always better.
+    """
+    stage_seconds = _not_negative(stage_seconds, "stage_seconds")
+    stages = _count(stages, "stages", least=1)
+    return math.sqrt((stages - 1) * stage_seconds / _positive(overhead, "overhead"))
+
+
 # --- the bandwidth ladder -------------------------------------------------------
 
 
@@ -306,7 +404,8 @@ LADDER: tuple[Link, ...] = (
         "900 GB/s",
         900 * GB,
         "both ways together",
-        _H100,
+        _H100 + "; that both ways count: NVIDIA H100 Tensor Core GPU Architecture "
+        "white paper",
     ),
     Link(
         "NVLink 3 (A100)",
@@ -314,7 +413,8 @@ LADDER: tuple[Link, ...] = (
         "600 GB/s",
         600 * GB,
         "both ways together",
-        _A100,
+        _A100 + "; that both ways count: NVIDIA A100 Tensor Core GPU Architecture "
+        "white paper",
     ),
     _pcie(5, 32e9),
     _pcie(4, 16e9),

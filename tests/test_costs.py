@@ -184,6 +184,52 @@ def test_only_two_way_figures_are_halved():
     assert Link("x", *facts, "both ways together", "-").one_way == 4e9
 
 
+# ---------------------------------------------------------------------- pipelines
+
+
+def test_the_bubbles_of_the_papers():
+    """Megatron's idle share of the ideal time, GPipe's of the whole time."""
+    assert costs.bubble_of_ideal(8, 64) == 7 / 64  # 10.94 %
+    assert costs.bubble_of_total(8, 64) == pytest.approx(0.0986, abs=5e-5)
+    assert costs.bubble_of_total(4, 16) == pytest.approx(0.158, abs=5e-4)
+    assert costs.bubble_of_ideal(8, 64, chunks=4) == 7 / 256
+
+
+def schedule(stages, micro_batches, seconds):
+    """Each stage's end: a micro-batch waits for its input, and for its turn."""
+    ends = [0.0] * stages
+    for _ in range(micro_batches):
+        arrived = 0.0
+        for stage in range(stages):
+            arrived = ends[stage] = max(ends[stage], arrived) + seconds
+    return ends
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 8])
+@pytest.mark.parametrize("micro_batches", [1, 2, 7, 64])
+def test_bubbles_and_seconds_are_those_of_the_schedule(stages, micro_batches):
+    stage_seconds, overhead = 3.0, 0.25
+    one = stage_seconds / micro_batches + overhead
+    total = max(schedule(stages, micro_batches, one))
+    works = micro_batches * one
+    assert costs.pipeline_seconds(
+        stage_seconds, stages, micro_batches, overhead=overhead
+    ) == pytest.approx(total)
+    idle = total - works
+    assert costs.bubble_of_total(stages, micro_batches) == pytest.approx(idle / total)
+    assert costs.bubble_of_ideal(stages, micro_batches) == pytest.approx(idle / works)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5, 16])
+@pytest.mark.parametrize("overhead", [1e-4, 3e-3, 0.2])
+def test_no_number_of_micro_batches_is_better_than_the_best(stages, overhead):
+    def seconds(micro_batches):
+        return costs.pipeline_seconds(1.0, stages, micro_batches, overhead=overhead)
+
+    least = min(range(1, 1000), key=seconds)
+    assert abs(costs.best_micro_batches(1.0, stages, overhead=overhead) - least) <= 1
+
+
 # ---------------------------------------------------------------- wrong arguments
 
 ONE = {"latency": 0, "bandwidth": 1}
@@ -231,6 +277,19 @@ ONE = {"latency": 0, "bandwidth": 1}
         (
             lambda: costs.training_seconds(1, 1, gpus=0, flops_per_gpu=1),
             "gpus is 0: expected a whole number from 1 up.",
+        ),
+        (lambda: costs.bubble_of_total(0, 4), "stages is 0: expected a whole number"),
+        (lambda: costs.bubble_of_total(4, 0), "micro_batches is 0: expected a whole"),
+        (lambda: costs.bubble_of_ideal(4, 1.5), "micro_batches is 1.5: expected"),
+        (lambda: costs.bubble_of_ideal(4, 8, chunks=0), "chunks is 0: expected a"),
+        (lambda: costs.pipeline_seconds(-1, 4, 8), "stage_seconds is -1: expected 0"),
+        (
+            lambda: costs.pipeline_seconds(1, 4, 8, overhead=-1),
+            "overhead is -1: expected 0 or more.",
+        ),
+        (
+            lambda: costs.best_micro_batches(1, 4, overhead=0),
+            "overhead is 0: expected more than 0.",
         ),
         (lambda: costs.link("NVLink"), "There is no link 'NVLink' on the ladder."),
     ],

@@ -403,7 +403,7 @@ SAID = {
     "1 epoch": "2 ranks: loss from 2.3 to 2.3, test accuracy 70.0 % after 1 epoch.",
     "a guess": "A first cell: guess 2 s, measured 3 s. "
     "The measured value is 1.5 times the guess.",
-    "no guess": "A cell: measured 0.01235 s. "
+    "no guess": "A cell: measured 0.0123 s. "
     "No guess yet: answer the question above, then run this cell again.",
     "a far guess": f"{LONG}: guess 1 {LONG.strip()}, measured 123,456,789 "
     f"{LONG.strip()}. The measured value is 123,456,789 times the guess.",
