@@ -10,9 +10,10 @@ alone, because ``python3 -m course_utils start`` runs before anything is install
 """
 
 import importlib
+import os
 
 # name -> module that holds it (same name inside), or None: the name is a submodule.
-# The submodules quiz and progress can be called like the function in them.
+# The submodules quiz, progress and virtual_gpus can be called like the function in them.
 _EXPORTS = {
     "Ranks": "course_utils.ranks",
     "RankFailure": "course_utils.ranks",
@@ -25,6 +26,7 @@ _EXPORTS = {
     "pictures": None,
     "progress": None,
     "quiz": None,
+    "virtual_gpus": None,
 }
 __all__ = sorted(_EXPORTS)
 
@@ -44,9 +46,14 @@ def __dir__():
 
 def load_ipython_extension(shell):
     """``%load_ext course_utils``: add the magics, and begin to import torch."""
+    # Threads that wait for each other inside an operation sleep. To spin, as they do
+    # by default, makes it many times slower where all cores are busy already.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from course_utils import virtual_gpus
     from course_utils.ranks import magic
     from course_utils.ranks.processes import Zygote, start_method
 
     magic.register(shell)
+    virtual_gpus.register(shell)
     if start_method() == "fork":
         Zygote.prepare()

@@ -1,0 +1,238 @@
+"""`cuda:0 ... cuda:N` on a machine without GPUs: the same code, the same numbers.
+
+    from course_utils import virtual_gpus
+
+    gpus = virtual_gpus(4, memory="16 GiB")     # in a notebook: on until off()
+    gpus.on()
+    model = ModelParallelResNet50()             # unmodified CUDA code
+    gpus.memory(); gpus.transfers; gpus.timeline()
+    gpus.off()
+
+    with virtual_gpus(2) as gpus: ...           # or for one block
+    %virtual_gpus 4                             # or as a line magic
+
+Every number is computed by PyTorch's CPU kernels. What is virtual is the *place*: which
+GPU a tensor is on, what fits there, what has to be copied, and how long real GPUs would
+be busy.
+
+How it works
+------------
+::
+
+    your code ── Tensor.to, .device, torch.cuda.* ──► replaced, see surface.py
+        │
+        ├─ torch.zeros(…, device="cuda:1") ──► _Function  (a TorchFunctionMode)
+        ▼
+     autograd
+        ▼
+     ATen ops ──► _Dispatch (a TorchDispatchMode) ──► the CPU's kernel
+                     │
+                     └─ are all inputs on one GPU? who owns the result? how long?
+
+* **A tensor is an ordinary CPU tensor.** A dictionary says on which GPU its *storage*
+  is (`gpus.py`, `Owned`). So views and tied weights share one entry, `parameter.data =`
+  keeps the parameter, and autograd, optimizers and every CPU kernel work as ever. A
+  weak reference to the storage takes it off the books when Python frees it.
+* **Below autograd**, `_Dispatch` sees every op: it compares the devices of the inputs,
+  raises PyTorch's own error where they differ, runs the CPU's kernel and books the new
+  storages on the inputs' GPU. `torch.OutOfMemoryError` comes when a GPU is full.
+* **Above autograd**, the methods that name a device (`to`, `cuda`, `cpu`, `device`) and
+  what `torch.cuda` answers are replaced while the machine is on. A copy is an
+  `autograd.Function`, so that its gradient is copied back, and logged, too.
+* **Helpers without inputs.** In a backward, C++ may make zeros from nothing. Such a
+  tensor *drifts*: it belongs to the first GPU whose tensors it meets.
+* **Modes belong to threads.** A new thread enters its own; that is how the threads of
+  `nn.DataParallel` work. The C++ functions below `torch.nn.parallel.comm` are replaced;
+  all of its Python runs as it is.
+* `records.py` holds what you read: memory, transfers, timeline. `errors.py` holds the
+  words. All names in PyTorch that may change are listed in `surface.PRIVATE`.
+
+The model of time
+-----------------
+Nothing waits for real; a clock is kept for each GPU, as PyTorch would use it:
+
+* A GPU runs its ops one after the other, in the order of the calls. GPUs overlap.
+* An op takes what the CPU's kernel took (`compute="measured"`), or, with a rate such as
+  `compute="10 TFLOP/s"`, `overhead + max(FLOPs / compute, bytes / memory_bandwidth)`,
+  which is the same on every machine. FLOPs are PyTorch's own formulas
+  (`torch.utils.flop_counter`); an op without one counts with its bytes. Views are free.
+* A copy takes `latency + bytes / bandwidth`. A copy between two GPUs starts when both
+  are free and keeps both busy: PyTorch makes the streams of both wait for it
+  (aten/src/ATen/native/cuda/Copy.cu).
+* The host issues work for nothing and runs ahead. It waits where PyTorch waits: for
+  `.item()`, `.cpu()`, `.tolist()`, `torch.cuda.synchronize()`, and for a copy from CPU
+  memory that is not pinned or not `non_blocking=True`. Its own ops take time as well:
+  measured, or at 100 GFLOP/s and 50 GB/s with a rate.
+
+Limits
+------
+* Memory is that of tensors, each rounded up to 512 bytes: no fragments of a caching
+  allocator, no workspaces of cuDNN, no CUDA context. CPU kernels may keep other things
+  for their backward than CUDA's do.
+* One random generator for the CPU and all GPUs; its numbers are the CPU's.
+* Streams are dummies: all of a GPU's work is one queue. `Event.elapsed_time` answers
+  from the model.
+* `autocast("cuda")` is the CPU's autocast with CUDA's data type and list of ops in
+  float32, as far as Python calls them.
+* Not there, with an error that says so: `torch.compile`, CUDA graphs, sparse and other
+  layouts than strided, sharing a GPU tensor with another process.
+* A thread that was started before `on()` sees CPU tensors.
+* After `off()` all tensors are CPU tensors; after the next `on()` of the same object
+  those that live are back on their GPUs.
+
+On a machine with that many real GPUs, `on()` says so and does nothing: the same cells
+run on them. `force=True` makes virtual ones there, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import types
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from course_utils.virtual_gpus.records import quantity
+
+if TYPE_CHECKING:
+    from course_utils.virtual_gpus.gpus import VirtualGPUs
+
+MOST = 64  # devices
+
+__all__ = ["virtual_gpus"]
+
+
+def virtual_gpus(
+    n: int = 2,
+    *,
+    memory: str | float | Sequence[str | float] = "16 GiB",
+    bandwidth: str | float = "25 GB/s",
+    latency: str | float = "10 us",
+    host_bandwidth: str | float | None = None,
+    compute: str | float = "measured",
+    memory_bandwidth: str | float = "1 TB/s",
+    overhead: str | float = "5 us",
+    force: bool = False,
+) -> VirtualGPUs:
+    """A machine with `n` virtual GPUs; call `on()` on it, or use it in `with`.
+
+    Only one can be on at a time in a process. PyTorch is imported here, not before.
+
+    Sizes, speeds and times are texts with a unit, or numbers in bytes, bytes a second
+    and seconds. The module's docstring has the model of time, and the limits.
+
+    Args:
+        n: How many, from 1 to 64.
+        memory: Of each GPU, or a list with one size for each.
+        bandwidth: Between two GPUs, one way.
+        latency: What even the smallest copy takes.
+        host_bandwidth: Between the CPU and a GPU; `bandwidth` if it is not given.
+        compute: `"measured"`, or the FLOP/s of a GPU.
+        memory_bandwidth: Of a GPU's own memory; used if `compute` is a rate.
+        overhead: What even the smallest op takes; used if `compute` is a rate.
+        force: Virtual GPUs even where as many real ones are.
+
+    Raises:
+        ValueError: an argument makes no sense; the message names it.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST:
+        raise ValueError(
+            f"n is {n!r}: expected a whole number of GPUs from 1 to {MOST}."
+        )
+    if isinstance(memory, Sequence) and not isinstance(memory, str):
+        if len(memory) != n:
+            raise ValueError(
+                f"memory has {len(memory)} sizes for {n} GPUs: give one for each, or "
+                "one for all."
+            )
+        sizes = list(memory)
+    else:
+        sizes = [memory] * n
+    if host_bandwidth is None:
+        host_bandwidth = bandwidth
+    settings = {
+        "memory": [int(quantity(size, "memory", "size")) for size in sizes],
+        "bandwidth": quantity(bandwidth, "bandwidth", "speed"),
+        "latency": quantity(latency, "latency", "time"),
+        "host_bandwidth": quantity(host_bandwidth, "host_bandwidth", "speed"),
+        "compute": None
+        if compute == "measured"
+        else quantity(compute, "compute", "compute"),
+        "memory_bandwidth": quantity(memory_bandwidth, "memory_bandwidth", "speed"),
+        "overhead": quantity(overhead, "overhead", "time"),
+        "force": force,
+    }
+    from course_utils.virtual_gpus.gpus import VirtualGPUs
+
+    return VirtualGPUs(n, **settings)
+
+
+# --- %virtual_gpus --------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"%virtual_gpus: {message}\n{self.format_usage().strip()}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="%virtual_gpus", add_help=False)
+    parser.add_argument("n", nargs="?", default="2", help="how many, or 'off'")
+    for name in (
+        "memory",
+        "bandwidth",
+        "latency",
+        "host-bandwidth",
+        "compute",
+        "memory-bandwidth",
+        "overhead",
+    ):
+        parser.add_argument(f"--{name}", metavar="VALUE", default=argparse.SUPPRESS)
+    parser.add_argument("--force", action="store_true", default=argparse.SUPPRESS)
+    return parser
+
+
+def _magic(line: str, namespace: dict[str, Any]) -> None:
+    """`%virtual_gpus 4 --memory "8 GiB"`: on, as `gpus`; `%virtual_gpus off`: off.
+
+    Run again, it switches the machine that is on off, and makes a new one.
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError as error:  # a quotation mark without its other half
+        raise ValueError(f"%virtual_gpus: {error}") from None
+    options = vars(_parser().parse_args(words))
+    n = options.pop("n")
+    if n != "off":
+        if not n.isdecimal():
+            raise ValueError(
+                f"%virtual_gpus: {n!r} is neither a number of GPUs nor 'off'. Example: "
+                '%virtual_gpus 4 --memory "8 GiB"'
+            )
+        new = virtual_gpus(int(n), **options)
+    loaded = sys.modules.get(f"{__name__}.gpus")
+    if loaded is not None and loaded.active is not None:
+        loaded.active.off()
+    if n != "off":
+        namespace["gpus"] = new.on()
+
+
+def register(shell: Any) -> None:
+    """Add `%virtual_gpus` to this IPython shell."""
+
+    def magic(line: str) -> None:
+        _magic(line, shell.user_ns)
+
+    magic.__doc__ = _magic.__doc__
+    shell.register_magic_function(magic, "line", "virtual_gpus")
+
+
+class _CallableModule(types.ModuleType):
+    """This module, callable as the function in it: Python binds both to one name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> VirtualGPUs:
+        return virtual_gpus(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,261 @@
+"""The errors of virtual GPUs: in PyTorch's own words where CUDA has such an error."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from course_utils.virtual_gpus.records import size_in_words
+
+if TYPE_CHECKING:
+    from course_utils.virtual_gpus.gpus import Op, VirtualGPUs
+
+FORKED = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
+    "multiprocessing, you must use the 'spawn' start method"
+)
+NOT_ON_GPUS = (
+    "{what} cannot run on virtual GPUs: {why}. Leave the virtual GPUs first (off()), "
+    "or use a machine with real ones."
+)
+
+# An op of the CPU -> the one that runs on CUDA in its place, and its arguments' names.
+_ON_CUDA = {
+    "convolution": ("cudnn_convolution", {"input": "self"}),
+    "convolution_overrideable": ("cudnn_convolution", {"input": "self"}),
+    "embedding": ("index_select", {"weight": "self", "indices": "index"}),
+    "native_batch_norm": ("cudnn_batch_norm", {}),
+    "_native_batch_norm_legit": ("cudnn_batch_norm", {}),
+    "_batch_norm_with_update": ("cudnn_batch_norm", {}),
+    "_scaled_dot_product_flash_attention_for_cpu": (
+        "_scaled_dot_product_flash_attention",
+        {},
+    ),
+}
+
+
+def already_on(on: VirtualGPUs, new: VirtualGPUs) -> str:
+    if on is new:
+        return f"{on.n} virtual GPU(s) are on already. Call off() before on() again."
+    return (
+        f"{on.n} virtual GPU(s) are on already, and there can be only one such machine "
+        "at a time. Call off() on it first, or leave its `with` block."
+    )
+
+
+def invalid_ordinal(index: int, n: int) -> str:
+    return (
+        "CUDA error: invalid device ordinal\n"
+        f"(cuda:{index} was asked for; there are {n} virtual GPU(s), cuda:0 to "
+        f"cuda:{n - 1}.)"
+    )
+
+
+def out_of_memory(index: int, wanted: int, used: int, capacity: int) -> str:
+    return (
+        f"CUDA out of memory. Tried to allocate {size_in_words(wanted)}. GPU {index} "
+        f"has a total capacity of {size_in_words(capacity)} of which "
+        f"{size_in_words(capacity - used)} is free. Of the allocated memory "
+        f"{size_in_words(used)} is allocated by PyTorch, and 0 bytes is reserved by "
+        "PyTorch but unallocated."
+    )
+
+
+def layout(kind: Any) -> str:
+    return NOT_ON_GPUS.format(
+        what=f"A tensor of layout {kind}", why="they hold only dense (strided) tensors"
+    )
+
+
+def other_device(device: torch.device) -> str:
+    return NOT_ON_GPUS.format(
+        what=f"A tensor from {device}", why="they exchange data only with the CPU"
+    )
+
+
+def cannot_pin(x: torch.Tensor) -> str:
+    kind = type_name(x.dtype, "cuda")
+    return f"cannot pin '{kind}' only dense CPU tensors can be pinned"
+
+
+def not_numpy(device: torch.device) -> str:
+    return (
+        f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy "
+        "the tensor to host memory first."
+    )
+
+
+def two_devices(a: torch.device, b: torch.device) -> str:
+    return (
+        "Expected all tensors to be on the same device, but found at least two "
+        f"devices, {a} and {b}!"
+    )
+
+
+_TYPE_NAMES = {
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Long",
+    torch.int32: "Int",
+    torch.int16: "Short",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+    torch.bool: "Bool",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+DTYPES = {name: dtype for dtype, name in _TYPE_NAMES.items()}
+
+
+def type_name(dtype: torch.dtype, device_type: str) -> str:
+    """`"torch.cuda.FloatTensor"`, what `tensor.type()` says."""
+    place = "torch.cuda" if device_type == "cuda" else "torch"
+    return f"{place}.{_TYPE_NAMES.get(dtype, str(dtype).removeprefix('torch.'))}Tensor"
+
+
+@functools.cache
+def _declarations() -> str:
+    """PyTorch's own list of its ops, which is part of every installation."""
+    import torchgen
+
+    place = (
+        Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
+    )
+    try:
+        return place.read_text("utf-8")
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _kind(name: str) -> str:
+    """How an op on CUDA checks its devices: "iterator", "structured" or "plain"."""
+    found = re.search(
+        rf"^- func: {re.escape(name)}\(.*\n((?:[ #].*\n|\n)*)", _declarations(), re.M
+    )
+    if found is None:
+        return "plain"
+    if "device_check: NoCheck" in found[1]:
+        return "iterator"
+    return "structured" if "  structured" in found[1] else "plain"
+
+
+def mismatch(gpus: VirtualGPUs, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
+    """The error for tensors that are not all on one device."""
+    from course_utils.virtual_gpus.gpus import tensors_in
+
+    named = [
+        (name, x, gpus._where(x))
+        for name, value in (*zip(op.names, args), *kwargs.items())  # noqa: B905
+        for x in tensors_in((value,), [])
+    ]
+    first = named[0][2]
+    schema = op.func._schema
+    if (
+        op.name.startswith(("index", "_index", "_unsafe_index"))
+        and "indices" in op.names
+    ):
+        if any(n == "indices" and d not in (first, _CPU) for n, _, d in named):
+            return RuntimeError(
+                "indices should be either on cpu or on the same device as the indexed "
+                f"tensor ({first})"
+            )
+    if op.name == "convolution" and len({d.type for _, _, d in named[:2]}) == 2:
+        (_, x, on), (_, weight, weight_on) = named[:2]
+        mkldnn = (
+            " or input should be a MKLDNN tensor and weight is a dense tensor"
+            if on.type == "cpu"
+            else ""
+        )
+        return RuntimeError(
+            f"Input type ({type_name(x.dtype, on.type)}) and weight type "
+            f"({type_name(weight.dtype, weight_on.type)}) should be the same{mkldnn}"
+        )
+    full = op.name + (f".{schema.overload_name}" if schema.overload_name else "")
+    kind = _kind(full)
+    if kind == "iterator" or torch.Tag.pointwise in op.func.tags:
+        common = next((d for _, _, d in named if d.type != "cpu"), first)
+        other = next(
+            (
+                d
+                for n, x, d in named
+                if d != common and (x.dim() or d.type != "cpu" or n in op.written)
+            ),
+            _CPU,
+        )
+        return RuntimeError(two_devices(common, other))
+    name, renamed = _ON_CUDA.get(op.name, (op.name, {}))
+    if name != op.name:
+        kind, overload = _kind(name), ""
+    else:
+        overload = schema.overload_name
+    if kind == "structured":
+        method = f"wrapper_CUDA_{name}" + (f"_{overload}" if overload else "")
+    else:
+        method = f"wrapper_CUDA_{overload}_{name}"
+    argument, _, device = next(
+        (entry for entry in named if entry[2] != first), named[-1]
+    )
+    return RuntimeError(
+        "Expected all tensors to be on the same device, but got "
+        f"{renamed.get(argument, argument)} is on {device}, different from other "
+        f"tensors on {first} (when checking argument in method {method})"
+    )
+
+
+_CPU = torch.device("cpu")
+
+
+def check_recurrent(gpus: VirtualGPUs, args: tuple) -> None:
+    """What `nn.LSTM` and its like check before they begin.
+
+    Raises:
+        RuntimeError: the input is not where the hidden state or the weights are.
+    """
+    from course_utils.virtual_gpus.gpus import tensors_in
+
+    place = gpus.device_of(args[0])
+    packed = isinstance(args[1], torch.Tensor) and isinstance(args[3], (list, tuple))
+    hidden, weights = (args[2], args[3]) if packed else (args[1], args[2])
+    for name, values in (("hidden", hidden), ("parameter", weights)):
+        for x in tensors_in((values,), []):
+            if gpus.device_of(x) != place:
+                raise RuntimeError(
+                    f"Input and {name} tensors are not at the same device, found input "
+                    f"tensor at {place} and {name} tensor at {gpus.device_of(x)}"
+                )
+
+
+def check_lengths(gpus: VirtualGPUs, args: tuple) -> None:
+    """What `pack_padded_sequence` says of lengths on a GPU.
+
+    Raises:
+        RuntimeError: the lengths are not on the CPU.
+    """
+    place = gpus.device_of(args[1])
+    if place.type != "cpu":
+        raise RuntimeError(
+            "'lengths' argument should be a 1D CPU int64 tensor, but got "
+            f"{args[1].dim()}D {place} {_TYPE_NAMES[args[1].dtype]} tensor"
+        )
+
+
+def check_sections(gpus: VirtualGPUs, args: tuple) -> None:
+    """What `tensor_split` says of indices on a GPU.
+
+    Raises:
+        RuntimeError: they are not on the CPU.
+    """
+    if len(args) > 1 and isinstance(args[1], torch.Tensor):
+        place = gpus.device_of(args[1])
+        if place.type != "cpu":
+            raise RuntimeError(
+                "tensor_split expected tensor_indices_or_sections to be on cpu, but "
+                f"it's on {place}"
+            )

@@ -1,0 +1,1434 @@
+"""What of PyTorch is replaced while virtual GPUs are on, and how it is put back.
+
+Everything that this package uses of PyTorch and that PyTorch does not promise to keep
+stands in `PRIVATE`. It was tested with the versions in `TESTED`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.accelerator
+import torch.nn.parallel
+import torch.optim.optimizer as optimizer_module
+from torch.utils._device import DeviceContext, _device_constructors
+
+from course_utils.virtual_gpus import errors
+from course_utils.virtual_gpus.records import (
+    GRADIENTS,
+    KINDS,
+    OPTIMIZER,
+    OTHER,
+    DeviceMemory,
+    Memory,
+)
+
+if TYPE_CHECKING:
+    from course_utils.virtual_gpus.gpus import VirtualGPUs
+
+TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
+
+# Not part of PyTorch's public interface. All must be there, or nothing is switched on.
+PRIVATE = (
+    "torch._C.DisableTorchFunction",
+    "torch._C._DisableTorchDispatch",
+    "torch._C.TensorBase.device",
+    "torch._C._current_autograd_node",
+    "torch._C._functorch.get_unwrapped",
+    "torch._C._functorch.is_functorch_wrapped_tensor",
+    "torch._C._get_dispatch_stack_at",
+    "torch._C._get_function_stack_at",
+    "torch._C._group_tensors_by_device_and_dtype",
+    "torch._C._len_torch_dispatch_stack",
+    "torch._C._len_torch_function_stack",
+    "torch._ops.OpOverload",
+    "torch._tensor_str._str",
+    "torch._utils._flatten_dense_tensors",
+    "torch._utils._take_tensors",
+    "torch._utils._unflatten_dense_tensors",
+    "torch.autograd._engine_run_backward",
+    "torch.autograd._get_sequence_nr",
+    "torch.autograd.graph._engine_run_backward",
+    "torch.cuda._lazy_init",
+    "torch.nn.parallel._functions._get_stream",
+    "torch.nn.parallel._functions._streams",
+    "torch.overrides.TorchFunctionMode",
+    "torch.serialization._package_registry",
+    "torch.utils._device.DeviceContext",
+    "torch.utils._device._device_constructors",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+)
+
+Tensor, Base = torch.Tensor, torch._C.TensorBase
+CPU = torch.device("cpu")
+BUCKET = 10 * 2**20  # bytes that DataParallel sends at once (torch.nn.parallel.comm)
+
+FACTORIES = _device_constructors() | {Tensor.new_tensor, Tensor.new}
+_FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
+CTC = {torch.ctc_loss, torch.nn.functional.ctc_loss}
+# What C++ checks before it calls an op that we could see.
+CHECKS = {
+    torch.lstm: errors.check_recurrent,
+    torch.gru: errors.check_recurrent,
+    torch.rnn_tanh: errors.check_recurrent,
+    torch.rnn_relu: errors.check_recurrent,
+    torch._VF._pack_padded_sequence: errors.check_lengths,
+    torch.tensor_split: errors.check_sections,
+    Tensor.tensor_split: errors.check_sections,
+    Tensor.requires_grad_: lambda gpus, args: gpus._remember(args[0]),
+}
+
+
+# --- versions, real GPUs --------------------------------------------------------------
+
+
+@functools.cache
+def check_version() -> None:
+    """Warn of a version that was not tested.
+
+    Raises:
+        RuntimeError: names in PyTorch that are needed are not there.
+    """
+    missing = []
+    for name in PRIVATE:
+        place: Any = torch
+        for part in name.split(".")[1:]:
+            place = getattr(place, part, missing)
+            if place is missing:
+                missing.append(name)
+                break
+    if missing:
+        raise RuntimeError(
+            f"Virtual GPUs do not work with PyTorch {torch.__version__}: it has no "
+            f"{', '.join(missing)}. They were tested with PyTorch {TESTED[0]} to "
+            f"{TESTED[-1]}: install one of these."
+        )
+    if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
+        warnings.warn(
+            f"Virtual GPUs were tested with PyTorch {TESTED[0]} to {TESTED[-1]}, not "
+            f"with {torch.__version__}. If something goes wrong, try one of these.",
+            stacklevel=4,
+        )
+
+
+def real_gpus() -> int:
+    """How many real GPUs PyTorch can use here."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def real_memory(n: int) -> Memory:
+    """The memory of real GPUs, for a machine that has them."""
+    rows = []
+    for i in range(n):
+        now, peak = torch.cuda.memory_allocated(i), torch.cuda.max_memory_allocated(i)
+        capacity = torch.cuda.get_device_properties(i).total_memory
+        none = dict.fromkeys(KINDS, 0)
+        by_now, by_peak = {**none, OTHER: now}, {**none, OTHER: peak}
+        rows.append(DeviceMemory(f"cuda:{i}", capacity, now, peak, by_now, by_peak))
+    return Memory(tuple(rows))
+
+
+def check_modes(modes: tuple) -> None:
+    """Raise unless our modes are the innermost ones.
+
+    Raises:
+        RuntimeError: something that was entered since is open.
+    """
+    function, dispatch = modes
+    c = torch._C
+    functions, dispatches = c._len_torch_function_stack(), c._len_torch_dispatch_stack()
+    here = (
+        functions
+        and dispatches
+        and c._get_function_stack_at(functions - 1) is function
+        and c._get_dispatch_stack_at(dispatches - 1) is dispatch
+    )
+    if not here:
+        raise RuntimeError(
+            "Virtual GPUs can be switched off only where they were switched on: leave "
+            "the `with` blocks that were entered since, and call off() in the same "
+            "thread as on()."
+        )
+
+
+# --- small questions about tensors and ops --------------------------------------------
+
+
+def unwrapped(x: Tensor) -> Tensor | None:
+    """The tensor inside a torch.func wrapper; None for another tensor."""
+    functorch = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(x):
+        return functorch.get_unwrapped(x)
+    return None
+
+
+def is_plain(x: Tensor) -> bool:
+    """Is this a tensor that no transform of torch.func or forward AD has wrapped?"""
+    return (
+        unwrapped(x) is None
+        and torch.autograd.forward_ad.unpack_dual(x).tangent is None
+    )
+
+
+def factory_bytes(args: tuple, kwargs: dict) -> int:
+    """Bytes of the tensor that a factory is asked for; 0 if its size is not plain."""
+    size = args[0] if args else kwargs.get("size")
+    if not isinstance(size, (list, tuple)) or not all(type(n) is int for n in size):
+        return 0
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    count = 1
+    for n in size:
+        count *= n
+    return count * dtype.itemsize
+
+
+def flop_formula(func: Any) -> Callable | None:
+    """PyTorch's formula for the floating-point operations of an op, or None."""
+    from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+    aten = torch.ops.aten
+    packet = func._overloadpacket
+    if packet in flop_registry:
+        return flop_registry[packet]
+    if packet is getattr(aten, "_scaled_dot_product_flash_attention_for_cpu", None):
+        return lambda q, k, v, *_, **__: sdpa_flop_count(q.shape, k.shape, v.shape)
+    backward = "_scaled_dot_product_flash_attention_for_cpu_backward"
+    if packet is getattr(aten, backward, None):
+        # Scores, two gradients through them, and one each for queries, keys, values.
+        return lambda g, q, k, v, *_, **__: (
+            5 * sdpa_flop_count(q.shape, k.shape, v.shape) // 2
+        )
+    return None
+
+
+def default_device() -> torch.device | None:
+    """What `set_default_device` or `with torch.device(...)` says; None without them."""
+    for i in reversed(range(torch._C._len_torch_function_stack())):
+        mode = torch._C._get_function_stack_at(i)
+        if isinstance(mode, DeviceContext):
+            return mode.device
+    return None
+
+
+def plain_lengths(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments of `ctc_loss` with its lengths, often CPU tensors, as numbers."""
+
+    def plain(x: Any) -> Any:
+        return x.tolist() if isinstance(x, Tensor) else x
+
+    args = (*args[:2], *map(plain, args[2:4]), *args[4:])
+    lengths = ("input_lengths", "target_lengths")
+    return args, {k: plain(v) if k in lengths else v for k, v in kwargs.items()}
+
+
+# --- factories ------------------------------------------------------------------------
+
+
+def factory(gpus: VirtualGPUs, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Call a function that makes a tensor; NotImplemented if that is PyTorch's job."""
+    device = kwargs.get("device")
+    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    from_tensor = func in _FROM_DATA and isinstance(data, Tensor)
+    if device is None:
+        if kwargs.get("out") is not None:
+            return NotImplemented
+        if func in (Tensor.new_tensor, Tensor.new):
+            device = gpus.device_of(data)
+        else:
+            device = default_device()
+            if device is None and from_tensor:
+                device = gpus.device_of(data)
+    place = CPU if device is None else gpus.resolve(device)
+    if place is None:
+        return NotImplemented
+    generator = kwargs.get("generator")
+    if generator is not None and generator.device.type != place.type:
+        raise RuntimeError(
+            f"Expected a '{place.type}' device type for generator but found "
+            f"'{generator.device.type}'"
+        )
+    pinned = kwargs.get("pin_memory")
+    if pinned and place is not CPU:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    kwargs = {**kwargs, "device": CPU}
+    if pinned:
+        kwargs["pin_memory"] = False
+    if func is Tensor.new:
+        del kwargs["device"]
+    if from_tensor and gpus.device_of(data) != place:
+        moved = gpus._moved(data, place)
+        if func is torch.tensor:
+            moved = moved.detach()
+        rest = {key: value for key, value in kwargs.items() if key != "data"}
+        rest.pop("obj", None)
+        return _plain_call(gpus, place, torch.as_tensor, (moved,), rest)
+    out = _plain_call(gpus, place, func, args, kwargs)
+    if func in _FROM_DATA and not from_tensor and place is not CPU:
+        nbytes = out.numel() * out.element_size()
+        gpus._transfer(nbytes, CPU, place, gpus._thread.cause)
+    if pinned:
+        gpus._mark_pinned(out)
+    return out
+
+
+def _plain_call(
+    gpus: VirtualGPUs, place: torch.device, func: Any, args: tuple, kwargs: dict
+) -> Any:
+    if func is torch.as_tensor:
+        kwargs = {k: v for k, v in kwargs.items() if k in ("dtype", "device")}
+    return gpus._made_on(place, func, args, kwargs)
+
+
+def _factories(gpus: VirtualGPUs, patches: Patches) -> None:
+    """These ask the CUDA driver before any mode of ours sees them.
+
+    PyTorch's own Python calls them where our function mode is off for a moment.
+    """
+
+    def through(original: Callable) -> Callable:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return gpus._call(original, args, kwargs)
+
+        return call
+
+    for original in _FROM_DATA:
+        patches.set(torch, **{original.__name__: through(original)})
+
+
+# --- putting in and taking out --------------------------------------------------------
+
+_ABSENT = object()
+
+
+class Patches:
+    """Attributes that were replaced, and what they were."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Any, str, Any, Any]] = []
+        self._calls: list[Callable[[], None]] = []
+
+    def set(self, owner: Any, **values: Any) -> None:
+        """Replace (or add) attributes of a module or class."""
+        for name, value in values.items():
+            before = vars(owner).get(name, _ABSENT)
+            self._entries.append((owner, name, before, value))
+            setattr(owner, name, value)
+
+    def replace(self, owners: tuple, **values: Any) -> None:
+        """Replace attributes wherever they are among these modules."""
+        for owner in owners:
+            self.set(owner, **{n: v for n, v in values.items() if hasattr(owner, n)})
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Something else to undo."""
+        self._calls.append(call)
+
+    def undo(self) -> None:
+        """Put everything back, the last first."""
+        for call in reversed(self._calls):
+            call()
+        self._put_back()
+        self._entries, self._calls = [], []
+
+    def _put_back(self) -> None:
+        for owner, name, before, _ in reversed(self._entries):
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Everything is as PyTorch made it, for a moment."""
+        self._put_back()
+        try:
+            yield
+        finally:
+            for owner, name, _, value in self._entries:
+                setattr(owner, name, value)
+
+
+class _Compiler:
+    """Lets `torch._dynamo` be imported with nothing replaced.
+
+    Optimizers import it, and it builds tables of PyTorch's functions by identity. They
+    must hold the originals, which are what is there when virtual GPUs are off again.
+    """
+
+    NAME = "torch._dynamo"
+
+    def __init__(self, patches: Patches) -> None:
+        self.patches = patches
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self.NAME:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                with self.patches.lifted():
+                    execute(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def install(gpus: VirtualGPUs, patches: Patches) -> None:
+    """Replace all that has to know of virtual GPUs."""
+    _factories(gpus, patches)
+    _tensor_methods(gpus, patches)
+    _modules_and_optimizers(gpus, patches)
+    _autograd_and_threads(gpus, patches)
+    _cuda_queries(gpus, patches)
+    _cuda_memory(gpus, patches)
+    _random_numbers(gpus, patches)
+    _streams_and_events(gpus, patches)
+    _autocast(gpus, patches)
+    _files_and_processes(gpus, patches)
+    _data_parallel(gpus, patches)
+    _beyond(patches)
+    patches.later(_forget_default_device)
+    if _Compiler.NAME not in sys.modules:
+        finder = _Compiler(patches)
+        sys.meta_path.insert(0, finder)
+        patches.later(functools.partial(sys.meta_path.remove, finder))
+
+
+def _forget_default_device() -> None:
+    device = default_device()
+    if device is not None and device.type == "cuda":
+        torch.set_default_device(None)
+
+
+# --- torch.Tensor ---------------------------------------------------------------------
+
+
+class _Standin:
+    """A replaced method that is equal to the one that it replaces.
+
+    Subclasses of Tensor look up the function they are asked for in sets of methods.
+    """
+
+    def __init__(self, original: Callable, function: Callable) -> None:
+        self.original, self.function = original, function
+        functools.update_wrapper(self, original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.original
+
+    def __hash__(self) -> int:
+        return hash(self.original)
+
+
+def _tensor_methods(gpus: VirtualGPUs, patches: Patches) -> None:
+    where = gpus.device_of
+    truth = torch._C.DisableTorchFunction
+
+    def direct(name: str) -> Callable:
+        """PyTorch's own method, past our function mode: we are what it would call."""
+        original = getattr(Base, name)
+
+        @functools.wraps(original)
+        def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            with gpus._called_with((x, *args)), truth():
+                return original(x, *args, **kwargs)
+
+        return call
+
+    plain_to, plain_copy_ = direct("to"), direct("copy_")
+    plain_setitem, plain_tolist = direct("__setitem__"), direct("tolist")
+
+    uninitialized = torch.nn.parameter.UninitializedTensorMixin
+
+    def overridden(x: Tensor) -> bool:
+        return (
+            type(x) not in (Tensor, torch.nn.Parameter)
+            and not isinstance(x, uninitialized)
+            and torch.overrides.has_torch_function_unary(x)
+        )
+
+    def method(function: Callable) -> Callable:
+        """For a subclass of Tensor, its own `__torch_function__` comes first."""
+        original = getattr(Tensor, function.__name__)
+
+        @functools.wraps(original)
+        def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if overridden(self):
+                return torch.overrides.handle_torch_function(
+                    shown, (self,), self, *args, **kwargs
+                )
+            return function(self, *args, **kwargs)
+
+        shown = _Standin(original, call)
+        return call
+
+    def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        device, dtype, rest = kwargs.get("device"), kwargs.get("dtype"), list(args)
+        other = kwargs.get("other")
+        if rest and isinstance(rest[0], Tensor):
+            other = rest.pop(0)
+        elif rest and isinstance(rest[0], torch.dtype):
+            dtype = rest.pop(0)
+        elif rest:
+            device = rest.pop(0)
+            if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
+                dtype = rest.pop(0)
+        if other is not None:
+            device, dtype = where(other), other.dtype
+        if device is None:
+            return plain_to(x, *args, **kwargs)
+        place = gpus.resolve(device)
+        source = where(x)
+        if place is None or "cuda" not in (place.type, source.type):
+            return plain_to(x, *args, **kwargs)
+        blocking = not (rest[0] if rest else kwargs.get("non_blocking", False))
+        copy = rest[1] if len(rest) > 1 else kwargs.get("copy", False)
+        form = {k: kwargs[k] for k in ("memory_format",) if kwargs.get(k) is not None}
+        if dtype is not None and dtype != x.dtype:
+            x, copy = plain_to(x, dtype, **form), False
+        elif form:
+            x = plain_to(x, x.dtype, **form)
+        if source == place:
+            return plain_to(x, x.dtype, copy=True, **form) if copy else x
+        return gpus._moved(x, place, waits=blocking)
+
+    def cuda(x, device=None, non_blocking=False, memory_format=torch.preserve_format):
+        place = gpus.resolve("cuda" if device is None else device)
+        if place is CPU or place is None:
+            raise RuntimeError(
+                f"Invalid device, must be cuda device"  # noqa: F541 - PyTorch's words
+            )
+        return to(x, place, non_blocking=non_blocking, memory_format=memory_format)
+
+    def cpu(x, memory_format=torch.preserve_format):
+        return to(x, CPU, memory_format=memory_format)
+
+    def type_as(x, other):
+        return to(x, other)
+
+    def type_(x, dtype=None, non_blocking=False, **kwargs):
+        if dtype is None:
+            return errors.type_name(x.dtype, where(x).type)
+        if isinstance(dtype, torch.dtype):
+            return plain_to(x, dtype)
+        name = (
+            dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+        )
+        kind = name.rpartition(".")[2].removesuffix("Tensor")
+        if kind not in errors.DTYPES:
+            return Base.type(x, dtype)
+        place = "cuda" if ".cuda." in name else "cpu"
+        place = where(x) if place == where(x).type else gpus.resolve(place)
+        return to(x, place, errors.DTYPES[kind], non_blocking)
+
+    type_.__name__ = "type"
+
+    def on_host_only(original: Callable) -> Callable:
+        @functools.wraps(original)
+        def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if where(x).type == "cuda":
+                if kwargs.pop("force", False):
+                    return original(cpu(x.detach()), *args, **kwargs)
+                raise TypeError(errors.not_numpy(where(x)))
+            return original(x, *args, **kwargs)
+
+        return call
+
+    def no_dlpack(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if where(x).type == "cuda":
+            raise BufferError(
+                errors.NOT_ON_GPUS.format(
+                    what="__dlpack__", why="other libraries see no virtual GPU"
+                )
+            )
+        return dlpack(x, *args, **kwargs)
+
+    def tolist(x):
+        if where(x).type == "cuda":
+            with gpus._because("item"):
+                x = cpu(x)
+        return plain_tolist(x)
+
+    def with_source_here(x: Tensor, value: Any) -> Any:
+        """The gradient of a value from another device has to find its way back."""
+        if (
+            isinstance(value, Tensor)
+            and value.requires_grad
+            and torch.is_grad_enabled()
+            and where(value) != where(x)
+        ):
+            return gpus._moved(value, where(x), "copy_")
+        return value
+
+    def copy_(x, source, non_blocking=False):
+        return plain_copy_(x, with_source_here(x, source), non_blocking)
+
+    def index_here(x: Tensor, index: Any) -> Any:
+        """An index from the CPU is copied to the GPU, as C++ does it for CUDA."""
+        if isinstance(index, tuple):
+            return tuple(index_here(x, part) for part in index)
+        if isinstance(index, Tensor) and index.dim() and where(index) is CPU:
+            return gpus._moved(index, where(x), "index")
+        return index
+
+    def __setitem__(x, index, value):
+        if where(x).type == "cuda":
+            index = index_here(x, index)
+        plain_setitem(x, index, with_source_here(x, value))
+
+    def share_memory_(x):
+        return x if where(x).type == "cuda" else share(x)
+
+    dlpack, share = Tensor.__dlpack__, Tensor.share_memory_
+    patches.set(
+        Tensor,
+        device=property(lambda x: where(x)),
+        is_cuda=property(lambda x: where(x).type == "cuda"),
+        is_cpu=property(lambda x: where(x).type == "cpu"),
+        get_device=lambda x: where(x).index if where(x).index is not None else -1,
+        to=method(to),
+        cuda=method(cuda),
+        cpu=method(cpu),
+        type=method(type_),
+        type_as=method(type_as),
+        numpy=on_host_only(Tensor.numpy),
+        __array__=on_host_only(Tensor.__array__),
+        __dlpack__=no_dlpack,
+        tolist=method(tolist),
+        copy_=method(copy_),
+        __setitem__=__setitem__,
+        share_memory_=share_memory_,
+        pin_memory=lambda x, *_, **__: gpus._pin(x),
+        is_pinned=lambda x, *_, **__: gpus._is_pinned(x),
+        record_stream=lambda x, stream: None,
+    )
+
+    show = torch._tensor_str._str
+
+    def quiet_str(*args: Any, **kwargs: Any) -> str:
+        with gpus._counting("quiet"):
+            return show(*args, **kwargs)
+
+    patches.set(torch._tensor_str, _str=quiet_str)
+
+    # A storage is where its tensors are: copy.deepcopy and torch.load ask storages.
+    Storage = torch.UntypedStorage
+    storage_device = Storage.device
+
+    def owner(storage: torch.UntypedStorage) -> torch.device:
+        owned = gpus._owned.get(storage._cdata)
+        return storage_device.__get__(storage) if owned is None else owned.device
+
+    def clone(storage):
+        place = owner(storage)
+        if place.type != "cuda":
+            return storage_clone(storage)
+        return gpus._storage_on(Storage(storage.nbytes()).copy_(storage), place)
+
+    def storage_cuda(storage, device=None, non_blocking=False):
+        place = gpus.resolve("cuda" if device is None else device)
+        if owner(storage) == place:
+            return storage
+        return gpus._storage_on(Storage(storage.nbytes()).copy_(storage), place)
+
+    storage_clone = Storage.clone
+    patches.set(Storage, device=property(owner), clone=clone, cuda=storage_cuda)
+
+    _old_tensor_types(gpus, patches)
+
+
+def _old_tensor_types(gpus: VirtualGPUs, patches: Patches) -> None:
+    """`torch.cuda.FloatTensor` and its like, which older code still uses."""
+
+    class Kind(type):
+        def __instancecheck__(cls, x: Any) -> bool:
+            return (
+                isinstance(x, Tensor)
+                and x.dtype == cls.dtype
+                and gpus.device_of(x).type == cls.place
+            )
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Tensor:
+            place = gpus.resolve(kwargs.pop("device", None) or cls.place)
+            return gpus._made_on(place, cls.original, args, kwargs)
+
+    for name, dtype in errors.DTYPES.items():
+        original = getattr(torch, f"{name}Tensor", None)
+        for module, place in ((torch, "cpu"), (torch.cuda, "cuda")):
+            if original is None or not hasattr(module, f"{name}Tensor"):
+                continue
+            members = {"dtype": dtype, "place": place, "original": original}
+            kind = Kind(f"{name}Tensor", (), members)
+            kind.__module__ = module.__name__
+            patches.set(module, **{f"{name}Tensor": kind})
+
+    def set_default(kind: Any) -> None:
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+        dtype = errors.DTYPES.get(name.rpartition(".")[2].removesuffix("Tensor"))
+        if dtype is None:
+            raise TypeError(f"invalid type object: {kind}")
+        torch.set_default_dtype(dtype)
+        torch.set_default_device("cuda" if ".cuda." in name else None)
+
+    patches.set(torch, set_default_tensor_type=set_default)
+
+
+# --- nn.Module, optimizers ------------------------------------------------------------
+
+
+def _modules_and_optimizers(gpus: VirtualGPUs, patches: Patches) -> None:
+    module_call, apply = torch.nn.Module.__call__, torch.nn.Module._apply
+
+    @functools.wraps(module_call)
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        thread = gpus._thread
+        modules = thread.modules
+        if not modules:
+            thread.optimizer = 0  # a step that failed has not said that it is over
+        modules.append(self)
+        try:
+            return module_call(self, *args, **kwargs)
+        finally:
+            modules.pop()
+
+    @functools.wraps(apply)
+    def setup(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with gpus._counting("setup"):
+            return apply(self, *args, **kwargs)
+
+    patches.set(torch.nn.Module, __call__=call, _apply=setup)
+
+    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        gpus._thread.optimizer = 1
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gpus._remember(parameter)
+                if parameter.grad is not None:
+                    gpus._classify(parameter.grad, GRADIENTS)
+
+    def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        from course_utils.virtual_gpus.gpus import tensors_in
+
+        gpus._thread.optimizer = 0
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                for x in tensors_in(state.values(), []):
+                    gpus._classify(x, OPTIMIZER)
+
+    def grouped(lists: list[list], with_indices: bool = False) -> dict:
+        """Optimizers work device by device: group lists of tensors by that."""
+        groups: dict = {}
+        for i, x in enumerate(lists[0]):
+            parts, places = groups.setdefault(
+                (gpus.device_of(x), x.dtype), ([[] for _ in lists], [])
+            )
+            for part, values in zip(parts, lists, strict=True):
+                if values:
+                    part.append(values[i])
+            if with_indices:
+                places.append(i)
+        return groups
+
+    patches.set(torch._C, _group_tensors_by_device_and_dtype=grouped)
+    patches.later(optimizer_module.register_optimizer_step_pre_hook(before).remove)
+    patches.later(optimizer_module.register_optimizer_step_post_hook(after).remove)
+
+
+# --- autograd, threads ----------------------------------------------------------------
+
+
+def _autograd_and_threads(gpus: VirtualGPUs, patches: Patches) -> None:
+    from course_utils.virtual_gpus.gpus import _Function
+
+    engine = torch.autograd.graph._engine_run_backward
+
+    @functools.wraps(engine)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        # `loss.backward()` came through our function mode, which PyTorch has switched
+        # off for the time of the call: a backward that is written in Python needs it.
+        try:
+            with (
+                gpus._counting("backward"),
+                gpus._called_with(None),
+                _Function(gpus),
+            ):
+                return engine(*args, **kwargs)
+        finally:
+            with gpus._lock:
+                gpus._find_gradients()
+
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    make = hooks.__init__
+
+    def awake(hook: Callable) -> Callable:
+        @functools.wraps(hook)
+        def call(x: Any) -> Any:
+            with gpus._called_with(None), _Function(gpus):
+                return hook(x)
+
+        return call
+
+    @functools.wraps(make)
+    def make_awake(self: Any, pack_hook: Callable, unpack_hook: Callable) -> None:
+        make(self, awake(pack_hook), awake(unpack_hook))
+
+    patches.set(hooks, __init__=make_awake)
+    patches.set(torch.autograd, _engine_run_backward=backward)
+    patches.set(torch.autograd.graph, _engine_run_backward=backward)
+
+    for kind in (torch.jit.ScriptFunction, torch.jit.ScriptModule):
+        patches.set(kind, __call__=_scripted(gpus, kind.__call__))
+
+    start = threading.Thread.start
+
+    @functools.wraps(start)
+    def start_thread(self: threading.Thread) -> None:
+        enter, run = gpus._for_new_thread(), self.run
+
+        def run_inside() -> None:
+            del self.run  # or the thread would hold itself
+            with enter():
+                run()
+
+        self.run = run_inside
+        start(self)
+
+    patches.set(threading.Thread, start=start_thread)
+
+
+def _scripted(gpus: VirtualGPUs, original: Callable) -> Callable:
+    """TorchScript calls no Python, so a factory in it has only these arguments."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with gpus._called_with((*args, *kwargs.values())):
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+# --- torch.cuda, torch.accelerator ----------------------------------------------------
+
+
+class _Properties(types.SimpleNamespace):
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, "
+            f"minor={self.minor}, total_memory={self.total_memory // 2**20}MB, "
+            f"multi_processor_count={self.multi_processor_count})"
+        )
+
+
+def _cuda_queries(gpus: VirtualGPUs, patches: Patches) -> None:
+    thread = gpus._thread
+
+    def set_device(device: Any) -> None:
+        if isinstance(device, int) and device < 0:
+            return
+        thread.current = gpus._index(device)
+
+    def exchange(device: int) -> int:
+        before = thread.current
+        if device >= 0:
+            set_device(device)
+        return before
+
+    def properties(device: Any = None) -> _Properties:
+        gpu = gpus._gpus[gpus._index(device)]
+        return _Properties(
+            name="Virtual GPU",
+            major=9,
+            minor=0,
+            total_memory=gpu.capacity,
+            multi_processor_count=132,
+            warp_size=32,
+            max_threads_per_multi_processor=2048,
+            is_integrated=False,
+            is_multi_gpu_board=False,
+            gcnArchName="",
+        )
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    def synchronize(device: Any = None) -> None:
+        gpus._synchronize(device)
+
+    cuda = torch.cuda
+    patches.set(
+        cuda,
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        init=nothing,
+        _lazy_init=nothing,
+        _is_in_bad_fork=lambda: os.getpid() != gpus._process,
+        device_count=lambda: gpus.n,
+        current_device=lambda: thread.current,
+        set_device=set_device,
+        _exchange_device=exchange,
+        _maybe_exchange_device=exchange,
+        get_device_properties=properties,
+        can_device_access_peer=lambda device, peer: (
+            gpus._index(device) != gpus._index(peer)
+        ),
+        is_bf16_supported=lambda including_emulation=True: True,
+        get_arch_list=lambda: [],
+        synchronize=synchronize,
+        ipc_collect=nothing,
+    )
+    patches.set(
+        cuda.nvtx,
+        range_push=nothing,
+        range_pop=nothing,
+        mark=nothing,
+        range=lambda *a, **k: contextlib.nullcontext(),
+    )
+    patches.set(cuda.nccl, is_available=lambda tensors: False)
+    patches.set(torch.backends.cudnn, is_acceptable=lambda x: False)
+    here = torch.device("cuda")
+
+    class device_index:  # noqa: N801 - as torch.accelerator names it
+        def __init__(self, device: int | None) -> None:
+            self.index = device
+
+        def __enter__(self) -> None:
+            if self.index is not None:
+                self.before = exchange(self.index)
+
+        def __exit__(self, *error: object) -> None:
+            if self.index is not None:
+                exchange(self.before)
+
+    patches.replace(
+        (torch.accelerator,),
+        current_accelerator=lambda check_available=False: here,
+        is_available=lambda: True,
+        device_count=lambda: gpus.n,
+        current_device_index=lambda: thread.current,
+        current_device_idx=lambda: thread.current,
+        set_device_index=set_device,
+        set_device_idx=set_device,
+        synchronize=synchronize,
+        device_index=device_index,
+    )
+
+
+def _cuda_memory(gpus: VirtualGPUs, patches: Patches) -> None:
+    def stats(device: Any = None) -> dict[str, int]:
+        with gpus._lock:
+            gpus._settle()
+            gpu = gpus._gpus[gpus._index(device)]
+            count = sum(
+                owned.device is gpu.device and not owned.drifts
+                for owned in list(gpus._owned.values())
+            )
+        nothing = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+        size = {"current": gpu.now, "peak": gpu.peak, "allocated": gpu.now, "freed": 0}
+        tensors = {
+            "current": count,
+            "peak": count,
+            "allocated": gpu.allocations,
+            "freed": gpu.allocations - count,
+        }
+        values = {
+            "allocated_bytes": size,
+            "reserved_bytes": size,
+            "active_bytes": size,
+            "requested_bytes": size,
+            "inactive_split_bytes": nothing,
+            "allocation": tensors,
+            "segment": tensors,
+            "active": tensors,
+            "inactive_split": nothing,
+        }
+        found = {
+            f"{what}.{pool}.{when}": number if pool == "all" else 0
+            for what, numbers in values.items()
+            for pool in ("all", "large_pool", "small_pool")
+            for when, number in numbers.items()
+        }
+        for what in ("oversize_allocations", "oversize_segments"):
+            found.update({f"{what}.{when}": 0 for when in nothing})
+        found["num_alloc_retries"] = 0
+        found["num_ooms"] = gpu.failures
+        return dict(sorted(found.items()))
+
+    def reset_peak(device: Any = None) -> None:
+        with gpus._lock:
+            gpus._settle()
+            gpus._gpus[gpus._index(device)].set_peak(next(gpus._births))
+
+    def info(device: Any = None) -> tuple[int, int]:
+        with gpus._lock:
+            gpus._settle()
+            gpu = gpus._gpus[gpus._index(device)]
+            return gpu.capacity - gpu.now, gpu.capacity
+
+    whole = [gpu.capacity for gpu in gpus._gpus]
+
+    def set_fraction(fraction: float, device: Any = None) -> None:
+        if not isinstance(fraction, float):
+            raise TypeError("Invalid type for fraction argument, must be `float`")
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+        i = gpus._index(device)
+        gpus._gpus[i].capacity = int(whole[i] * fraction)
+
+    def give_back() -> None:
+        for gpu, capacity in zip(gpus._gpus, whole, strict=True):
+            gpu.capacity = capacity
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    patches.later(give_back)
+    memory = torch.cuda.memory
+    patches.replace(
+        (torch.cuda, memory, torch.accelerator, torch.accelerator.memory),
+        memory_stats=stats,
+        reset_peak_memory_stats=reset_peak,
+        reset_accumulated_memory_stats=nothing,
+        mem_get_info=info,
+        get_memory_info=info,
+        empty_cache=nothing,
+        set_per_process_memory_fraction=set_fraction,
+        memory_snapshot=lambda *a, **k: [],
+    )
+
+
+# --- random numbers -------------------------------------------------------------------
+
+
+def _random_numbers(gpus: VirtualGPUs, patches: Patches) -> None:
+    """One generator for the CPU and all GPUs: a split model drops the same values."""
+    default = torch.default_generator
+
+    def seed_with(seed: int) -> None:
+        default.manual_seed(int(seed))
+
+    def set_state(state: Tensor, device: Any = "cuda") -> None:
+        default.set_state(state)
+
+    def set_states(states: Any) -> None:
+        for state in states:
+            default.set_state(state)
+
+    class Generator(torch.Generator):
+        """A CPU generator that says it is on a GPU."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            place = gpus.resolve(device)
+            if place is None or place is CPU:
+                return original(device)
+            made = super().__new__(cls)
+            made._place = place
+            return made
+
+        @property
+        def device(self) -> torch.device:
+            return self._place
+
+    original = torch.Generator
+    patches.set(torch, Generator=Generator)
+    patches.replace(
+        (torch.cuda, torch.cuda.random),
+        get_rng_state=lambda device="cuda": default.get_state(),
+        get_rng_state_all=lambda: [default.get_state() for _ in range(gpus.n)],
+        set_rng_state=set_state,
+        set_rng_state_all=set_states,
+        manual_seed=seed_with,
+        manual_seed_all=seed_with,
+        seed=lambda: default.seed() and None,
+        seed_all=lambda: default.seed() and None,
+        initial_seed=default.initial_seed,
+    )
+    patches.set(torch.cuda, default_generators=(default,) * gpus.n)
+
+
+# --- streams and events: dummies ------------------------------------------------------
+
+
+def _streams_and_events(gpus: VirtualGPUs, patches: Patches) -> None:
+    class Stream:
+        """All streams of a GPU are one queue here: the order of the calls."""
+
+        cuda_stream = stream_id = priority = 0
+        device_type = 1
+
+        def __init__(
+            self, device: Any = None, priority: int = 0, **kwargs: Any
+        ) -> None:
+            device = kwargs.get("device_index", device)
+            self.device = torch.device("cuda", gpus._index(device))
+            self.device_index = self.device.index
+            self.priority = priority
+
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            gpus._synchronize(self.device)
+
+        def wait_stream(self, stream: Any) -> None: ...
+
+        def wait_event(self, event: Any) -> None: ...
+
+        def record_event(self, event: Any = None) -> Any:
+            event = Event() if event is None else event
+            event.record(self)
+            return event
+
+        def is_capturing(self) -> bool:
+            return False
+
+        def __enter__(self) -> Stream:
+            self._before = gpus._thread.current
+            gpus._thread.current = self.device.index
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            gpus._thread.current = self._before
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Stream) and self.device == other.device
+
+        def __hash__(self) -> int:
+            return hash(self.device)
+
+        def __repr__(self) -> str:
+            return f"<torch.cuda.Stream device={self.device} cuda_stream=0x0>"
+
+    class Event:
+        """Its times are those of `gpus.timeline()`."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._time: float | None = None
+
+        def record(self, stream: Any = None) -> None:
+            device = gpus._thread.current if stream is None else stream.device.index
+            clock = gpus._gpus[device].clock
+            self._time = max(clock.free, gpus._thread.host)
+
+        def elapsed_time(self, end: Any) -> float:
+            if self._time is None or end._time is None:
+                raise RuntimeError(
+                    "Both events must be recorded before calculating elapsed time."
+                )
+            return (end._time - self._time) * 1e3
+
+        def synchronize(self) -> None:
+            gpus._thread.host = max(gpus._thread.host, self._time or 0.0)
+
+        def query(self) -> bool:
+            return True
+
+        def wait(self, stream: Any = None) -> None: ...
+
+    def stream_of(device: Any = None) -> Stream:
+        return Stream(device)
+
+    def use(stream: Any) -> Any:
+        return contextlib.nullcontext() if stream is None else stream
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    patches.set(
+        torch.cuda,
+        Stream=Stream,
+        Event=Event,
+        stream=use,
+        set_stream=nothing,
+        current_stream=stream_of,
+        default_stream=stream_of,
+        is_current_stream_capturing=lambda: False,
+    )
+    patches.set(torch, Stream=Stream, Event=Event)
+    patches.replace((torch.accelerator,), current_stream=stream_of, set_stream=nothing)
+    functions = torch.nn.parallel._functions
+    patches.set(functions, _get_stream=lambda device: Stream(device), _streams=None)
+
+
+# --- autocast -------------------------------------------------------------------------
+
+
+class AutocastState(threading.local):
+    """What `autocast("cuda")` set in this thread, and `autocast("cpu")` before it."""
+
+    on, dtype, host = False, torch.float16, (False, torch.bfloat16)
+
+
+# "CUDA Ops that can autocast to float32" of PyTorch's automatic mixed precision page.
+# The CPU's autocast leaves many of them as they are.
+FLOAT32 = frozenset(
+    "__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits "
+    "cosh cosine_embedding_loss cdist cosine_similarity cross_entropy cumprod cumsum "
+    "dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm "
+    "log log10 log_softmax log1p log2 margin_ranking_loss mse_loss "
+    "multilabel_margin_loss multi_margin_loss nll_loss norm normalize pdist "
+    "poisson_nll_loss pow prod reciprocal rsqrt sinh smooth_l1_loss soft_margin_loss "
+    "softmax softmin softplus sum renorm tan triplet_margin_loss".split()
+)
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def in_float32(
+    gpus: VirtualGPUs, func: Any, args: tuple, kwargs: dict
+) -> tuple[tuple, dict]:
+    """The arguments as CUDA's autocast casts them for this function.
+
+    Raises:
+        RuntimeError: the function is not safe with it.
+    """
+    name = getattr(func, "__name__", "")
+    if name == "binary_cross_entropy" and gpus.device_of(args[0]).type == "cuda":
+        raise RuntimeError(
+            "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe "
+            "to autocast."
+        )
+    if name not in FLOAT32:
+        return args, kwargs
+
+    def cast(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.dtype not in _HALF:
+            return x
+        return x.float() if gpus.device_of(x).type == "cuda" else x
+
+    return tuple(map(cast, args)), {name: cast(x) for name, x in kwargs.items()}
+
+
+def _autocast(gpus: VirtualGPUs, patches: Patches) -> None:
+    """`autocast("cuda")` switches on the CPU's autocast with CUDA's data type."""
+    enabled, set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
+    dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
+
+    state = gpus._autocast
+
+    def is_enabled(device_type: str = "cuda") -> bool:
+        if device_type == "cuda":
+            return state.on
+        return (
+            state.host[0] if state.on and device_type == "cpu" else enabled(device_type)
+        )
+
+    def switch(device_type: Any, value: Any = None) -> None:
+        if value is None:  # the older form: set_autocast_enabled(True) means CUDA
+            device_type, value = "cuda", device_type
+        if device_type != "cuda":
+            set_enabled(device_type, value)
+        elif value and not state.on:
+            state.host, state.on = (enabled("cpu"), dtype("cpu")), True
+            set_enabled("cpu", True)
+            set_dtype("cpu", state.dtype)
+        elif state.on and not value:
+            state.on = False
+            set_enabled("cpu", state.host[0])
+            set_dtype("cpu", state.host[1])
+
+    def get_dtype(device_type: str) -> torch.dtype:
+        return state.dtype if device_type == "cuda" else dtype(device_type)
+
+    def choose(device_type: str, value: torch.dtype) -> None:
+        if device_type != "cuda":
+            set_dtype(device_type, value)
+            return
+        state.dtype = value
+        if state.on:
+            set_dtype("cpu", value)
+
+    patches.replace(
+        (torch,),
+        is_autocast_enabled=is_enabled,
+        set_autocast_enabled=switch,
+        get_autocast_dtype=get_dtype,
+        set_autocast_dtype=choose,
+        get_autocast_gpu_dtype=lambda: state.dtype,
+        set_autocast_gpu_dtype=lambda value: choose("cuda", value),
+    )
+
+
+# --- files, other processes -----------------------------------------------------------
+
+
+def _files_and_processes(gpus: VirtualGPUs, patches: Patches) -> None:
+    def tag(storage: Any) -> str | None:
+        owned = gpus._owned.get(getattr(storage, "_untyped_storage", storage)._cdata)
+        return None if owned is None else str(owned.device)
+
+    def restore(storage: Any, location: str) -> Any:
+        if not location.startswith("cuda"):
+            return None
+        device = torch.device(location)
+        index = gpus._thread.current if device.index is None else device.index
+        if index >= gpus.n:
+            raise RuntimeError(
+                f"Attempting to deserialize object on CUDA device {index} but "
+                f"torch.cuda.device_count() is {gpus.n}. Please use torch.load with "
+                "map_location to map your storages to an existing device."
+            )
+        return gpus._storage_on(storage, gpus._devices[index])
+
+    registry = [(0, tag, restore), *torch.serialization._package_registry]
+    patches.set(torch.serialization, _package_registry=registry)
+
+    def guarded(reduce: Callable) -> Callable:
+        def call(x: Tensor) -> Any:
+            if gpus.device_of(x).type == "cuda":
+                raise RuntimeError(
+                    errors.NOT_ON_GPUS.format(
+                        what=f"Sharing a tensor on {gpus.device_of(x)} with another "
+                        "process",
+                        why="it is known to this process alone, so send x.cpu()",
+                    )
+                )
+            return reduce(x)
+
+        return call
+
+    reducers = dict(ForkingPickler._extra_reducers)
+    for kind, reduce in reducers.items():
+        if isinstance(kind, type) and issubclass(kind, Tensor):
+            reducers[kind] = guarded(reduce)
+    patches.set(ForkingPickler, _extra_reducers=reducers)
+
+
+# --- nn.DataParallel ------------------------------------------------------------------
+
+
+def _data_parallel(gpus: VirtualGPUs, patches: Patches) -> None:
+    """The C++ below torch.nn.parallel.comm; all its Python stays as it is."""
+    utils = torch._utils
+
+    def device(i: Any) -> torch.device:
+        return CPU if i == -1 else gpus._devices[gpus._index(i)]
+
+    def broadcast(x: Tensor, devices: list[int]) -> list[Tensor]:
+        with torch.no_grad():
+            return [gpus._moved(x, device(i), "broadcast") for i in devices]
+
+    def broadcast_out(x: Tensor, out: list[Tensor]) -> list[Tensor]:
+        with torch.no_grad(), gpus._because("broadcast"):
+            return [o.copy_(x) for o in out]
+
+    def broadcast_coalesced(
+        tensors: list[Tensor], devices: list[int], buffer_size: int = BUCKET
+    ) -> list[list[Tensor]]:
+        for x in tensors:
+            if gpus.device_of(x) != device(devices[0]):
+                raise RuntimeError(f"all tensors must be on devices[0]: {devices[0]}")
+        copies: list[list[Tensor]] = [[] for _ in devices]
+        copies[0] = list(tensors)
+        with torch.no_grad(), gpus._because("broadcast"):
+            for i, copy in zip(devices[1:], copies[1:], strict=True):
+                found: dict[int, Tensor] = {}
+                for chunk in utils._take_tensors(tensors, buffer_size):
+                    flat = gpus._coalesced(chunk, device(i))
+                    for x, y in zip(
+                        chunk, utils._unflatten_dense_tensors(flat, chunk), strict=True
+                    ):
+                        found[id(x)] = y
+                copy.extend(found[id(x)] for x in tensors)
+        return copies
+
+    def scatter(
+        x: Tensor,
+        devices: list[int],
+        sizes: list[int] | None = None,
+        dim: int = 0,
+        streams: Any = None,
+    ) -> list[Tensor]:
+        chunks = x.split(list(sizes), dim) if sizes else x.chunk(len(devices), dim)
+        with torch.no_grad():
+            return [
+                gpus._moved(chunk, device(i), "scatter", waits=False)
+                for chunk, i in zip(chunks, devices, strict=False)
+            ]
+
+    def scatter_out(
+        x: Tensor, out: list[Tensor], dim: int = 0, streams: Any = None
+    ) -> list[Tensor]:
+        chunks = x.split([o.size(dim) for o in out], dim)
+        with torch.no_grad(), gpus._because("scatter"):
+            for o, chunk in zip(out, chunks, strict=True):
+                o.copy_(chunk)
+        return list(out)
+
+    def gather(tensors: list[Tensor], dim: int = 0, destination: Any = None) -> Tensor:
+        place = device(gpus._thread.current if destination is None else destination)
+        size = list(tensors[0].shape)
+        size[dim] = sum(x.size(dim) for x in tensors)
+        out = torch.empty(size, dtype=tensors[0].dtype, device=place)
+        return gather_out(tensors, out, dim)
+
+    def gather_out(tensors: list[Tensor], out: Tensor, dim: int = 0) -> Tensor:
+        with torch.no_grad(), gpus._because("gather"):
+            parts = out.split([x.size(dim) for x in tensors], dim)
+            for part, x in zip(parts, tensors, strict=True):
+                part.copy_(x, non_blocking=True)
+        return out
+
+    patches.set(
+        torch._C,
+        _broadcast=broadcast,
+        _broadcast_out=broadcast_out,
+        _broadcast_coalesced=broadcast_coalesced,
+        _scatter=scatter,
+        _scatter_out=scatter_out,
+        _gather=gather,
+        _gather_out=gather_out,
+    )
+
+    def named(original: Callable, cause: str) -> Callable:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with gpus._because(cause):
+                return original(*args, **kwargs)
+
+        return call
+
+    comm = torch.nn.parallel.comm
+    patches.set(
+        comm,
+        reduce_add=named(comm.reduce_add, "reduce"),
+        reduce_add_coalesced=named(comm.reduce_add_coalesced, "reduce"),
+    )
+
+
+# --- what does not work, said in one line ---------------------------------------------
+
+
+def _beyond(patches: Patches) -> None:
+    def refuse(what: str, why: str) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError(errors.NOT_ON_GPUS.format(what=what, why=why))
+
+        return call
+
+    compiles = "it would compile code for a GPU that is not there"
+    patches.set(torch, compile=refuse("torch.compile", compiles))
+    patches.set(torch.nn.Module, compile=refuse("Module.compile", compiles))
+    captures = "there are no CUDA kernels to capture"
+    patches.set(
+        torch.cuda,
+        CUDAGraph=refuse("torch.cuda.CUDAGraph", captures),
+        graph=refuse("torch.cuda.graph", captures),
+        make_graphed_callables=refuse("torch.cuda.make_graphed_callables", captures),
+        cudart=refuse("torch.cuda.cudart()", "there is no CUDA runtime"),
+    )

@@ -1,0 +1,909 @@
+"""Virtual GPUs as a user meets them: on and off, devices, moves, errors, torch.cuda."""
+
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision import tv_tensors
+
+from course_utils import Ranks, virtual_gpus
+from course_utils.virtual_gpus import _magic, surface
+from course_utils.virtual_gpus import gpus as machine
+
+ONE = torch.device("cuda:1")
+
+
+@pytest.fixture
+def gpus():
+    """Four virtual GPUs; what a test makes on them is gone after it."""
+    with virtual_gpus(4, memory="1 GiB", force=True) as on:
+        yield on
+
+
+def everything_patched() -> dict:
+    """All attributes of what is patched, to compare by identity."""
+    owners = [
+        torch,
+        torch._C,
+        torch.Tensor,
+        torch.UntypedStorage,
+        torch._tensor_str,
+        torch.nn.Module,
+        torch.autograd,
+        torch.autograd.graph,
+        torch.autograd.graph.saved_tensors_hooks,
+        torch.cuda,
+        torch.cuda.memory,
+        torch.cuda.random,
+        torch.cuda.nvtx,
+        torch.cuda.nccl,
+        torch.accelerator,
+        torch.accelerator.memory,
+        torch.serialization,
+        torch.nn.parallel.comm,
+        torch.nn.parallel._functions,
+        torch.backends.cudnn,
+        torch.jit.ScriptFunction,
+        torch.jit.ScriptModule,
+        threading.Thread,
+        surface.ForkingPickler,
+        sys,
+    ]
+    hooks = surface.optimizer_module
+    return {
+        **{(o, name): id(value) for o in owners for name, value in vars(o).items()},
+        "finders": list(sys.meta_path),
+        "before steps": list(hooks._global_optimizer_pre_hooks),
+        "after steps": list(hooks._global_optimizer_post_hooks),
+        "modes": (
+            torch._C._len_torch_function_stack(),
+            torch._C._len_torch_dispatch_stack(),
+        ),
+    }
+
+
+# --- on and off -----------------------------------------------------------------------
+
+
+def test_the_course_can_be_imported_without_torch():
+    code = (
+        "import sys, course_utils; from course_utils import virtual_gpus\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "virtual_gpus(2); assert 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_nothing_of_torch_is_different_afterwards():
+    torch.ones(2).sum()
+    before = everything_patched()
+    with pytest.raises(ZeroDivisionError), virtual_gpus(2, force=True):
+        torch.set_default_device("cuda:1")
+        with torch.cuda.device(1), torch.autocast("cuda"):
+            nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+            raise ZeroDivisionError
+    assert everything_patched() == before
+    assert torch.ones(1).device.type == "cpu"
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_tensors_of_before_and_after():
+    gpus = virtual_gpus(2, force=True)
+    with gpus:
+        x = torch.ones(3, device="cuda:1")
+    assert x.device.type == "cpu"
+    assert (x + torch.ones(3)).tolist() == [2, 2, 2]
+    with gpus:
+        assert x.device == ONE
+    with virtual_gpus(2, force=True):
+        assert x.device.type == "cpu"
+
+
+def test_double_use_is_an_error():
+    gpus = virtual_gpus(2, force=True).on()
+    try:
+        with pytest.raises(RuntimeError, match="2 virtual GPU.* on already.*off"):
+            gpus.on()
+        with pytest.raises(RuntimeError, match="only one such machine"):
+            virtual_gpus(3, force=True).on()
+        assert repr(gpus) == "<2 virtual GPU(s), on>"
+    finally:
+        gpus.off()
+    with pytest.raises(RuntimeError, match="not on"):
+        gpus.off()
+    assert not gpus.is_on
+
+
+def test_off_belongs_where_on_was():
+    with virtual_gpus(2, force=True) as gpus:
+        with torch.device("cuda:1"):
+            with pytest.raises(RuntimeError, match="leave the `with` blocks"):
+                gpus.off()
+        assert gpus.is_on
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n": 0}, "n is 0: expected a whole number of GPUs from 1 to 64"),
+        ({"n": 65}, "n is 65"),
+        ({"n": "four"}, "n is 'four'"),
+        ({"n": True}, "n is True"),
+        ({"memory": "lots"}, "memory is 'lots': expected a size such as '16 GiB'"),
+        ({"memory": "16 GB/s"}, "expected a size"),
+        ({"memory": "0 GiB"}, "memory is '0 GiB'"),
+        ({"memory": "1.2.3 GiB"}, "memory is '1.2.3 GiB'"),
+        ({"memory": ["1 GiB"]}, "memory has 1 sizes for 2 GPUs"),
+        ({"bandwidth": "25 GB"}, "bandwidth is '25 GB': expected a speed"),
+        ({"latency": "-1 us"}, "latency is '-1 us': expected a time"),
+        ({"latency": -1.0}, "latency is -1.0"),
+        ({"compute": "fast"}, "compute is 'fast': expected a compute"),
+        ({"overhead": float("nan")}, "overhead is nan"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        virtual_gpus(**arguments)
+
+
+def test_units():
+    made = virtual_gpus(
+        2, memory=["1 GiB", 2048], bandwidth="200 Gb/s", latency=0, compute="1 TFLOP/s"
+    )
+    assert [gpu.capacity for gpu in made._gpus] == [2**30, 2048]
+    assert (made._bandwidth, made._latency, made._compute) == (25e9, 0, 1e12)
+    assert virtual_gpus(1, latency="3 µs")._latency == pytest.approx(3e-6)
+
+
+def test_it_steps_aside_where_real_gpus_are(monkeypatch, capsys):
+    monkeypatch.setattr(surface, "real_gpus", lambda: 2)
+    gpus = virtual_gpus(2)
+    with gpus:
+        assert gpus.real
+        assert not gpus.is_on
+        assert torch.ones(1).device.type == "cpu"
+        with gpus.record() as log, gpus.label("a"):
+            pass
+        assert log.transfers == gpus.transfers == []
+        assert gpus.timeline().seconds == 0
+    assert "This machine has 2 real GPU(s)" in capsys.readouterr().out
+    assert not gpus.real
+    with virtual_gpus(3) as gpus:  # more than there are
+        assert not gpus.real
+        assert torch.cuda.device_count() == 3
+
+
+def test_an_untested_version_is_said_and_a_missing_name_refused(monkeypatch):
+    surface.check_version.cache_clear()
+    monkeypatch.setattr(torch, "__version__", "3.7.0")
+    with pytest.warns(
+        UserWarning, match="tested with PyTorch 2.11 to 2.15, not with 3"
+    ):
+        surface.check_version()
+    surface.check_version.cache_clear()
+    monkeypatch.setattr(surface, "PRIVATE", ("torch._C.no_such_name",))
+    with pytest.raises(RuntimeError, match="3.7.0: it has no torch._C.no_such_name"):
+        virtual_gpus(1, force=True).on()
+    surface.check_version.cache_clear()
+    assert machine.active is None
+
+
+def test_all_private_names_are_used_and_declared():
+    """What `surface.PRIVATE` lists is in the code, by the last part of its name."""
+    folder = os.path.dirname(surface.__file__)
+    code = ""
+    for name in ("gpus.py", "surface.py", "errors.py"):
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            code += file.read()
+    code = code.replace(str(surface.PRIVATE), "")
+    for name in surface.PRIVATE:
+        assert code.count(name.rpartition(".")[2]) > 1, name
+
+
+def test_the_magic(capsys):
+    names = {}
+    try:
+        _magic('3 --memory "2 GiB" --force', names)
+        assert torch.cuda.device_count() == 3
+        assert torch.cuda.mem_get_info(2)[1] == 2 * 2**30
+        first = names["gpus"]
+        _magic("1 --force", names)  # a cell may run twice
+        assert torch.cuda.device_count() == 1
+        assert not first.is_on
+        with pytest.raises(ValueError, match="'four' is neither a number"):
+            _magic("four", names)
+        with pytest.raises(ValueError, match="unrecognized arguments"):
+            _magic("2 --speed 3", names)
+        with pytest.raises(ValueError, match="memory is 'lots'"):
+            _magic("2 --memory lots", names)
+        assert torch.cuda.device_count() == 1
+    finally:
+        _magic("off", names)
+    assert machine.active is None
+    _magic("off", names)
+
+
+# --- devices and factories ------------------------------------------------------------
+
+
+def test_factories(gpus):
+    for x in (
+        torch.zeros(2, 3, device="cuda:1"),
+        torch.randn(2, device=ONE),
+        torch.empty(2, device=1),
+        torch.tensor([1.0, 2.0], device="cuda:1"),
+        torch.as_tensor(np.ones(3), device="cuda:1"),
+        torch.asarray([1], device="cuda:1"),
+        torch.full((2,), 3, device="cuda:1"),
+        torch.arange(3, device="cuda:1"),
+        torch.eye(3, device="cuda:1"),
+        torch.randperm(3, device="cuda:1"),
+        torch.hann_window(3, device="cuda:1"),
+        torch.zeros_like(torch.ones(2), device="cuda:1"),
+        torch.ones(2, device="cuda:1").new_zeros(3),
+        torch.ones(2, device="cuda:1").new_tensor([1]),
+        torch.ones(2, device="cuda:1").new(2),
+        torch.normal(0.0, 1.0, (2,), device="cuda:1"),
+        nn.Linear(2, 2, device="cuda:1").weight,
+        nn.init.orthogonal_(torch.empty(3, 3, device="cuda:1")),
+    ):
+        assert x.device == ONE
+        assert x.is_cuda
+        assert x.get_device() == 1
+        assert not x.is_cpu
+    for x in (torch.zeros(2), torch.tril_indices(3, 3), torch.hann_window(3)):
+        assert x.device.type == "cpu"
+        assert x.get_device() == -1
+    assert torch.zeros(2, device="meta").is_meta
+
+
+def test_default_device(gpus):
+    torch.set_default_device("cuda:2")
+    assert torch.zeros(1).device.index == torch.tensor([1]).device.index == 2
+    assert torch.get_default_device() == torch.device("cuda:2")
+    assert nn.Linear(2, 2).weight.device.index == 2
+    torch.set_default_device(None)
+    assert torch.zeros(1).device.type == "cpu"
+    with torch.device("cuda:1"):
+        assert torch.zeros(1).device == torch.tensor([1]).device == ONE
+        assert torch.zeros(1, device="cpu").device.type == "cpu"
+    assert torch.zeros(1).device.type == "cpu"
+
+
+def test_current_device(gpus):
+    assert torch.cuda.current_device() == 0
+    with torch.cuda.device(1):
+        assert torch.zeros(1, device="cuda").device == ONE
+        assert torch.zeros(1).cuda().device == ONE
+    with torch.cuda.device_of(torch.zeros(1, device="cuda:3")):
+        assert torch.cuda.current_device() == 3
+    torch.cuda.set_device("cuda:2")
+    assert torch.zeros(1).to("cuda").device.index == 2
+    torch.accelerator.set_device_index(0)
+    assert torch.cuda.current_device() == 0
+
+
+def test_legacy_types(gpus):
+    x = torch.ones(2, device=ONE)
+    assert x.type() == "torch.cuda.FloatTensor"
+    assert x.long().type() == "torch.cuda.LongTensor"
+    assert x.cpu().type() == "torch.FloatTensor"
+    assert isinstance(x, torch.cuda.FloatTensor)
+    assert not isinstance(x, torch.FloatTensor)
+    assert not isinstance(x.cpu(), torch.cuda.FloatTensor)
+    assert torch.cuda.FloatTensor(2, 3).device.index == 0
+    assert torch.cuda.LongTensor([1, 2]).tolist() == [1, 2]
+    assert x.type(torch.cuda.HalfTensor).dtype == torch.float16
+    assert x.type("torch.FloatTensor").device.type == "cpu"
+    assert x.cpu().type(torch.cuda.FloatTensor).device.index == 0
+
+
+# --- moves ----------------------------------------------------------------------------
+
+
+def test_every_spelling_of_a_move(gpus):
+    x = torch.randn(2, 3)
+    for y in (
+        x.to("cuda:1"),
+        x.to(ONE),
+        x.to(1),
+        x.to(device="cuda:1"),
+        x.cuda(1),
+        x.cuda("cuda:1", non_blocking=True),
+        x.to(torch.ones(1, device=ONE)),
+        x.type_as(torch.ones(1, device=ONE)),
+        x.to("cuda:1", non_blocking=True, copy=True),
+        x.pin_memory().to(ONE, non_blocking=True),
+    ):
+        assert y.device == ONE
+        assert torch.equal(y.cpu(), x)
+    assert x.to(ONE, torch.float64).dtype == torch.float64
+    assert x.to(torch.ones(1, device=ONE).half()).dtype == torch.float16
+    assert x.t().to(ONE).stride() == x.t().stride()
+    y = x.to(ONE)
+    assert y.to(ONE) is y.cuda(1) is y
+    assert y.to(ONE, copy=True) is not y
+    assert y.to(torch.float64).device == ONE
+    assert y.to("meta").is_meta
+    assert torch.ones(4, dtype=torch.complex64, device=ONE).conj().cpu().is_complex()
+
+
+def test_modules_move_in_place(gpus):
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    weight = model[0].weight
+    model.to(ONE)
+    assert model[0].weight is weight
+    assert weight.device == model[1].running_mean.device == ONE
+    model.cpu().half().cuda(2).float()
+    assert weight.device.index == 2
+    conv = nn.Conv2d(3, 4, 3).to(ONE, memory_format=torch.channels_last)
+    assert conv.weight.is_contiguous(memory_format=torch.channels_last)
+    with torch.device("meta"):
+        empty = nn.Linear(3, 3)
+    assert empty.to_empty(device=ONE).weight.device == ONE
+    lazy = nn.LazyLinear(2).to(ONE)
+    assert lazy(torch.ones(1, 5, device=ONE)).device == ONE
+
+
+def test_views_and_tied_weights_are_one_storage(gpus):
+    x = torch.zeros(4, 256, device=ONE)
+    before = gpus.memory()[1].now
+    views = [
+        x[1:],
+        x.t(),
+        x.view(-1),
+        x.detach(),
+        x.data,
+        *x.unbind(),
+        x.expand(2, 4, -1),
+    ]
+    assert all(view.device == ONE for view in views)
+    assert gpus.memory()[1].now == before
+    tied = nn.Sequential(nn.Embedding(100, 16), nn.Linear(16, 100, bias=False))
+    tied[1].weight = tied[0].weight
+    tied.to(ONE)
+    assert tied[0].weight is tied[1].weight
+    assert gpus.memory()[1].now == before + 6656  # 6400 bytes in blocks of 512
+    tied(torch.tensor([1], device=ONE)).sum().backward()
+    assert tied[0].weight.grad.device == ONE
+
+
+def test_copies(gpus):
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(ONE)
+    twin = copy.deepcopy(model)
+    assert twin[0].weight.device == twin[1].running_mean.device == ONE
+    x = torch.randn(3, device=ONE)
+    assert copy.deepcopy(x).device == copy.copy(x).device == x.clone().device == ONE
+    assert pickle.loads(pickle.dumps(x)).device == ONE
+    assert x.untyped_storage().device == ONE
+
+
+def test_assignments_across_devices(gpus):
+    x = torch.zeros(3, device=ONE)
+    x[0] = torch.tensor(5.0)
+    x[1:] = torch.ones(2)
+    x[torch.tensor([2])] = 7.0
+    x[torch.tensor([False, True, False])] = 3.0
+    assert x.tolist() == [5, 3, 7]
+    assert x[torch.tensor([2, 0])].tolist() == [7, 5]
+    assert (x * torch.tensor(2.0)).device == ONE
+    source = torch.ones(2, requires_grad=True)
+    target = torch.zeros(3, device="cuda:2")
+    target[1:] = source
+    target.copy_(target * 2)
+    target.sum().backward()
+    assert source.grad.device.type == "cpu"
+    assert source.grad.tolist() == [2, 2]
+
+
+def test_subclasses_stay(gpus):
+    image = tv_tensors.Image(torch.zeros(3, 4, 4)).to(ONE)
+    assert type(image) is tv_tensors.Image
+    assert image.device == ONE
+    assert type(image.cpu()) is torch.Tensor  # as torchvision wants it
+
+    class Named(torch.Tensor):
+        pass
+
+    named = torch.randn(3).as_subclass(Named).cuda(1)
+    assert type(named) is Named
+    assert (named + 1).device == ONE
+
+
+# --- PyTorch's own errors -------------------------------------------------------------
+
+SAME = "Expected all tensors to be on the same device, but "
+
+
+def error_of(function, kind=RuntimeError) -> str:
+    with pytest.raises(kind) as caught:
+        function()
+    return str(caught.value)
+
+
+def test_device_errors_are_pytorchs_own(gpus):
+    x, y = torch.randn(4, 5, device=ONE), torch.randn(4, 5, device="cuda")
+    h = torch.randn(4, 5)
+    found = SAME + "found at least two devices, "
+    assert error_of(lambda: x + y) == found + "cuda:1 and cuda:0!"
+    assert error_of(lambda: h + x) == found + "cuda:1 and cpu!"
+    assert error_of(lambda: torch.tensor(0.0).add_(x.sum())) == found + (
+        "cuda:1 and cpu!"
+    )
+    checking = "(when checking argument in method wrapper_CUDA_"
+    assert error_of(lambda: x @ h.t()) == SAME + (
+        f"got mat2 is on cpu, different from other tensors on cuda:1 {checking}mm)"
+    )
+    linear = nn.Linear(5, 3).cuda(0)
+    assert error_of(lambda: linear(x)) == SAME + (
+        "got mat1 is on cuda:1, different from other tensors on cuda:0 "
+        f"{checking}addmm)"
+    )
+    assert error_of(lambda: torch.cat([x, h])) == SAME + (
+        f"got tensors is on cpu, different from other tensors on cuda:1 {checking}cat)"
+    )
+    embedding = nn.Embedding(4, 4).cuda()
+    assert error_of(lambda: embedding(torch.tensor([1]))) == SAME + (
+        "got index is on cpu, different from other tensors on cuda:0 "
+        f"{checking}_index_select)"
+    )
+    loss = error_of(lambda: F.cross_entropy(x, torch.tensor([1, 2, 3, 4])))
+    assert loss == SAME + (
+        "got target is on cpu, different from other tensors on cuda:1 "
+        f"{checking}nll_loss_forward)"
+    )
+    assert error_of(lambda: torch.arange(3)[torch.tensor([1], device=ONE)]) == (
+        "indices should be either on cpu or on the same device as the indexed tensor "
+        "(cpu)"
+    )
+    assert SAME in error_of(lambda: torch.add(x, 1, out=torch.empty(4, 5)))
+    assert found in error_of(lambda: torch._foreach_add([x, y], [x, x]))
+
+
+def test_errors_of_convolutions_and_recurrent_layers(gpus):
+    conv, image = nn.Conv2d(3, 4, 3).cuda(), torch.randn(1, 3, 8, 8)
+    assert error_of(lambda: conv(image)) == (
+        "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) "
+        "should be the same or input should be a MKLDNN tensor and weight is a dense "
+        "tensor"
+    )
+    assert error_of(lambda: conv.cpu()(image.cuda())) == (
+        "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) "
+        "should be the same"
+    )
+    assert error_of(lambda: conv.cuda(1)(image.cuda())) == SAME + (
+        "got weight is on cuda:1, different from other tensors on cuda:0 "
+        "(when checking argument in method wrapper_CUDA__cudnn_convolution)"
+    )
+    lstm, words = nn.LSTM(4, 4).cuda(1), torch.randn(2, 2, 4)
+    assert error_of(lambda: lstm(words.cuda())) == (
+        "Input and parameter tensors are not at the same device, found input tensor at "
+        "cuda:0 and parameter tensor at cuda:1"
+    )
+    state = (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    assert error_of(lambda: lstm(words.cuda(1), state)) == (
+        "Input and hidden tensors are not at the same device, found input tensor at "
+        "cuda:1 and hidden tensor at cpu"
+    )
+    pack = nn.utils.rnn.pack_padded_sequence
+    lengths = torch.tensor([2, 1], device=ONE)
+    assert error_of(lambda: pack(words.cuda(1), lengths)) == (
+        "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:1 Long "
+        "tensor"
+    )
+
+
+def test_errors_of_devices_and_of_numpy(gpus):
+    x = torch.ones(2, device=ONE)
+    for wrong in (
+        lambda: x.cuda(7),
+        lambda: x.to("cuda:4"),
+        lambda: torch.zeros(1, device="cuda:4"),
+        lambda: torch.cuda.set_device(4),
+        lambda: nn.Linear(2, 2).to("cuda:9"),
+    ):
+        message = error_of(wrong, torch.AcceleratorError)
+        assert message.startswith("CUDA error: invalid device ordinal\n")
+        assert "there are 4 virtual GPU(s), cuda:0 to cuda:3" in message
+    for wrong in (x.numpy, lambda: np.asarray(x), lambda: np.array([x, x])):
+        assert error_of(wrong, TypeError) == (
+            "can't convert cuda:1 device type tensor to numpy. Use Tensor.cpu() to "
+            "copy the tensor to host memory first."
+        )
+    assert x.numpy(force=True).tolist() == x.tolist() == [1, 1]
+    assert "only dense CPU tensors can be pinned" in error_of(x.pin_memory)
+    seeds = torch.Generator(), torch.Generator(device="cuda")
+    for generator, place, other in zip(
+        seeds, ("cuda", "cpu"), seeds[::-1], strict=True
+    ):
+        wanted, found = other.device.type, generator.device.type
+        assert error_of(
+            lambda g=generator, p=place: torch.randn(3, device=p, generator=g)
+        ) == (f"Expected a '{wanted}' device type for generator but found '{found}'")
+
+
+def test_what_is_beyond_them_is_said_in_one_line(gpus):
+    x = torch.eye(3, device=ONE)
+    sparse = torch.eye(3).to_sparse()
+    assert (sparse @ torch.ones(3, 1)).sum() == 3  # on the CPU all is as ever
+    script = nn.Linear(2, 2)
+    for wrong, kind, what in (
+        (lambda: torch.compile(lambda x: x), RuntimeError, "torch.compile"),
+        (lambda: script.compile(), RuntimeError, "Module.compile"),
+        (lambda: torch.cuda.CUDAGraph(), RuntimeError, "CUDAGraph"),
+        (lambda: x.to_sparse(), NotImplementedError, "torch.sparse_coo"),
+        (lambda: sparse.to(ONE), NotImplementedError, "torch.sparse_coo"),
+        (lambda: sparse @ x, NotImplementedError, "torch.sparse_coo"),
+        (
+            lambda: torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2), device=ONE),
+            NotImplementedError,
+            "torch.sparse_coo",
+        ),
+        (lambda: x.__dlpack__(), BufferError, "__dlpack__"),
+        (
+            lambda: torch.multiprocessing.SimpleQueue().put(x),
+            RuntimeError,
+            "Sharing a tensor on cuda:1 with another process",
+        ),
+    ):
+        message = error_of(wrong, kind)
+        assert what in message
+        assert "cannot run on virtual GPUs: " in message
+        assert "\n" not in message
+
+
+def test_a_failed_op_leaves_the_machine_usable(gpus):
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            nn.Sequential(nn.Linear(2, 2).cuda(0), nn.Linear(2, 2).cuda(1))(
+                torch.ones(1, 2, device="cuda")
+            )
+    assert (torch.ones(2, device=ONE) + 1).device == ONE
+    assert gpus._thread.modules == []
+
+
+# --- autograd -------------------------------------------------------------------------
+
+
+def test_gradients_find_their_way_back(gpus):
+    host = torch.randn(3, requires_grad=True)
+    leaf = torch.randn(3, device=ONE, requires_grad=True)
+    middle = host.to(ONE)
+    middle.retain_grad()
+    ((middle * leaf).to("cuda:2") ** 2).sum().cpu().backward()
+    assert host.grad.device.type == "cpu"
+    assert middle.grad.device == leaf.grad.device == ONE
+    assert torch.allclose(host.grad, 2 * host.detach() * leaf.detach().cpu() ** 2)
+
+
+def test_higher_derivatives(gpus):
+    x = torch.randn(3, device=ONE, requires_grad=True)
+    (first,) = torch.autograd.grad((x.to("cuda:0") ** 3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert first.device == second.device == ONE
+    assert torch.allclose(second, 6 * x)
+    double = torch.randn(2, 2, dtype=torch.double, device=ONE, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: torch.tanh(x.cuda() @ x.cuda()), double)
+
+
+def test_function_transforms(gpus):
+    x = torch.randn(4, 3, device=ONE)
+    assert torch.allclose(torch.func.grad(lambda x: (x.cuda() ** 2).sum())(x), 2 * x)
+    assert torch.vmap(lambda row: row.to("cuda:2") * 2)(x).device.index == 2
+    assert torch.func.jacrev(lambda x: x**2)(x[0]).device == ONE
+    assert torch.func.hessian(lambda x: (x**3).sum())(x[0]).device == ONE
+    _, tangent = torch.func.jvp(lambda x: x.cuda() * 3, (x,), (torch.ones_like(x),))
+    assert tangent.device.index == 0
+    model = nn.Linear(3, 2).to(ONE)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, row):
+        assert row.device == ONE
+        assert row.is_cuda
+        return torch.func.functional_call(model, parameters, (row,)).sum()
+
+    grads = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    assert grads["weight"].shape == (4, 2, 3)
+    assert grads["weight"].device == ONE
+
+
+def test_hooks_and_functions_written_in_python(gpus):
+    seen = []
+
+    class Exp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x.exp()
+            ctx.save_for_backward(y)
+            return y
+
+        @staticmethod
+        def backward(ctx, grad):
+            (y,) = ctx.saved_tensors
+            return grad * y + torch.zeros(3, device=grad.device)
+
+    model = nn.Linear(3, 3).to(ONE)
+    model.register_forward_hook(lambda m, i, out: seen.append(out.device))
+    model.register_full_backward_hook(lambda m, i, out: seen.append(out[0].device))
+    model.weight.register_hook(lambda g: seen.append(g.device))
+    model.weight.register_post_accumulate_grad_hook(
+        lambda p: seen.append(p.grad.device)
+    )
+    x = torch.randn(2, 3, device=ONE, requires_grad=True)
+    Exp.apply(model(x)).sum().backward()
+    assert seen == [ONE] * 4
+    assert x.grad.device == ONE
+
+
+def test_zeros_that_cpp_makes_in_a_backward_find_their_device(gpus):
+    for use in (
+        lambda x: x.chunk(2)[0],
+        lambda x: x.unbind()[1],
+        lambda x: x.split(1)[2],
+        lambda x: torch.linalg.svdvals(x),
+        lambda x: F.max_pool2d(x[None], 2),
+        lambda x: x.sgn() + x,
+        lambda x: x.diagonal(),
+        lambda x: x.to("cuda:2")[:2].to(ONE),
+    ):
+        x = torch.randn(4, 4, device=ONE, requires_grad=True)
+        use(x).sum().backward()
+        assert x.grad.device == ONE
+        (x.grad + x).sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_and_saved_tensors(gpus, reentrant):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Linear(3, 3)).to(ONE)
+    x = torch.randn(2, 3, device=ONE, requires_grad=True)
+    grads = []
+    for run in (model, lambda x: checkpoint(model, x, use_reentrant=reentrant)):
+        torch.manual_seed(0)
+        x.grad = None
+        run(x).sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        y = (x * x).exp()
+    used = gpus.memory()[1].now
+    y.sum().backward()
+    assert x.grad.device == ONE
+    assert used < 2**20
+
+
+def test_torchscript(gpus):
+    @torch.jit.script
+    def scaled(x, y):
+        return x * y + torch.ones(3, device=x.device)
+
+    x = torch.ones(3, device=ONE)
+    assert scaled(x, x).device == ONE
+    traced = torch.jit.trace(nn.Linear(3, 3).to(ONE), torch.ones(1, 3, device=ONE))
+    assert traced(torch.ones(2, 3, device=ONE)).device == ONE
+
+
+# --- files and data -------------------------------------------------------------------
+
+
+def test_files_remember_devices(gpus):
+    file = io.BytesIO()
+    torch.save(nn.Linear(3, 3).to(ONE).state_dict(), file)
+
+    def loaded(**how) -> torch.device:
+        file.seek(0)
+        return torch.load(file, **how)["weight"].device
+
+    assert loaded() == ONE
+    assert loaded(map_location="cpu").type == "cpu"
+    assert loaded(map_location="cuda:3").index == 3
+    assert loaded(map_location=torch.device("cuda")).index == 0
+    assert loaded(map_location={"cuda:1": "cuda:2"}).index == 2
+    assert loaded(map_location=lambda storage, place: storage).type == "cpu"
+    assert loaded(map_location=lambda storage, place: storage.cuda(2)).index == 2
+    assert loaded(weights_only=False) == ONE
+    with pytest.raises(RuntimeError, match=r"device_count\(\) is 4.*map_location"):
+        loaded(map_location="cuda:4")
+    file.seek(0)
+    model = nn.Linear(3, 3).cuda()
+    model.load_state_dict(torch.load(file, map_location="cpu"))
+    assert model.weight.device.index == 0
+    gpus.off()
+    try:
+        if not torch.cuda.is_available():
+            with pytest.raises(
+                RuntimeError, match="on a CUDA device but torch.cuda.is"
+            ):
+                loaded()
+        assert loaded(map_location="cpu").type == "cpu"
+    finally:
+        gpus.on()
+
+
+class _OnTheGpu(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return torch.ones(2).cuda()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_loaders(gpus, workers):
+    data = TensorDataset(torch.randn(6, 3), torch.arange(6))
+    fork = {"multiprocessing_context": "fork"} if workers else {}
+    batches = list(DataLoader(data, 4, pin_memory=True, num_workers=workers, **fork))
+    assert [len(x) for x, _ in batches] == [4, 2]
+    for x, y in batches:
+        assert x.is_pinned()
+        assert x.to(ONE, non_blocking=True).device == ONE
+        assert y.device.type == "cpu"
+    if workers:
+        with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA in forked"):
+            list(DataLoader(_OnTheGpu(), 2, num_workers=1, **fork))
+
+
+# --- torch.cuda -----------------------------------------------------------------------
+
+
+def test_queries(gpus):
+    assert torch.cuda.is_available()
+    assert torch.cuda.device_count() == torch.accelerator.device_count() == 4
+    assert torch.accelerator.current_accelerator().type == "cuda"
+    assert torch.cuda.get_device_name(1) == "Virtual GPU"
+    assert torch.cuda.get_device_capability(0) == (9, 0)
+    assert torch.cuda.get_device_properties("cuda:1").total_memory == 2**30
+    assert torch.cuda.is_bf16_supported()
+    assert torch.cuda.mem_get_info(2) == (2**30, 2**30)
+    x = torch.zeros(1000, device=ONE)
+    assert torch.cuda.memory_allocated(1) == torch.cuda.memory_reserved(1) == 4096
+    y = torch.zeros(1000, device=ONE)
+    del y
+    assert torch.cuda.max_memory_allocated("cuda:1") == 8192
+    torch.cuda.reset_peak_memory_stats(1)
+    assert torch.cuda.max_memory_allocated(ONE) == 4096
+    assert torch.accelerator.memory_allocated(1) == 4096
+    assert torch.cuda.memory_allocated() == 0
+    assert "PyTorch CUDA memory summary, device ID 1" in torch.cuda.memory_summary(1)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.5, 3)
+    assert torch.cuda.mem_get_info(3)[1] == 2**29
+    del x
+
+
+def test_random_numbers(gpus):
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    first = torch.randn(3, device=ONE, generator=generator)
+    again = torch.randn(3, device=ONE, generator=generator.manual_seed(3))
+    assert torch.equal(first, again)
+    for seed in (torch.manual_seed, torch.cuda.manual_seed, torch.cuda.manual_seed_all):
+        seed(1)
+        first = torch.rand(2, device=ONE)
+        seed(1)
+        assert torch.equal(first, torch.rand(2, device=ONE))
+    state = torch.cuda.get_rng_state(1)
+    first = torch.rand(2, device=ONE)
+    torch.cuda.set_rng_state(state, 1)
+    assert torch.equal(first, torch.rand(2, device=ONE))
+
+
+def test_streams_and_events(gpus):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        begin.record()
+        x = torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
+        end.record()
+        x.record_stream(stream)
+    torch.cuda.synchronize()
+    assert stream.query()
+    assert begin.elapsed_time(end) > 0
+    with pytest.raises(RuntimeError, match="must be recorded"):
+        begin.elapsed_time(torch.cuda.Event())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_mixed_precision(gpus, dtype):
+    model = nn.Linear(8, 8).to(ONE)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    x = torch.randn(2, 8, device=ONE)
+    with torch.autocast("cuda", dtype):
+        assert torch.is_autocast_enabled()
+        assert torch.get_autocast_dtype("cuda") == dtype
+        y = model(x)
+        assert y.dtype == (y @ y.t()).dtype == dtype
+        assert y.softmax(1).dtype == F.layer_norm(y, (8,)).dtype == torch.float32
+        loss = F.mse_loss(y, x)
+        assert loss.dtype == torch.float32
+        with torch.autocast("cuda", enabled=False):
+            assert model(x).dtype == torch.float32
+        with pytest.raises(RuntimeError, match="unsafe to autocast"):
+            F.binary_cross_entropy(y.sigmoid(), y.sigmoid())
+    assert not torch.is_autocast_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    weight = model.weight.detach().clone()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert not torch.equal(model.weight, weight)
+
+
+def test_printing_shows_the_device_and_costs_nothing(gpus):
+    x = torch.ones(2, device=ONE)
+    gpus.clear()
+    assert repr(x) == "tensor([1., 1.], device='cuda:1')"
+    assert "device='cuda:0'" in repr(torch.ones(1, device="cuda"))
+    assert "device='cuda:1'" in repr(nn.Parameter(x))
+    assert f"{x.sum():.2f}" == "2.00"
+    assert [t.kind for t in gpus.transfers] == ["item"]
+
+
+# --- threads and processes ------------------------------------------------------------
+
+
+def test_threads(gpus):
+    found = {}
+
+    def work(i: int) -> None:
+        assert torch.cuda.current_device() == 0
+        torch.cuda.set_device(i)
+        x = torch.randn(3, 3, device="cuda", requires_grad=True)
+        (x @ x).sum().backward()
+        found[i] = x.grad.device.index
+
+    class Worker(threading.Thread):
+        def run(self) -> None:  # not the run of Thread
+            work(3)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)] + [Worker()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: 0, 1: 1, 2: 2, 3: 3}
+    with ThreadPoolExecutor(2) as pool:
+        results = pool.map(lambda i: torch.zeros(2, device=ONE) + i, range(8))
+        assert [x.tolist() for x in results] == [[i, i] for i in range(8)]
+
+
+def test_in_a_rank():
+    def on_rank(rank_count: int) -> list:
+        import torch
+        import torch.distributed as dist
+
+        from course_utils import virtual_gpus
+
+        with virtual_gpus(rank_count, force=True) as gpus:
+            x = torch.ones(3, device=f"cuda:{dist.get_rank()}") * (dist.get_rank() + 1)
+            dist.all_reduce(x)
+            return [str(x.device), x.tolist(), gpus.memory()[dist.get_rank()].now]
+
+    with Ranks(2) as ranks:
+        assert ranks.run(on_rank, 2) == [
+            ["cuda:0", [3, 3, 3], 512],
+            ["cuda:1", [3, 3, 3], 512],
+        ]
+
+
+def test_other_modes_inside(gpus):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as flops:
+        nn.Linear(4, 4).to(ONE)(torch.ones(2, 4, device=ONE)).sum().backward()
+    assert flops.get_total_flops() == 2 * 2 * 2 * 4 * 4
