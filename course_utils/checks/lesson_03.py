@@ -1,0 +1,1254 @@
+"""Lesson 03, data-parallel primitives: the tasks of its exercise."""
+
+import operator
+import threading
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from course_utils.checks.compare import difference
+from course_utils.checks.devices import on_gpus
+from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.task import Mistake, Task
+
+OURS = "course_utils.from_scratch.data_parallel"
+
+# ------------------------------------------------------------------ what tensors hold
+
+
+def tensors_in(value):
+    """The tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return []
+
+
+def mapped(function, value):
+    """A copy of nested tuples, lists and dicts, with `function` of each tensor."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: mapped(function, item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(function, item) for item in value)
+    return value
+
+
+def form(value):
+    """What is nested in what, as text: "(tensor, {'a': tensor})"."""
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k!r}: {form(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(form, value)) + ")"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(form, value)) + "]"
+    return repr(value) if isinstance(value, (int, str, type(None))) else "something"
+
+
+def settled(value):
+    """A copy of a nested result without the graph."""
+    return mapped(torch.Tensor.detach, value)
+
+
+def devices_of(value):
+    """On which devices the tensors in it are: "cuda:1"."""
+    names = sorted({str(tensor.device) for tensor in tensors_in(value)})
+    return " and ".join(names) or "no tensor"
+
+
+def with_gradients(value):
+    """A copy of the inputs in which every tensor wants a gradient."""
+    return mapped(lambda tensor: tensor.clone().requires_grad_(), value)
+
+
+def differently(tensors):
+    """One number, in which each element has another weight."""
+    return sum(
+        (tensor.cpu() * (1 + torch.arange(tensor.numel()).reshape(tensor.shape))).sum()
+        for tensor in tensors
+    )
+
+
+def gradients_after(number, tensors):
+    """What the backward of a number leaves in each tensor; None where it is nothing."""
+    if isinstance(number, torch.Tensor) and number.requires_grad:
+        number.backward()
+    return [tensor.grad for tensor in tensors]
+
+
+def is_wrong_in(part):
+    """Is this (or what begins so) the first part that is not as expected?"""
+
+    def test(attempt):
+        for key, want in attempt.expected.items():
+            if difference(attempt.got[key], want, 1e-5) is not None:
+                return key.startswith(part)
+        return False
+
+    return test
+
+
+def rows_in(text):
+    """9 of "9 rows": what a case says is read by the learner, too."""
+    return int(text.partition(" ")[0])
+
+
+def says(text):
+    """Does the error say this?"""
+    return lambda attempt: text in attempt.message
+
+
+# ---------------------------------------------------------------------------- scatter
+
+
+@on_gpus(4)
+def try_scatter(answer, gpus, inputs, target_gpus, dim=0):
+    inputs = with_gradients(inputs)
+    parts = answer(inputs, target_gpus, dim)
+    if hasattr(parts, "__next__"):
+        parts = list(parts)
+    if not isinstance(parts, (list, tuple)):
+        return {"parts": parts} | dict.fromkeys(list(scattered(ROWS[1], [0]))[1:])
+    return {
+        "parts": parts,
+        "the form of part 0": form(parts[0]) if parts else "nothing",
+        "devices": [devices_of(part) for part in parts],
+        "gradients": gradients_after(
+            differently(tensors_in(parts)), tensors_in(inputs)
+        ),
+    }
+
+
+def cut(value, n, dim, chunk=torch.chunk):
+    """The parts of nested inputs, all on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return list(chunk(value, n, dim))
+    if isinstance(value, dict) and value:
+        parts = zip(*(cut(item, n, dim, chunk) for item in value.values()))  # noqa: B905
+        return [dict(zip(value, part, strict=True)) for part in parts]
+    if isinstance(value, (list, tuple)) and value:
+        parts = zip(*(cut(item, n, dim, chunk) for item in value))  # noqa: B905
+        return [type(value)(part) for part in parts]
+    return [value] * n
+
+
+def scattered(inputs, target_gpus, dim=0, chunk=torch.chunk):
+    """What the check expects; a mistake cuts in another way."""
+    inputs = with_gradients(inputs)
+    parts = cut(inputs, len(target_gpus), dim, chunk)
+    has_tensors = bool(tensors_in(inputs))
+    return {
+        "parts": settled(parts),
+        "the form of part 0": form(parts[0]),
+        "devices": [
+            f"cuda:{i}" if has_tensors else "no tensor" for i in range(len(parts))
+        ],
+        "gradients": gradients_after(
+            differently(tensors_in(parts)), tensors_in(inputs)
+        ),
+    }
+
+
+def whole_parts(tensor, n, dim):
+    """Parts of rows // n rows, and what is left over as one more."""
+    return tensor.split(max(tensor.size(dim) // n, 1), dim)
+
+
+def without_rest(tensor, n, dim):
+    """Parts of rows // n rows; what is left over is lost."""
+    return whole_parts(tensor, n, dim)[:n]
+
+
+def every_nth(tensor, n, dim):
+    """Row 0 to the first, row 1 to the second, ..."""
+    places = [torch.arange(i, tensor.size(dim), n) for i in range(n)]
+    return [tensor.index_select(dim, place) for place in places if len(place)]
+
+
+def always_rows(tensor, n, dim):
+    return tensor.chunk(n, 0)
+
+
+ROWS = [whole_numbers((rows, 2), rank=rows) for rows in range(31)]
+WORDS = {"name": "a batch", "scale": 3}
+
+SCATTER = Task(
+    id="03.scatter",
+    title="Scatter",
+    stars=2,
+    run=try_scatter,
+    cases=(
+        (ROWS[6], [0, 1]),
+        (ROWS[30], [0, 1, 2]),
+        (ROWS[9], [0, 1, 2, 3]),
+        (ROWS[7], [0, 1, 2]),
+        (ROWS[2], [0, 1, 2, 3]),
+        (ROWS[5], [0]),
+        (ROWS[6].T.contiguous(), [0, 1, 2], 1),
+        ((ROWS[6], ROWS[6] + 1), [0, 1, 2]),
+        ([ROWS[8], ROWS[8][:, 0]], [0, 1, 2, 3]),
+        ({"x": ROWS[9], "y": ROWS[9] * 2}, [0, 1]),
+        ((ROWS[6], {"mask": [ROWS[6], None], **WORDS}), [0, 1]),
+        (("text", 7), [0, 1, 2]),
+        ((), [0, 1]),
+    ),
+    expect=scattered,
+    forbids=(
+        "torch.nn.parallel.scatter_gather.scatter",
+        "torch.nn.parallel.scatter_gather.scatter_kwargs",
+        "torch.nn.parallel.comm.scatter",
+        f"{OURS}.scatter",
+    ),
+    instead="`torch.chunk` cuts, and `.to(device)` copies.",
+    mistakes=(
+        Mistake(
+            like=lambda *args: scattered(*args, chunk=torch.tensor_split),
+            says="You cut as evenly as possible: 9 rows on 4 GPUs are 3 + 2 + 2 + 2. "
+            "PyTorch gives each GPU ceil(rows / GPUs) rows while there are any: 3 + 3 "
+            "+ 3, and nothing for the fourth. `torch.chunk` does just that.",
+        ),
+        Mistake(
+            like=lambda *args: scattered(*args, chunk=whole_parts),
+            says="With rows // GPUs rows in a part, there are more parts than GPUs "
+            "where the division leaves a rest. Round up, as `torch.chunk` does.",
+        ),
+        Mistake(
+            like=lambda *args: scattered(*args, chunk=without_rest),
+            says="Rows are lost: with rows // GPUs rows in a part, the rest of the "
+            "division belongs to no part. Round up, as `torch.chunk` does.",
+        ),
+        Mistake(
+            like=lambda *args: scattered(*args, chunk=every_nth),
+            says="You dealt the rows out one by one, like cards. Each GPU gets rows "
+            "that follow each other, so that gather can put them back in order.",
+        ),
+        Mistake(
+            like=lambda *args: scattered(*args, chunk=always_rows),
+            says="You cut along dimension 0. The third argument says which dimension.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(attempt.got["parts"]) != len(attempt.expected["parts"])
+                and isinstance(attempt.args[0], (tuple, list, dict))
+            ),
+            says="scatter returns a part for each GPU, and each part has the form of "
+            "the inputs: of (x, y) on two GPUs the parts are (x0, y0) and (x1, y1). "
+            "Scatter each of the items, then put together what belongs to one GPU: "
+            "`zip(*...)` does that.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.got["the form of part 0"]
+                not in (None, attempt.expected["the form of part 0"])
+            ),
+            says="Each part must have the form of the inputs: a tuple for a tuple, a "
+            "list for a list, a dict with the same keys for a dict. Whatever is no "
+            "tensor goes to every GPU as it is.",
+        ),
+        Mistake(
+            when=lambda attempt: set(attempt.got["devices"]) == {"cpu"},
+            says="The rows are right, but all parts are still on the CPU. Part i "
+            "belongs on device `target_gpus[i]`.",
+        ),
+        Mistake(
+            when=is_wrong_in("devices"),
+            says="The rows are right, but not where they are: part i belongs on "
+            "device `target_gpus[i]`.",
+        ),
+        Mistake(
+            when=is_wrong_in("gradients"),
+            says="The values are right, but the gradients do not find their way back "
+            "to the inputs. `.to(device)` and `chunk` can be differentiated. "
+            "`detach`, `.data`, `torch.tensor(...)` and `no_grad` cut the graph.",
+        ),
+        Mistake(
+            when=says("has no attribute 'chunk'"),
+            says="Only tensors can be cut. Ask `isinstance(inputs, torch.Tensor)` "
+            "first; tuples, lists and dicts have tensors inside.",
+        ),
+        Mistake(
+            when=says("has no attribute 'to'"),
+            says="Only tensors can be moved. Ask `isinstance(inputs, torch.Tensor)` "
+            "first; tuples, lists and dicts have tensors inside.",
+        ),
+    ),
+    hints=(
+        "Begin with a single tensor: cut it, and copy each piece to its device. Then "
+        "let the function call itself for what is inside a tuple, list or dict.",
+        "For a tuple (x, y), scatter x and y, each into one piece for each GPU. Then "
+        "`zip(*[pieces_of_x, pieces_of_y])` pairs what belongs to one GPU. Whatever is "
+        "neither a tensor nor a container is repeated.",
+        "Three cases and a rest:\n"
+        "  if isinstance(inputs, torch.Tensor):\n"
+        "      pieces = inputs.chunk(len(target_gpus), dim)\n"
+        "      return [piece.to(...) for piece, gpu in zip(pieces, target_gpus)]\n"
+        "  if isinstance(inputs, (tuple, list)) and inputs:\n"
+        "      parts = zip(*[scatter(item, ...) for item in inputs])\n"
+        "      return [type(inputs)(part) for part in parts]\n"
+        "  if isinstance(inputs, dict) and inputs:\n"
+        "      ...  # the values like a tuple, then dict(zip(inputs, part))\n"
+        "  return [inputs] * len(target_gpus)",
+    ),
+)
+
+# ----------------------------------------------------------------------------- gather
+
+
+@on_gpus(4)
+def try_gather(answer, gpus, outputs, target, dim=0):
+    there = [
+        mapped(lambda tensor, i=i: tensor.to(f"cuda:{i}").requires_grad_(), output)
+        for i, output in enumerate(outputs)
+    ]
+    joined = answer(there, target, dim)
+    return {
+        "joined": joined,
+        "form": form(joined),
+        "device": devices_of(joined),
+        "gradients": gradients_after(
+            differently(tensors_in(joined)), tensors_in(there)
+        ),
+    }
+
+
+def join(outputs, dim, one=torch.cat):
+    """Nested outputs joined, all on the CPU."""
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        return one([o.reshape(1) if not o.dim() else o for o in outputs], dim)
+    if isinstance(first, dict):
+        return {key: join([o[key] for o in outputs], dim, one) for key in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)(
+            join(group, dim, one) for group in zip(*outputs, strict=True)
+        )
+    return first
+
+
+def gathered(outputs, target, dim=0, one=torch.cat):
+    """What the check expects; a mistake joins in another way."""
+    there = [with_gradients(output) for output in outputs]
+    joined = join(there, dim, one)
+    has_tensors = bool(tensors_in(joined))
+    return {
+        "joined": settled(joined),
+        "form": form(joined),
+        "device": f"cuda:{target}" if has_tensors else "no tensor",
+        "gradients": gradients_after(
+            differently(tensors_in(joined)), tensors_in(there)
+        ),
+    }
+
+
+def pieces_of(*rows):
+    """One tensor for each device, with that many rows."""
+    return [whole_numbers((count, 2), rank=i) for i, count in enumerate(rows)]
+
+
+LOSSES = [torch.tensor(value) for value in (1.0, 2.5, 4.0)]
+
+GATHER = Task(
+    id="03.gather",
+    title="Gather",
+    stars=1,
+    run=try_gather,
+    cases=(
+        (pieces_of(2, 2), 0),
+        (pieces_of(3, 3, 1), 0),
+        (pieces_of(2, 2, 2, 2), 2),
+        (pieces_of(4), 0),
+        ([piece.T.contiguous() for piece in pieces_of(2, 2, 2)], 1, 1),
+        ([(a, a * 2) for a in pieces_of(2, 1)], 0),
+        ([[a, None] for a in pieces_of(1, 1, 1)], 0),
+        ([{"x": a, "deep": (a + 1, [a - 1])} for a in pieces_of(2, 2, 1)], 1),
+        (LOSSES, 0),
+        ([{"loss": loss, "n": loss.reshape(1) * 2} for loss in LOSSES], 0),
+        ([None, None], 0),
+    ),
+    expect=gathered,
+    forbids=(
+        "torch.nn.parallel.scatter_gather.gather",
+        "torch.nn.parallel.comm.gather",
+        f"{OURS}.gather",
+    ),
+    instead="`.to(device)` copies, and `torch.cat` joins.",
+    mistakes=(
+        Mistake(
+            when=says("zero-dimensional tensor"),
+            says="A loss has no dimension along which torch.cat could join it. Join "
+            "such tensors to a vector with one number for each GPU: `torch.stack`.",
+        ),
+        Mistake(
+            when=says("Expected all tensors to be on the same device"),
+            says="torch.cat cannot join tensors of different devices. Copy each of "
+            "them to the target device first.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == "TypeError"
+                and "must be Tensor" in attempt.message
+                or "has no attribute 'to'" in attempt.message
+            ),
+            says="The outputs may be tuples, lists and dicts of tensors, or None. Look "
+            "at the first output to see which, and let the function call itself for "
+            "what is inside.",
+        ),
+        Mistake(
+            like=lambda *args: gathered(
+                *args, one=lambda tensors, dim: torch.cat(tensors[::-1], dim)
+            ),
+            says="The pieces are joined in the reverse order. The rows must come out "
+            "in the order of the GPUs, which is that of the batch.",
+        ),
+        Mistake(
+            like=lambda *args: gathered(
+                *args, one=lambda tensors, dim: torch.cat(tensors, 0)
+            ),
+            says="You joined along dimension 0. The third argument says which one.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                isinstance(attempt.got["joined"], torch.Tensor)
+                and attempt.got["joined"].dim() == 3
+            ),
+            says="torch.stack makes a new dimension. Rows are joined along one that "
+            "is there already: `torch.cat`.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0] is LOSSES
+                or isinstance(attempt.args[0][0], torch.Tensor)
+                and attempt.args[0][0].dim() == 0
+            ),
+            says="Return all the losses, as a vector with one number for each GPU. The "
+            "caller decides what to make of them, usually `.mean()`.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["form"] != attempt.expected["form"],
+            says="The result must have the form of one output: a tuple for tuples, a "
+            "list for lists, a dict with the same keys for dicts, None for None.",
+        ),
+        Mistake(
+            when=is_wrong_in("device"),
+            says="The values are right, but on another device than `target_device`.",
+        ),
+        Mistake(
+            when=is_wrong_in("gradients"),
+            says="The values are right, but the gradients do not find their way back "
+            "to the outputs. `.to(device)` and `torch.cat` can be differentiated. "
+            "`detach`, `.data`, `torch.tensor(...)` and `no_grad` cut the graph.",
+        ),
+    ),
+    hints=(
+        "Two steps: all tensors must be on one device before they can be joined.",
+        "Look at the first output: is it a tensor, None, a dict, or a list or tuple? "
+        "For the last two, gather the first items of all outputs, then the second "
+        "ones: `zip(*outputs)` gives these groups.",
+        "Four cases:\n"
+        "  first = outputs[0]\n"
+        "  if isinstance(first, torch.Tensor):\n"
+        "      here = [output.to(...) for output in outputs]\n"
+        "      # numbers (first.dim() == 0): torch.stack, else torch.cat\n"
+        "  if first is None: ...\n"
+        "  if isinstance(first, dict):\n"
+        "      return {key: gather([o[key] for o in outputs], ...) for key in first}\n"
+        "  return type(first)(gather(group, ...) for group in zip(*outputs))",
+    ),
+)
+
+
+# -------------------------------------------------------------------------- replicate
+
+
+class Network(nn.Module):
+    """What the check replicates: weights used twice, a frozen one, buffers."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.first = linear(3, 3, seed=1)
+        self.last = linear(3, 3, seed=2)
+        if kind == SHARED:
+            self.last.weight = self.first.weight
+        self.twice = nn.Sequential(linear(3, 3, seed=3))
+        self.again = self.twice if kind == SHARED else None
+        self.frozen = linear(3, 3, seed=4)
+        self.frozen.requires_grad_(kind != SHARED)
+        self.register_buffer("scale", torch.tensor(0.5) if kind != PLAIN else None)
+        self.register_buffer("rows", torch.tensor(0) if kind != PLAIN else None)
+
+    def forward(self, x):
+        y = self.last(self.twice(self.first(x)))
+        y = y if self.again is None else self.again(y)
+        if self.rows is not None:
+            self.rows += len(x)
+            y = y * self.scale
+        return self.frozen(y)
+
+
+PLAIN, BUFFERS = "a network of linear layers", "a network with buffers"
+SHARED = "a network with shared weights"
+
+
+def linear(inputs, outputs, seed):
+    """A linear layer with small whole numbers, the same in every process."""
+    layer = nn.Linear(inputs, outputs)
+    with torch.no_grad():
+        layer.weight.copy_(whole_numbers((outputs, inputs), seed) / 8)
+        layer.bias.copy_(whole_numbers((outputs,), seed) / 8)
+    return layer
+
+
+def gradients_of(network):
+    return {
+        f"gradient of {name}": parameter.grad
+        for name, parameter in network.named_parameters()
+    }
+
+
+def weights_seen(network):
+    """What one replica works with: its weights and its buffers."""
+    buffers = [b for b in (network.scale, network.rows) if b is not None]
+    layers = [network.first, network.last, network.twice[0], network.frozen]
+    return [layer.weight for layer in layers] + [layers[0].bias] + buffers
+
+
+@on_gpus(4)
+def try_replicate(answer, gpus, kind, devices):
+    network = Network(kind).to("cuda:0")
+    parameters = list(network.parameters())
+    want = replicated(kind, devices)
+    replicas = answer(network, devices)
+    if hasattr(replicas, "__next__"):
+        replicas = list(replicas)
+    if not isinstance(replicas, (list, tuple)):
+        return dict.fromkeys(want) | {"replicas": replicas}
+    result = {
+        "replicas": f"a list of {len(replicas)}",
+        "the network has its parameters": all(
+            map(operator.is_, network.parameters(), parameters)
+        ),
+        "device of the network": devices_of(parameters),
+        "devices of the replicas": [
+            devices_of(weights_seen(one)) if isinstance(one, nn.Module) else form(one)
+            for one in replicas
+        ],
+    }
+    if result != {key: want[key] for key in result}:
+        return want | result  # running them would only raise an error
+    outputs = [
+        replica(whole_numbers((i + 1, 3), i).to(f"cuda:{i}"))
+        for i, replica in enumerate(replicas)
+    ]
+    differently(outputs).backward()
+    return result | {
+        "outputs": outputs,
+        "last.weight is first.weight": [
+            replica.first.weight is replica.last.weight for replica in replicas
+        ],
+        **gradients_of(network),
+        "rows counted in its buffer": None if kind == PLAIN else int(network.rows),
+    }
+
+
+def replicated(kind, devices, rows=1):
+    network = Network(kind)
+    outputs = [network(whole_numbers((i + 1, 3), i)) for i in devices]
+    differently(outputs).backward()
+    return {
+        "replicas": f"a list of {len(devices)}",
+        "the network has its parameters": True,
+        "device of the network": "cuda:0",
+        "devices of the replicas": [f"cuda:{i}" for i in devices],
+        "outputs": settled(outputs),
+        "last.weight is first.weight": [kind == SHARED] * len(devices),
+        **gradients_of(network),
+        "rows counted in its buffer": None if kind == PLAIN else rows,
+    }
+
+
+def no_gradients(attempt):
+    return not any(
+        isinstance(value, torch.Tensor) and value.any()
+        for key, value in attempt.got.items()
+        if key.startswith("gradient of ")
+    )
+
+
+REPLICATE = Task(
+    id="03.replicate",
+    title="Replicate",
+    stars=3,
+    run=try_replicate,
+    cases=(
+        (PLAIN, [0, 1]),
+        (BUFFERS, [0, 1, 2]),
+        (SHARED, [0, 1]),
+        (SHARED, [0, 1, 2, 3]),
+        (PLAIN, [0]),
+    ),
+    expect=replicated,
+    forbids=(
+        "torch.nn.parallel.replicate.replicate",
+        "torch.nn.parallel.comm.broadcast_coalesced",
+        f"{OURS}.replicate",
+    ),
+    instead="Copy the tensors with `.to(device)`.",
+    mistakes=(
+        Mistake(
+            when=is_wrong_in("the network has its parameters"),
+            says="Afterwards the network has other parameters than before. A shallow "
+            "copy (`copy.copy`) of a module shares the dictionaries `_parameters`, "
+            "`_buffers` and `_modules` with it: what you put into the replica, you put "
+            "into the network. Give the replica dictionaries of its own.",
+        ),
+        Mistake(
+            when=is_wrong_in("device of the network"),
+            says="The network itself has moved. `module.to(device)` changes the module "
+            "that it is called on, and returns it: your list holds one and the same "
+            "network several times. (A tensor's `.to` does return a copy.)",
+        ),
+        Mistake(
+            when=is_wrong_in("replicas"),
+            says="Return a list, with one replica for each device.",
+        ),
+        Mistake(
+            when=is_wrong_in("devices of the replicas"),
+            says="Replica i must be a module like the network, with all its weights "
+            "and buffers on `devices[i]`.",
+        ),
+        Mistake(
+            when=no_gradients,
+            says="The replicas compute the right outputs, but their gradients do not "
+            "reach the network: each replica has weights of its own. A replica's "
+            "weight must be `parameter.to(device)`, which autograd can follow back. "
+            "copy.deepcopy, nn.Parameter(...), `.data` and load_state_dict make new "
+            "weights.",
+        ),
+        Mistake(
+            when=says("does not require grad"),
+            says="The replicas' weights are cut off from the network's: nothing in "
+            "their outputs wants a gradient. A replica's weight must be "
+            "`parameter.to(device)`, without `detach`, `.data` or `no_grad`.",
+        ),
+        Mistake(
+            when=is_wrong_in("last.weight is first.weight"),
+            says="In this network two layers share one weight, and in a replica they "
+            "must share it, too. You copied it once for each layer. Copy each tensor "
+            "of `network.parameters()` once, and keep the copies in a dict.",
+        ),
+        Mistake(
+            like=lambda kind, devices: replicated(kind, devices, rows=0),
+            says="On its own device the network shares its buffers with the replica, "
+            "so that what a forward writes into them (BatchNorm's statistics) is "
+            "kept. There, `buffer.to(device)` is no copy: it is the buffer itself.",
+        ),
+        Mistake(
+            when=is_wrong_in("gradient of "),
+            says="The gradients of all replicas must add up in the network.",
+        ),
+        Mistake(
+            when=lambda attempt: "cannot assign" in attempt.message,
+            says="A module takes only an nn.Parameter as a new value of a parameter, "
+            "and that would be a new leaf. Put the copy into the replica's dictionary: "
+            "`replica._parameters[name] = copy`.",
+        ),
+        Mistake(
+            when=lambda attempt: "deepcopy protocol" in attempt.message,
+            says="copy.deepcopy copies a tensor only if it is a leaf. Give "
+            "it the copies that it is to use in their place: the second argument of "
+            "deepcopy is a dict from `id(tensor)` to the copy.",
+        ),
+    ),
+    hints=(
+        "A replica is a module of the same class, in which every tensor is replaced by "
+        "`tensor.to(device)`. First make these copies, then put them in place.",
+        "Make a dict of copies for one device: for each tensor of network.parameters() "
+        "and network.buffers(), `tensor.to(device)`. A module of the same form comes "
+        "from copy.deepcopy, whose second argument tells it what to use in place of "
+        "which object.",
+        "For each device:\n"
+        "  tensors = [*network.parameters(), *network.buffers()]\n"
+        "  copies = {id(tensor): ... for tensor in tensors}\n"
+        "  replica = copy.deepcopy(network, copies)\n"
+        "deepcopy takes copies[id(x)] for x where there is one, and copies the rest.",
+    ),
+)
+
+# --------------------------------------------------------------------- parallel_apply
+
+LATE = 0.05  # seconds that the first module takes longer than the last
+MEETING = 1.0  # seconds that modules wait for each other
+
+
+class Part(nn.Module):
+    """What the check runs in parallel: it notes what it sees."""
+
+    def __init__(self, place, count, meeting, fails):
+        super().__init__()
+        self.place, self.count, self.meeting, self.fails = place, count, meeting, fails
+        self.here = None  # what was the current device, and were gradients wanted?
+        self.met = False
+
+    def forward(self, *args, scale=1):
+        self.here = torch.cuda.current_device(), torch.is_grad_enabled()
+        try:
+            self.meeting.wait()
+            self.met = True
+        except threading.BrokenBarrierError:
+            pass
+        time.sleep(LATE * (self.count - 1 - self.place) / self.count)
+        if self.place in self.fails:
+            raise ArithmeticError(f"replica {self.place} failed")
+        return sum(args) * scale
+
+
+ONE, SEVERAL, SCALED = "one argument each", "two arguments each", "keyword arguments"
+NO_GRAD, FAILING = "under torch.no_grad()", "the last ones fail"
+
+
+@on_gpus(4)
+def try_parallel_apply(answer, gpus, kind, devices):
+    n = len(devices)
+    meeting = threading.Barrier(n, timeout=MEETING)
+    fails = range(max(n - 2, 0), n) if kind == FAILING else ()
+    parts = [Part(place, n, meeting, fails) for place in range(n)]
+    inputs = [whole_numbers((2,), i).to(f"cuda:{i}").requires_grad_() for i in range(n)]
+    given = [(x, x) for x in inputs] if kind == SEVERAL else list(inputs)
+    kwargs = [{"scale": 10 + i} for i in range(n)] if kind == SCALED else None
+    before = set(threading.enumerate())
+    failed = "nothing"
+    outputs = None
+    with torch.set_grad_enabled(kind != NO_GRAD):
+        try:
+            outputs = answer(parts, given, kwargs, devices)
+        except ArithmeticError as error:
+            failed = str(error)
+    running = set(threading.enumerate()) - before
+    if hasattr(outputs, "__next__"):
+        outputs = list(outputs)
+    return {
+        "raised": failed,
+        "outputs": None if failed != "nothing" else outputs,
+        "all at the same time": all(part.met for part in parts),
+        "current devices": [part.here and part.here[0] for part in parts],
+        "gradients wanted": [part.here and part.here[1] for part in parts],
+        "threads still running": len(running),
+    }
+
+
+def applied(kind, devices):
+    outputs, n = [], len(devices)
+    for i in range(n):
+        x = whole_numbers((2,), i)
+        outputs.append(x * (2 if kind == SEVERAL else 10 + i if kind == SCALED else 1))
+    return {
+        "raised": f"replica {max(n - 2, 0)} failed" if kind == FAILING else "nothing",
+        "outputs": None if kind == FAILING else outputs,
+        "all at the same time": True,
+        "current devices": list(range(n)),
+        "gradients wanted": [kind != NO_GRAD] * n,
+        "threads still running": 0,
+    }
+
+
+PARALLEL_APPLY = Task(
+    id="03.parallel_apply",
+    title="Parallel apply",
+    stars=2,
+    run=try_parallel_apply,
+    cases=(
+        (ONE, [0]),
+        (ONE, [0, 1, 2]),
+        (SEVERAL, [0, 1]),
+        (SCALED, [0, 1, 2, 3]),
+        (NO_GRAD, [0, 1]),
+        (FAILING, [0, 1, 2, 3]),
+    ),
+    expect=applied,
+    forbids=(
+        "torch.nn.parallel.parallel_apply.parallel_apply",
+        f"{OURS}.parallel_apply",
+    ),
+    instead="Python's `threading.Thread` is all you need.",
+    mistakes=(
+        Mistake(
+            when=lambda attempt: attempt.got["threads still running"],
+            says="You returned while threads were still running. Start all of them, "
+            "then `join()` all of them, and only then return.",
+        ),
+        Mistake(
+            when=lambda attempt: not attempt.got["all at the same time"],
+            says="The modules ran one after the other. Start all threads first, and "
+            "`join()` them in a second loop: `start(); join()` in one loop waits for "
+            "each thread before it starts the next.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0] == FAILING and attempt.got["raised"] == "nothing"
+            ),
+            says="Two of the modules raised an exception, and nobody heard of it: an "
+            "exception ends its own thread only. Catch it in the thread, keep it, and "
+            "raise it when all threads have ended.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.args[0] == FAILING,
+            says="Two of the modules raised an exception. Raise that of the first "
+            "module, in the order of the list, so that the caller always sees the "
+            "same one.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                sorted(map(str, attempt.got["outputs"]))
+                == sorted(map(str, attempt.expected["outputs"]))
+                and is_wrong_in("outputs")(attempt)
+            ),
+            says="These are the right outputs in another order: that in which the "
+            "threads came to their end. Output i belongs to module i.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(set(map(str, attempt.got["outputs"]))) == 1
+                and len(attempt.got["outputs"]) > 1
+                and attempt.got["outputs"][0] is not None
+            ),
+            says="All outputs are the same. Did each thread use the variable of your "
+            "loop? It has moved on by the time the thread reads it. Give each thread "
+            "its number: `Thread(target=call, args=(i,))`.",
+        ),
+        Mistake(
+            when=lambda attempt: None in attempt.got["outputs"],
+            says="Some output is missing. What the thread's function returns is lost: "
+            "write it into a list, at the place of the module.",
+        ),
+        Mistake(
+            when=is_wrong_in("current devices"),
+            says="The outputs are right, but in a thread the current device was not "
+            'its own: what the module makes with device="cuda" would land on the '
+            "wrong GPU. Use `with torch.cuda.device(devices[i]):` in the thread.",
+        ),
+        Mistake(
+            when=is_wrong_in("gradients wanted"),
+            says="The caller is under torch.no_grad(), and the threads are not: each "
+            "thread has that setting for itself. Ask torch.is_grad_enabled() before "
+            "you start them, and use `with torch.set_grad_enabled(...)` in the thread.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0] in (SEVERAL, SCALED) and attempt.error == "TypeError"
+            ),
+            says="An input may be a tuple of several arguments: `module(*input, "
+            "**kwargs)`. One that is no tuple is the only argument, and without "
+            "`kwargs_tup` there are no keyword arguments.",
+        ),
+        Mistake(
+            when=lambda attempt: "NoneType" in attempt.message,
+            says="`kwargs_tup` is None where there are no keyword arguments.",
+        ),
+    ),
+    hints=(
+        "One thread for each module. What a thread finds out, it writes into a list "
+        "that all of them share.",
+        "A function call(i) runs module i and keeps its output, or its exception. "
+        "Settings such as no_grad and the current device belong to a thread: read "
+        "them before, and set them inside. Start all, join all, then look for "
+        "exceptions.",
+        "The function that each thread runs:\n"
+        "  def call(i):\n"
+        "      args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)\n"
+        "      try:\n"
+        "          with torch.set_grad_enabled(...), torch.cuda.device(...):\n"
+        "              outputs[i] = modules[i](*args, **...)\n"
+        "      except Exception as error:\n"
+        "          errors[i] = error\n"
+        "and around it: a loop that starts, a loop that joins, a loop that raises.",
+    ),
+)
+
+# ---------------------------------------------------------------------- data_parallel
+
+_rows_by_device: list[tuple[str, int]] = []
+
+
+class Noting(nn.Module):
+    """A network that notes how many rows it gets on which device."""
+
+    def __init__(self, as_dict=False):
+        super().__init__()
+        self.hidden = linear(3, 4, seed=1)
+        self.outer = linear(4, 2, seed=2)
+        self.register_buffer("scale", torch.tensor(0.5))
+        self.as_dict = as_dict
+
+    def forward(self, x, y=None):
+        _rows_by_device.append((str(x.device), len(x)))
+        out = self.outer(torch.tanh(self.hidden(x))) * self.scale
+        out = out if y is None else out + y
+        return {"out": out, "hidden": (x,)} if self.as_dict else out
+
+
+DICT = "a network that returns a dict"
+PAIR = "a tuple of two inputs"
+SIMPLE = "a network"
+
+
+def inputs_of(kind, rows):
+    rows = rows_in(rows)
+    x = whole_numbers((rows, 3), 7)
+    return (x, whole_numbers((rows, 2), 8)) if kind == PAIR else x
+
+
+@on_gpus(4)
+def try_data_parallel(answer, gpus, kind, rows, device_ids, output_device):
+    network = Noting(as_dict=kind == DICT).to(f"cuda:{device_ids[0]}")
+    inputs = mapped(lambda x: x.to(f"cuda:{device_ids[0]}"), inputs_of(kind, rows))
+    _rows_by_device.clear()
+    output = answer(network, inputs, device_ids, output_device)
+    result = {
+        "output": output,
+        "rows on each device": dict(sorted(_rows_by_device)),
+        "device of the output": devices_of(output),
+    }
+    differently(tensors_in(output)[:1]).backward()
+    return result | gradients_of(network)
+
+
+def data_paralleled(kind, rows, device_ids, output_device):
+    network = Noting(as_dict=kind == DICT)
+    inputs = inputs_of(kind, rows)
+    output = network(*inputs) if kind == PAIR else network(inputs)
+    differently(tensors_in(output)[:1]).backward()
+    pieces = torch.zeros(rows_in(rows)).chunk(len(device_ids))
+    home = device_ids[0] if output_device is None else output_device
+    return {
+        "output": settled(output),
+        "rows on each device": {
+            f"cuda:{i}": len(piece)
+            for i, piece in sorted(zip(device_ids, pieces))  # noqa: B905
+        },
+        "device of the output": f"cuda:{home}",
+        **gradients_of(network),
+    }
+
+
+DATA_PARALLEL = Task(
+    id="03.data_parallel",
+    title="data_parallel",
+    stars=2,
+    run=try_data_parallel,
+    cases=(
+        (SIMPLE, "8 rows", [0, 1], None),
+        (SIMPLE, "30 rows", [0, 1, 2], None),
+        (SIMPLE, "30 rows", [0, 1, 2, 3], 2),
+        (SIMPLE, "9 rows", [0, 1, 2, 3], None),
+        (SIMPLE, "2 rows", [0, 1, 2, 3], None),
+        (SIMPLE, "5 rows", [2, 0, 1], None),
+        (SIMPLE, "6 rows", [0], None),
+        (PAIR, "7 rows", [0, 1, 2], 1),
+        (DICT, "8 rows", [0, 1, 2], None),
+    ),
+    expect=data_paralleled,
+    forbids=(
+        "torch.nn.DataParallel",
+        "torch.nn.parallel.data_parallel.data_parallel",
+        f"{OURS}.data_parallel",
+    ),
+    instead="Put it together from replicate, scatter, parallel_apply and gather.",
+    mistakes=(
+        Mistake(
+            when=lambda attempt: (
+                len(attempt.got["rows on each device"]) == 1
+                and len(attempt.expected["rows on each device"]) > 1
+            ),
+            says="Only one GPU has seen any rows. Scatter the inputs, replicate the "
+            "module, and run each replica on its part.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                rows_in(attempt.args[1]) < 10
+                and len(attempt.args[2]) == 4
+                and attempt.error in ("AssertionError", "ValueError", "IndexError")
+            ),
+            says="A small batch gives fewer parts than there are GPUs: 9 rows on 4 "
+            "GPUs are 3 parts, and 2 rows are 2. Make only as many replicas, on as "
+            "many devices, as there are parts.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0] == PAIR and attempt.error == "TypeError"
+            ),
+            says="The inputs may be a tuple of several arguments. Then a part is a "
+            "tuple, too, and the replica must be called with all of it.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("device of the output")(attempt) and attempt.args[3] is None
+            ),
+            says="Without an output_device, the outputs are gathered on the first "
+            "device of device_ids, which need not be cuda:0.",
+        ),
+        Mistake(
+            when=is_wrong_in("device of the output"),
+            says="The output is right, but not on `output_device`.",
+        ),
+        Mistake(
+            when=is_wrong_in("rows on each device"),
+            says="The output is right, but the rows are spread in another way: part i "
+            "is for device_ids[i].",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                isinstance(attempt.got["output"], torch.Tensor)
+                and attempt.got["output"].shape != attempt.expected["output"].shape
+            ),
+            says="The rows of all replicas are joined, in their order: `gather` does "
+            "that. They are not added and not averaged.",
+        ),
+        Mistake(
+            when=is_wrong_in("gradient of "),
+            says="The output is right, but the gradients in the module are not. Do all "
+            "replicas come from `replicate`, and is nothing detached?",
+        ),
+        Mistake(
+            when=lambda attempt: "same device" in attempt.message,
+            says="A replica got rows that are on another device. Replica i and part i "
+            "are both for device_ids[i].",
+        ),
+    ),
+    hints=(
+        "Four calls, in the order of the picture in the lesson.",
+        "First scatter the inputs: now you know how many parts there are. Then "
+        "replicate to that many devices, parallel_apply, and gather on the output "
+        "device, or on the first device where none is given.",
+        "Four lines and a default:\n"
+        "  if output_device is None: output_device = device_ids[0]\n"
+        "  parts = scatter(inputs, device_ids)\n"
+        "  used = device_ids[:len(parts)]\n"
+        "  replicas = replicate(module, used)\n"
+        "  outputs = parallel_apply(replicas, parts, devices=used)\n"
+        "  return gather(outputs, ...)",
+    ),
+)
+
+# ---------------------------------------------------------------------- spot_the_mean
+
+
+class Classifier(nn.Module):
+    """A model that notes how many of its rows left it as outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = linear(3, 4, seed=1)
+
+    def forward(self, x):
+        _rows_by_device.append((str(x.device), len(x)))
+        return self.layer(x)
+
+
+def batch(rows):
+    """Rows that are the harder to classify the later they come."""
+    rows = rows_in(rows)
+    x = whole_numbers((rows, 3), 5) * torch.linspace(0.1, 1, rows)[:, None]
+    return x, torch.arange(rows) * 7 % 4
+
+
+@on_gpus(4)
+def try_loss_inside(answer, gpus, rows, device_ids):
+    model = Classifier().to("cuda:0")
+    x, y = (tensor.to("cuda:0") for tensor in batch(rows))
+    _rows_by_device.clear()
+    with_loss = answer(model)
+    before = len(gpus.transfers)
+    loss = with_loss.training_step(x, y, device_ids)
+    rows_on = dict(sorted(_rows_by_device))
+    gathered = sum(t.bytes for t in gpus.transfers[before:] if t.kind == "gather")
+    return {
+        "loss": loss,
+        "gradient of the weight": model.layer.weight.grad,
+        "rows on each GPU": rows_on,
+        "outputs of all rows sent to GPU 0": gathered > 8 * len(x),
+    }
+
+
+def loss_of_the_batch(rows, device_ids, mean=torch.mean):
+    """The loss of all rows; a mistake takes another mean of the rows' losses."""
+    model = Classifier()
+    x, y = batch(rows)
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    pieces = losses.chunk(len(device_ids))
+    loss = mean(losses) if mean is torch.mean else mean(pieces)
+    loss.backward()
+    return {
+        "loss": loss.detach(),
+        "gradient of the weight": model.layer.weight.grad,
+        "rows on each GPU": {f"cuda:{i}": len(p) for i, p in enumerate(pieces)},
+        "outputs of all rows sent to GPU 0": False,
+    }
+
+
+def mean_of_means(pieces):
+    return torch.stack([piece.mean() for piece in pieces]).mean()
+
+
+def sum_of_means(pieces):
+    return torch.stack([piece.mean() for piece in pieces]).sum()
+
+
+def sum_of_all(pieces):
+    return torch.cat(pieces).sum()
+
+
+def mean_of_sums(pieces):
+    return torch.stack([piece.sum() for piece in pieces]).mean()
+
+
+SPOT_THE_MEAN = Task(
+    id="03.spot_the_mean",
+    title="Spot the mean",
+    stars=2,
+    run=try_loss_inside,
+    cases=(
+        ("8 rows", [0, 1]),
+        ("8 rows", [0, 1, 2, 3]),
+        ("8 rows", [0]),
+        ("10 rows", [0, 1, 2, 3]),
+        ("9 rows", [0, 1]),
+        ("5 rows", [0, 1, 2]),
+        ("2 rows", [0, 1, 2, 3]),
+    ),
+    expect=loss_of_the_batch,
+    mistakes=(
+        Mistake(
+            like=lambda *args: loss_of_the_batch(*args, mean=mean_of_means),
+            says="That is the mean of the GPUs' means. It is the mean of all rows only "
+            "if each GPU has as many rows. Here the last one has fewer, and each of "
+            "its rows counts for more.",
+        ),
+        Mistake(
+            like=lambda *args: loss_of_the_batch(*args, mean=sum_of_means),
+            says="That is the sum of the GPUs' means: with two GPUs twice too much, "
+            "with four GPUs four times.",
+        ),
+        Mistake(
+            like=lambda *args: loss_of_the_batch(*args, mean=sum_of_all),
+            says="That is the sum over all rows. Divide it by the number of rows.",
+        ),
+        Mistake(
+            like=lambda *args: loss_of_the_batch(*args, mean=mean_of_sums),
+            says="Each GPU returns its sum, and you divide by the number of GPUs. "
+            "Divide the sum of all by the number of rows.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.got["outputs of all rows sent to GPU 0"] is True
+                and not is_wrong_in("loss")(attempt)
+            ),
+            says="The loss is right. But the outputs of all rows travel to GPU 0 "
+            "again: that is what the loss inside forward was to avoid. Return one "
+            "number for each row, or for each GPU.",
+        ),
+        Mistake(
+            when=lambda attempt: is_wrong_in("rows on each GPU")(attempt),
+            says="The loss is right, but the batch is not spread over the GPUs any "
+            "more. Keep nn.DataParallel.",
+        ),
+        Mistake(
+            when=lambda attempt: is_wrong_in("gradient of the weight")(attempt),
+            says="The loss is right, but the gradients are not those of this loss. "
+            "Call `loss.backward()` on the loss that you return.",
+        ),
+        Mistake(
+            when=says("can be implicitly created only for scalar"),
+            says="backward starts from one number. Take the mean of the rows' losses "
+            "first.",
+        ),
+    ),
+    hints=(
+        "Compute it for 3 rows on 2 GPUs, by hand: losses 1, 2 and 6. What does each "
+        "GPU return, and what comes out at the end?",
+        "(mean(1, 2) + mean(6)) / 2 is not mean(1, 2, 6). The mean must be taken once, "
+        "over the losses of all rows. cross_entropy has an argument `reduction`.",
+        "One way, in two lines:\n"
+        '  forward:        return F.cross_entropy(..., reduction="none")\n'
+        "  training_step:  loss = losses.mean()   # now one loss for each row\n"
+        "The other: return sums, and divide by len(y) at the end.",
+    ),
+)
+
+# ---------------------------------------------------------------------- predict_traffic
+
+PREDICT_TRAFFIC = Task(
+    id="03.predict_traffic",
+    title="Predict the traffic",
+    stars=1,
+    where="value",
+    expect=lambda: 2 * 7 * 100,
+    unit="MB",
+    mistakes=(
+        Mistake(
+            like=lambda: 7 * 100,
+            says="That is the way out: the parameters, to seven GPUs. In the backward "
+            "as many gradients come back.",
+        ),
+        Mistake(
+            like=lambda: 2 * 8 * 100,
+            says="GPU 0 sends nothing to itself: seven GPUs get a copy.",
+        ),
+        Mistake(
+            like=lambda: 8 * 100,
+            says="GPU 0 sends nothing to itself, so seven GPUs get a copy. And in the "
+            "backward as many gradients come back.",
+        ),
+        Mistake(
+            like=lambda: 2 * 100,
+            says="That is the traffic with one other GPU. There are seven.",
+        ),
+        Mistake(
+            like=lambda: 100,
+            says="That is one copy for one GPU. Seven GPUs get one each, and each "
+            "sends its gradients back.",
+        ),
+        Mistake(
+            like=lambda: 3 * 7 * 100,
+            says="Parameters go out once, and gradients come back once. The update "
+            "itself sends nothing: the next forward sends the new parameters.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got in (175, 350),
+            says="That is what each GPU would send and receive in a ring all-reduce, "
+            "as in DDP. Here all copies count, and DataParallel makes other ones.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got in (0.7, 1.4),
+            says="In MB, please.",
+        ),
+    ),
+    otherwise="How many GPUs get a copy of the parameters in each step, and how many "
+    "send gradients back? Each copy has 100 MB.",
+    hints=(
+        "How many of the eight GPUs get a copy from GPU 0?",
+        "In the forward the parameters go out, in the backward gradients of the same "
+        "size come back. GPU 0 itself needs no copy.",
+        "For 4 GPUs it goes like this:\n"
+        "  out    3 * 100 MB\n"
+        "  back   3 * 100 MB\n"
+        "  sum    600 MB",
+    ),
+)
+
+TASKS = (
+    PREDICT_TRAFFIC,
+    SCATTER,
+    GATHER,
+    REPLICATE,
+    PARALLEL_APPLY,
+    DATA_PARALLEL,
+    SPOT_THE_MEAN,
+)

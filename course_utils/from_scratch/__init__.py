@@ -1,0 +1,1 @@
+"""The course's ideas written out, one a file. Each imports torch alone."""

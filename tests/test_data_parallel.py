@@ -1,0 +1,599 @@
+"""from_scratch/data_parallel.py against torch's own, and against one device."""
+
+import ast
+import threading
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn import parallel
+
+from course_utils.from_scratch import data_parallel as ours
+from course_utils.virtual_gpus import virtual_gpus
+
+Pair = namedtuple("Pair", "first second")
+DEVICES = {n: list(range(n)) for n in (1, 2, 3, 4)}
+every_number = pytest.mark.parametrize("n", DEVICES)
+
+
+@pytest.fixture(autouse=True)
+def gpus():
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # waking more of them takes longer than these tensors
+    with virtual_gpus(4, memory="64 MiB", force=True) as gpus:
+        yield gpus
+    torch.set_num_threads(threads)
+
+
+class Net(nn.Module):
+    """Shared weights, a shared module, a frozen weight, buffers, and None for parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.twice = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.again = self.twice
+        self.tied = nn.Linear(6, 6, bias=False)
+        self.tied.weight = self.first.weight
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.nothing = None
+        self.register_buffer("scale", torch.full((6,), 0.5))
+        self.register_buffer("none", None)
+        self.register_buffer("rows", torch.zeros((), dtype=torch.long))
+        self.calls = 0
+
+    def forward(self, x):
+        self.rows += len(x)
+        self.calls += 1
+        x = self.again(self.twice(self.first(x)))
+        return self.frozen(self.tied(x) * self.scale)
+
+
+def gradients_of(module):
+    return [p.grad.cpu() for p in module.parameters() if p.grad is not None]
+
+
+def step(module, forward, x):
+    """Output, gradients of parameters and of the input, after one backward."""
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    output = forward(x)
+    (output.cpu().square().mean(0) * torch.arange(1.0, 7.0)).sum().backward()
+    return output.detach().cpu(), [*gradients_of(module), x.grad.cpu()]
+
+
+def same(one, other):
+    """Equal to 1e-5, of the same types, and on the same devices."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.device == other.device
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        same(list(one.values()), list(other.values()))
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for first, second in zip(one, other, strict=True):
+            same(first, second)
+    else:
+        assert one == other
+
+
+# --- the whole ------------------------------------------------------------------------
+
+
+@every_number
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 9, 12, 30])
+def test_equals_torch_and_one_device(n, rows):
+    module = Net().to("cuda:0")
+    x = torch.randn(rows, 6, device="cuda:0")
+    alone = step(module, module, x)
+    torchs = step(module, nn.DataParallel(module, DEVICES[n]), x)
+    own = step(module, lambda x: ours.data_parallel(module, x, DEVICES[n]), x)
+    same(own, alone)
+    same(own, torchs)
+
+
+@every_number
+def test_output_is_on_the_first_device_or_where_it_was_asked_for(n):
+    module = nn.Linear(6, 2).to("cuda:0")
+    output = ours.data_parallel(module, torch.randn(8, 6), DEVICES[n])
+    assert output.device == torch.device("cuda:0")
+    if n > 1:
+        assert ours.data_parallel(module, output.new_zeros(8, 6), DEVICES[n], 1)[
+            0
+        ].device == torch.device("cuda:1")
+        on_cpu = ours.data_parallel(module, torch.randn(8, 6), DEVICES[n], -1)
+        assert on_cpu.device == torch.device("cpu")
+
+
+def test_devices_by_number_name_or_object_and_all_of_them_by_default():
+    module = nn.Linear(6, 2).to("cuda:0")
+    x = torch.randn(8, 6)
+    want = ours.data_parallel(module, x, [0, 1, 2, 3])
+    names = [f"cuda:{i}" for i in range(4)]
+    for ids in (names, [torch.device(name) for name in names], None):
+        assert torch.equal(ours.data_parallel(module, x, ids), want)
+
+
+def test_the_order_of_the_devices_is_the_callers():
+    module = nn.Linear(6, 2).to("cuda:2")
+    x = torch.randn(5, 6)
+    output = ours.data_parallel(module, x, [2, 0, 3])
+    assert output.device == torch.device("cuda:2")
+    same(output.cpu(), module(x.to("cuda:2")).cpu())
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_tuples_and_keywords_as_arguments(n):
+    class Add(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x, pair, *, times=1, extra=None):
+            out = (x + pair["y"]) * self.weight * times
+            return {"out": out if extra is None else out + extra, "rows": (x,)}
+
+    module = Add().to("cuda:0")
+    x, y, extra = torch.randn(3, 7, 3).unbind()
+    kwargs = {"times": 2, "extra": extra}
+    own = ours.data_parallel(module, (x, {"y": y}), DEVICES[n], module_kwargs=kwargs)
+    torchs = nn.DataParallel(module, DEVICES[n])(x, {"y": y}, **kwargs)
+    same(own, torchs)
+    same(own["out"].cpu(), (x + y) * 2 + extra)
+    assert isinstance(own["rows"], tuple)
+
+
+@every_number
+def test_keywords_alone_and_no_arguments_at_all(n):
+    class Either(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x=None):
+            return self.weight * (1 if x is None else x)
+
+    module, x = Either().to("cuda:0"), torch.randn(5, 1)
+    both = ours.data_parallel(module, (), DEVICES[n], module_kwargs={"x": x})
+    same(both.cpu(), x)
+    for nothing in ((), None):
+        assert ours.data_parallel(module, nothing, DEVICES[n]).shape == (1,)
+
+
+def test_along_another_dimension():
+    lstm = nn.LSTM(4, 3).to("cuda:0")  # its batch is dimension 1
+    x = torch.randn(5, 6, 4)
+    own, _ = ours.data_parallel(lstm, x, [0, 1, 2], dim=1)
+    alone, _ = lstm(x.to("cuda:0"))
+    same(own, alone)
+    own.sum().backward()
+    with_threads = gradients_of(lstm)
+    lstm.zero_grad()
+    alone.sum().backward()
+    same(with_threads, gradients_of(lstm))
+
+
+def test_one_block_of_a_model_can_be_parallel():
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.devices = [0]
+
+        def forward(self, x):
+            x = ours.data_parallel(self.inner, x, self.devices)
+            return self.outer(x)
+
+    module, x = Half().to("cuda:0"), torch.randn(9, 6, device="cuda:0")
+    alone = step(module, module, x)
+    module.devices = [0, 1, 2, 3]
+    same(step(module, module, x), alone)
+
+
+def test_five_steps_of_training_are_those_of_one_device():
+    trained = {}
+    for devices in DEVICES.values():
+        torch.manual_seed(1)
+        module = Net().to("cuda:0")
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+        for _ in range(5):
+            x, y = torch.randn(2, 10, 6, device="cuda:0").unbind()
+            loss = F.mse_loss(ours.data_parallel(module, x, devices), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        trained[len(devices)] = [p.detach().cpu() for p in module.parameters()]
+    for n in (2, 3, 4):
+        same(trained[n], trained[1])
+
+
+def test_under_no_grad_nothing_is_recorded():
+    module = Net().to("cuda:0")
+    x = torch.randn(8, 6)
+    with torch.no_grad():
+        output = ours.data_parallel(module, x, [0, 1, 2, 3])
+    assert not output.requires_grad
+    same(output, module(x.to("cuda:0")))
+
+
+def test_what_is_sent_is_what_torch_sends(gpus):
+    """As many bytes between the same devices, forward and backward."""
+    module = Net().to("cuda:0")
+    module.frozen.requires_grad_()  # torch sends zeros back for a frozen weight
+    x = torch.randn(9, 6, device="cuda:0")
+    logs = []
+    for forward in (
+        lambda: ours.data_parallel(module, x, [0, 1, 2, 3]),
+        lambda: nn.DataParallel(module, [0, 1, 2, 3])(x),
+    ):
+        before = len(gpus.transfers)
+        forward().sum().backward()
+        sent = {}
+        for t in gpus.transfers[before:]:
+            key = t.source, t.destination, t.phase
+            sent[key] = sent.get(key, 0) + t.bytes
+        logs.append(sent)
+    assert logs[0] == logs[1]
+    assert len(logs[0]) == 8  # out to two devices and back, forward and backward
+
+
+def test_module_on_another_device_is_refused_in_words():
+    with pytest.raises(RuntimeError, match=r"must be on cuda:0.* is on cpu.*\.to\("):
+        ours.data_parallel(nn.Linear(2, 2), torch.randn(4, 2), [0, 1])
+    module = nn.BatchNorm1d(2).to("cuda:0")
+    module.running_mean = module.running_mean.to("cuda:1")
+    with pytest.raises(RuntimeError, match="a part of it is on cuda:1"):
+        ours.data_parallel(module, torch.randn(4, 2), [0, 1])
+    with pytest.raises(ValueError, match="device_ids is empty"):
+        ours.data_parallel(module, torch.randn(4, 2), [])
+
+
+# --- scatter --------------------------------------------------------------------------
+
+
+@every_number
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 9, 30])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_scatter_cuts_as_torch_does(n, rows, dim):
+    x = torch.arange(2.0 * rows).reshape((rows, 2) if dim == 0 else (2, rows))
+    own, torchs = ours.scatter(x, DEVICES[n], dim), parallel.scatter(x, DEVICES[n], dim)
+    assert [piece.device for piece in own] == [piece.device for piece in torchs]
+    same(list(own), list(torchs))
+
+
+def test_rows_of_each_device():
+    def rows(batch, n):
+        return [len(piece) for piece in ours.scatter(torch.zeros(batch), DEVICES[n])]
+
+    assert [rows(30, n) for n in (1, 2, 3)] == [[30], [15, 15], [10, 10, 10]]
+    assert rows(30, 4) == [8, 8, 8, 6]
+    assert rows(9, 4) == [3, 3, 3]  # one device has nothing to do
+    assert rows(2, 4) == [1, 1]
+
+
+x, y, z = torch.arange(24.0).reshape(3, 8, 1).unbind()
+NESTED = {
+    "tensor": x,
+    "tuple": (x, y),
+    "list": [x, y],
+    "dict": {"x": x, "y": y},
+    "named tuple": Pair(x, y),
+    "deep": [x, {"pair": Pair(y, (z, 1.5)), "name": "a"}, None],
+    "number": 3,
+    "nothing": None,
+    "empty": ((), {}, []),
+    "text": "rows",
+    "not all of one length": (x, y[:3]),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+@every_number
+def test_scatter_of_nested_inputs_is_torchs(name, n):
+    own = ours.scatter(NESTED[name], DEVICES[n])
+    torchs = parallel.scatter(NESTED[name], DEVICES[n])
+    assert [type(part) for part in own] == [type(part) for part in torchs]
+    same(list(own), list(torchs))
+
+
+def test_scatter_copies_only_what_must_move(gpus):
+    x = torch.zeros(8, 100, device="cuda:0")
+    before = len(gpus.transfers)
+    pieces = ours.scatter(x, [0, 1])
+    (sent,) = gpus.transfers[before:]
+    assert (sent.source, sent.destination, sent.bytes) == ("cuda:0", "cuda:1", 1600)
+    assert pieces[0].data_ptr() == x.data_ptr()
+
+
+def test_gradients_flow_back_through_scatter():
+    x = torch.arange(9.0, device="cuda:0").requires_grad_()
+    pieces = ours.scatter(x, [0, 1, 2, 3])
+    sum((i + 1) * piece.sum().cpu() for i, piece in enumerate(pieces)).backward()
+    assert x.grad.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+# --- replicate ------------------------------------------------------------------------
+
+
+@every_number
+def test_replicas_are_on_their_devices_with_equal_values(n):
+    module = Net().to("cuda:0")
+    replicas = ours.replicate(module, DEVICES[n])
+    assert len(replicas) == n
+    for i, replica in enumerate(replicas):
+        assert type(replica) is Net and replica is not module
+        for name in ("first", "tied", "frozen"):
+            weight = getattr(replica, name).weight
+            assert weight.device == torch.device("cuda", i)
+            assert weight.requires_grad == (name != "frozen")
+            assert not weight.is_leaf or name == "frozen"
+            same(weight.cpu(), getattr(module, name).weight.cpu())
+        assert replica.scale.device == replica.rows.device == torch.device("cuda", i)
+        assert replica.first.bias.device == torch.device("cuda", i)
+
+
+def test_what_is_shared_stays_shared_in_each_replica():
+    replicas = ours.replicate(Net().to("cuda:0"), [0, 1])
+    for replica in replicas:
+        assert replica.again is replica.twice
+        assert replica.tied.weight is replica.first.weight
+        assert replica.tied.bias is None
+        assert replica.nothing is None
+        assert replica.none is None
+    assert replicas[0].twice is not replicas[1].twice
+
+
+def test_shared_weights_are_sent_once(gpus):
+    module = Net().to("cuda:0")
+    before = len(gpus.transfers)
+    ours.replicate(module, [0, 1])
+    numbers = sum(t.numel() for t in module.parameters()) + module.scale.numel()
+    sent = sum(t.bytes for t in gpus.transfers[before:])
+    assert sent == 4 * numbers + 8  # rows is an int64
+
+
+def test_gradients_of_all_replicas_add_up_in_the_module():
+    module = nn.Linear(2, 1, bias=False).to("cuda:0")
+    replicas = ours.replicate(module, [0, 1, 2])
+    for i, replica in enumerate(replicas):
+        replica.weight.sum().mul(10**i).cpu().backward()
+    assert module.weight.grad.tolist() == [[111.0, 111.0]]
+    assert module.weight.grad.device == torch.device("cuda:0")
+
+
+def test_detached_replicas_have_no_gradients():
+    replicas = ours.replicate(Net().to("cuda:0"), [0, 1], detach=True)
+    for replica in replicas:
+        assert not replica.first.weight.requires_grad
+
+
+def test_replicas_leave_the_module_alone():
+    module = Net().to("cuda:0")
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    children = list(module.named_modules())
+    replica = ours.replicate(module, [0, 1])[1]
+    replica.first.weight = None
+    replica.twice[0] = nn.Identity()
+    replica.eval()
+    assert module.training
+    assert list(module.named_modules()) == children
+    same(dict(module.state_dict()), state)
+
+
+def test_buffers_are_kept_on_the_first_device_and_lost_on_the_others():
+    """And the same as torch's: only what is written in place on device 0 is kept."""
+    seen = []
+    for forward in (
+        lambda m, x: ours.data_parallel(m, x, [0, 1, 2, 3]),
+        lambda m, x: nn.DataParallel(m, [0, 1, 2, 3])(x),
+    ):
+        module = Net().to("cuda:0")
+        forward(module, torch.randn(32, 6))
+        forward(module, torch.randn(32, 6))
+        seen.append((module.rows.item(), module.calls))
+    assert seen == [(16, 0), (16, 0)]
+
+
+def test_batch_norm_keeps_the_statistics_of_the_first_piece():
+    x = torch.randn(12, 3) * torch.arange(1.0, 13.0)[:, None]
+    kept = []
+    for forward in (
+        lambda m: ours.data_parallel(m, x, [0, 1, 2]),
+        lambda m: nn.DataParallel(m, [0, 1, 2])(x),
+        lambda m: m(x[:4].to("cuda:0")),
+    ):
+        module = nn.BatchNorm1d(3).to("cuda:0")
+        forward(module)
+        kept.append({k: v.cpu() for k, v in module.state_dict().items()})
+    same(kept[0], kept[1])
+    same(kept[0], kept[2])
+
+
+# --- parallel_apply -------------------------------------------------------------------
+
+
+class Call(nn.Module):
+    """A module that does what it is told."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+
+def test_outputs_keep_the_order_of_the_modules():
+    def late(seconds):
+        time.sleep(seconds)
+        return seconds
+
+    waits = [0.06, 0.0, 0.03]
+    assert ours.parallel_apply([Call(late)] * 3, waits) == waits
+
+
+def test_modules_run_at_the_same_time_in_threads_of_their_own():
+    meet = threading.Barrier(4, timeout=20)
+
+    def wait_for_all(x):
+        meet.wait()
+        return threading.get_ident()
+
+    idents = ours.parallel_apply([Call(wait_for_all)] * 4, [0] * 4)
+    assert len({*idents, threading.get_ident()}) == 5
+
+
+def test_one_argument_several_and_keywords():
+    def tell(*args, **kwargs):
+        return args, kwargs
+
+    inputs = [1, (1, 2), [1, 2, 3]]
+    kwargs = [{}, {"a": 1}, {"b": 2}]
+    got = ours.parallel_apply([Call(tell)] * 3, inputs, kwargs)
+    assert got == [((1,), {}), ((1, 2), {"a": 1}), ((1, 2, 3), {"b": 2})]
+
+
+def test_each_thread_has_its_own_current_device():
+    def here(x):
+        return torch.cuda.current_device(), torch.zeros(1, device="cuda").device
+
+    got = ours.parallel_apply([Call(here)] * 3, [0] * 3, devices=[2, "cuda:0", 1])
+    assert got == [(i, torch.device("cuda", i)) for i in (2, 0, 1)]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_threads_inherit_whether_gradients_are_wanted(enabled):
+    with torch.set_grad_enabled(enabled):
+        got = ours.parallel_apply([Call(lambda x: torch.is_grad_enabled())] * 2, [0, 0])
+    assert got == [enabled] * 2
+
+
+def test_threads_inherit_autocast():
+    module = nn.Linear(4, 4).to("cuda:0")
+    x = torch.randn(8, 4)
+    assert ours.data_parallel(module, x, [0, 1]).dtype == torch.float32
+    with torch.autocast("cuda", torch.bfloat16):
+        assert ours.data_parallel(module, x, [0, 1]).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("where", [[1], [1, 3], [0, 2]])
+def test_an_exception_in_a_replica_comes_out_as_it_is(where):
+    class Special(Exception):
+        pass
+
+    def fail(i):
+        if i in where:
+            time.sleep(
+                0.02 * (4 - i)
+            )  # the first replica need not be the first to fail
+            raise Special(f"row {i}")
+        return i
+
+    before = threading.active_count()
+    with pytest.raises(Special, match=f"row {where[0]}") as info:
+        ours.parallel_apply([Call(fail)] * 4, [0, 1, 2, 3], devices=[0, 1, 2, 3])
+    assert threading.active_count() == before
+    notes = getattr(info.value, "__notes__", None)
+    assert notes in (None, [f"This was replica {where[0]}, on cuda:{where[0]}."])
+
+
+def test_out_of_memory_in_a_replica_can_be_caught_and_gone_on_from():
+    module = Call(lambda x: torch.zeros(2**27, device=x.device, dtype=torch.uint8))
+    with pytest.raises(torch.OutOfMemoryError):
+        ours.data_parallel(module, torch.zeros(8, 2), [0, 1])
+    linear = nn.Linear(2, 2).to("cuda:0")
+    assert ours.data_parallel(linear, torch.zeros(8, 2), [0, 1]).shape == (8, 2)
+
+
+def test_different_lengths_are_refused():
+    with pytest.raises(ValueError, match=r"got \[2, 3, 2, 2\]"):
+        ours.parallel_apply([Call(len)] * 2, [1, 2, 3])
+
+
+# --- gather ---------------------------------------------------------------------------
+
+
+def on_devices(make, n=3):
+    """An output for each device, its tensors there."""
+    return [make(lambda *v, i=i: torch.tensor(v, device=f"cuda:{i}")) for i in range(n)]
+
+
+OUTPUTS = {
+    "tensor": lambda t: t(1.0, 2.0),
+    "tuple": lambda t: (t(1.0), t(2.0, 3.0)),
+    "list": lambda t: [t(1.0), None],
+    "dict": lambda t: {"a": t(1.0), "b": (t(2.0), t(3.0))},
+    "named tuple": lambda t: Pair(t(1.0), {"x": t(2.0)}),
+    "nothing": lambda t: None,
+    "a loss": lambda t: t(1.5).mean(),
+    "losses": lambda t: {"a": t(1.5).mean(), "b": t(2.5, 3.5)},
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("target", [0, 2, "cpu"])
+@pytest.mark.filterwarnings("ignore:Was asked to gather:UserWarning")
+def test_gather_joins_as_torch_does(name, target):
+    outputs = on_devices(OUTPUTS[name])
+    own, torchs = ours.gather(outputs, target), parallel.gather(outputs, target)
+    assert type(own) is type(torchs)
+    same(own, torchs)
+
+
+def test_gather_along_another_dimension():
+    pieces = [torch.full((2, i + 1), float(i), device=f"cuda:{i}") for i in range(3)]
+    want = parallel.gather(pieces, 1, dim=1)
+    assert torch.equal(ours.gather(pieces, 1, dim=1), want)
+
+
+def test_gather_undoes_scatter():
+    for n in (1, 2, 3, 4):
+        whole = torch.randn(9, 2)
+        assert torch.equal(ours.gather(ours.scatter(whole, DEVICES[n]), -1), whole)
+
+
+def test_gradients_flow_back_through_gather():
+    pieces = [
+        torch.zeros(i + 1, device=f"cuda:{i}", requires_grad=True) for i in (0, 1, 2)
+    ]
+    joined = ours.gather(pieces, 0)
+    (joined * torch.arange(1.0, 7.0, device="cuda:0")).sum().backward()
+    assert [piece.grad.tolist() for piece in pieces] == [[1], [2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "error", "message"),
+    [
+        ([1.5, 2.5], TypeError, "returned an object of type float"),
+        (["a", "b"], TypeError, "of type str"),
+        ([{"a": None}, {"b": None}], ValueError, r"the keys \['a'\]"),
+        ([(None, None), (None,)], ValueError, "shorter"),
+    ],
+)
+def test_outputs_that_cannot_be_joined(outputs, error, message):
+    with pytest.raises(error, match=message):
+        ours.gather(outputs, 0)
+
+
+# --- the file -------------------------------------------------------------------------
+
+
+def test_it_can_be_lifted_out():
+    """It imports torch and the standard library, and nothing of the course."""
+    tree = ast.parse(Path(ours.__file__).read_text(encoding="utf-8"))
+    names = {
+        (node.module if isinstance(node, ast.ImportFrom) else alias.name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert names <= {"collections", "contextlib", "itertools", "threading", "torch"} | {
+        "typing"
+    }

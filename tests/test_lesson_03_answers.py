@@ -1,0 +1,913 @@
+"""Lesson 03: typical wrong answers, and different right ones."""
+
+import concurrent.futures
+import copy
+import itertools
+import threading
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn import parallel
+
+from course_utils.checks import find_task
+from course_utils.from_scratch import data_parallel as ours
+from tests.answers import Answers
+
+ANSWERS = Answers()
+
+# ---------------------------------------------------------------------- 03.scatter
+
+
+@ANSWERS.wrong("03.scatter", "not attempted", "It still raises NotImplementedError")
+def scatter_stub(inputs, target_gpus, dim=0):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "all parts are still on the CPU")
+def forgot_to_move(inputs, target_gpus, dim=0):
+    return inputs.chunk(len(target_gpus), dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "part i belongs on device `target_gpus[i]`")
+def all_on_the_first(inputs, target_gpus, dim=0):
+    return [piece.to(target_gpus[0]) for piece in inputs.chunk(len(target_gpus), dim)]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "You cut as evenly as possible")
+def evenly(inputs, target_gpus, dim=0):
+    pieces = inputs.tensor_split(len(target_gpus), dim)
+    return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=True)]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "Rows are lost")
+def rest_is_lost(inputs, target_gpus, dim=0):
+    rows = inputs.size(dim) // len(target_gpus)
+    return [
+        inputs.narrow(dim, i * rows, rows).to(gpu) for i, gpu in enumerate(target_gpus)
+    ]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "like cards")
+def like_cards(inputs, target_gpus, dim=0):
+    n = len(target_gpus)
+    return [inputs[i::n].to(gpu) for i, gpu in enumerate(target_gpus)]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "The third argument says which dimension")
+def always_dimension_0(inputs, target_gpus, dim=0):
+    pieces = inputs.chunk(len(target_gpus))
+    return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=False)]
+
+
+@ANSWERS.wrong("03.scatter", "crashed", "Only tensors can be cut.")
+def tensors_only(inputs, target_gpus, dim=0):
+    pieces = inputs.chunk(len(target_gpus), dim)
+    return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=False)]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "of (x, y) on two GPUs the parts are (x0, y0)")
+def not_transposed(inputs, target_gpus, dim=0):
+    if isinstance(inputs, (tuple, list)):
+        return [not_transposed(item, target_gpus, dim) for item in inputs]
+    return tensors_only(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "a list for a list")
+def always_tuples(inputs, target_gpus, dim=0):
+    if isinstance(inputs, (tuple, list)):
+        items = [always_tuples(item, target_gpus, dim) for item in inputs]
+        return list(zip(*items, strict=False))
+    return tensors_only(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "do not find their way back to the inputs")
+def detached_pieces(inputs, target_gpus, dim=0):
+    return [
+        piece.detach().to(gpu)
+        for piece, gpu in zip(
+            inputs.chunk(len(target_gpus), dim), target_gpus, strict=False
+        )
+    ]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "did you forget `return`?")
+def scatter_without_return(inputs, target_gpus, dim=0):
+    inputs.chunk(len(target_gpus), dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "Your code calls scatter")
+def scatter_of_torch(inputs, target_gpus, dim=0):
+    return parallel.scatter(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "Your code calls scatter")
+def scatter_of_the_course(inputs, target_gpus, dim=0):
+    return ours.scatter(inputs, target_gpus, dim)
+
+
+@ANSWERS.right("03.scatter")
+def scatter_by_recursion(inputs, target_gpus, dim=0):
+    if isinstance(inputs, torch.Tensor):
+        pieces = inputs.chunk(len(target_gpus), dim)
+        return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=False)]
+    if isinstance(inputs, (tuple, list)) and inputs:
+        items = [scatter_by_recursion(item, target_gpus, dim) for item in inputs]
+        return [type(inputs)(part) for part in zip(*items, strict=False)]
+    if isinstance(inputs, dict) and inputs:
+        parts = scatter_by_recursion(tuple(inputs.values()), target_gpus, dim)
+        return [dict(zip(inputs, part, strict=True)) for part in parts]
+    return [inputs for _ in target_gpus]
+
+
+@ANSWERS.right("03.scatter")
+def scatter_as_a_generator(inputs, target_gpus, dim=0):
+    yield from scatter_by_recursion(inputs, target_gpus, dim)
+
+
+@ANSWERS.right("03.scatter")
+def scatter_by_slices(inputs, target_gpus, dim=0):
+    """Another way round: what part i of anything is."""
+
+    def sizes(value):
+        if isinstance(value, torch.Tensor):
+            rows = -(-value.size(dim) // n)
+            return [-(-value.size(dim) // rows)]
+        values = value.values() if isinstance(value, dict) else value
+        if not isinstance(value, (tuple, list, dict)):
+            return []
+        return [size for item in values for size in sizes(item)]
+
+    def part(value, i):
+        if isinstance(value, torch.Tensor):
+            rows = -(-value.size(dim) // n)
+            index = [slice(None)] * value.dim()
+            index[dim] = slice(i * rows, (i + 1) * rows)
+            return value[tuple(index)].to(f"cuda:{target_gpus[i]}")
+        if isinstance(value, dict):
+            return {key: part(item, i) for key, item in value.items()}
+        if isinstance(value, tuple):
+            return tuple(part(item, i) for item in value)
+        if isinstance(value, list):
+            return [part(item, i) for item in value]
+        return value
+
+    n = len(target_gpus)
+    return tuple(part(inputs, i) for i in range(min(sizes(inputs), default=n)))
+
+
+# ----------------------------------------------------------------------- 03.gather
+
+
+@ANSWERS.wrong("03.gather", "not attempted", "It still raises NotImplementedError")
+def gather_stub(outputs, target_device, dim=0):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("03.gather", "crashed", "Copy each of them to the target device first")
+def cat_across_devices(outputs, target_device, dim=0):
+    return torch.cat(outputs, dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "torch.stack makes a new dimension")
+def stacked(outputs, target_device, dim=0):
+    return torch.stack([output.to(target_device) for output in outputs], dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "on another device than `target_device`")
+def always_on_gpu_0(outputs, target_device, dim=0):
+    return torch.cat([output.to(0) for output in outputs], dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "joined in the reverse order")
+def reversed_order(outputs, target_device, dim=0):
+    return torch.cat([output.to(target_device) for output in outputs[::-1]], dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "You joined along dimension 0")
+def along_0(outputs, target_device, dim=0):
+    return torch.cat([output.to(target_device) for output in outputs])
+
+
+@ANSWERS.wrong("03.gather", "crashed", "The outputs may be tuples, lists and dicts")
+def gather_tensors_only(outputs, target_device, dim=0):
+    return torch.cat([output.to(target_device) for output in outputs], dim)
+
+
+@ANSWERS.wrong("03.gather", "crashed", "Join such tensors to a vector")
+def forgot_numbers(outputs, target_device, dim=0):
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat([output.to(target_device) for output in outputs], dim)
+    if isinstance(first, dict):
+        return {
+            key: forgot_numbers([output[key] for output in outputs], target_device)
+            for key in first
+        }
+    if first is None:
+        return None
+    groups = zip(*outputs, strict=True)
+    return type(first)(forgot_numbers(group, target_device) for group in groups)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "Return all the losses, as a vector")
+def mean_of_numbers(outputs, target_device, dim=0):
+    if isinstance(outputs[0], torch.Tensor) and outputs[0].dim() == 0:
+        return sum(output.to(target_device) for output in outputs) / len(outputs)
+    return (
+        forgot_numbers(outputs, target_device, dim)
+        if dim == 0
+        else torch.cat([output.to(target_device) for output in outputs], dim)
+    )
+
+
+@ANSWERS.wrong("03.gather", "wrong", "a tuple for tuples, a list for lists")
+def lists_for_tuples(outputs, target_device, dim=0):
+    if isinstance(outputs[0], torch.Tensor):
+        return torch.cat([output.to(target_device) for output in outputs], dim)
+    return [
+        lists_for_tuples(group, target_device) for group in zip(*outputs, strict=True)
+    ]
+
+
+@ANSWERS.wrong("03.gather", "wrong", "do not find their way back to the outputs")
+def without_gradients(outputs, target_device, dim=0):
+    with torch.no_grad():
+        return torch.cat([output.to(target_device) for output in outputs], dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "Your code calls gather")
+def gather_of_torch(outputs, target_device, dim=0):
+    return parallel.gather(outputs, target_device, dim)
+
+
+@ANSWERS.right("03.gather")
+def gather_by_recursion(outputs, target_device, dim=0):
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        here = [output.to(target_device) for output in outputs]
+        return torch.stack(here) if first.dim() == 0 else torch.cat(here, dim)
+    if first is None:
+        return None
+    if isinstance(first, dict):
+        return {
+            key: gather_by_recursion([output[key] for output in outputs], target_device)
+            for key in first
+        }
+    groups = zip(*outputs, strict=True)
+    return type(first)(gather_by_recursion(group, target_device) for group in groups)
+
+
+@ANSWERS.right("03.gather")
+def gather_into_an_empty_tensor(outputs, target_device, dim=0):
+    """Copy by copy, with the numbers as vectors of one element."""
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        joined = first.reshape(1) if not first.dim() else first
+        joined = joined.to(f"cuda:{target_device}")
+        for output in outputs[1:]:
+            output = output.reshape(1) if not output.dim() else output
+            joined = torch.cat((joined, output.to(joined.device)), dim)
+        return joined
+    if isinstance(first, dict):
+        keys = list(first)
+        values = [[output[key] for key in keys] for output in outputs]
+        joined = gather_into_an_empty_tensor(values, target_device, dim)
+        return dict(zip(keys, joined, strict=True))
+    if isinstance(first, (list, tuple)):
+        joined = []
+        for i in range(len(first)):
+            items = [output[i] for output in outputs]
+            joined.append(gather_into_an_empty_tensor(items, target_device, dim))
+        return joined if isinstance(first, list) else tuple(joined)
+    return first
+
+
+# -------------------------------------------------------------------- 03.replicate
+
+
+@ANSWERS.wrong("03.replicate", "not attempted", "It still raises NotImplementedError")
+def replicate_stub(network, devices):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "The network itself has moved.")
+def moved(network, devices):
+    return [network.to(device) for device in devices]
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "each replica has weights of its own")
+def deep_copies(network, devices):
+    return [copy.deepcopy(network).to(device) for device in devices]
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "each replica has weights of its own")
+def new_parameters(network, devices):
+    replicas = [copy.deepcopy(network) for _ in devices]
+    for replica, device in zip(replicas, devices, strict=True):
+        for module in replica.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = nn.Parameter(parameter.to(device))
+    return replicas
+
+
+@ANSWERS.wrong("03.replicate", "crashed", "cut off from the network's")
+def detached_weights(network, devices):
+    replicas = []
+    for device in devices:
+        tensors = itertools.chain(network.parameters(), network.buffers())
+        copies = {id(tensor): tensor.detach().to(device) for tensor in tensors}
+        replicas.append(copy.deepcopy(network, copies))
+    return replicas
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "one and the same network several times")
+def the_same_network(network, devices):
+    return [network.to(devices[-1])] * len(devices)
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "on `devices[i]`")
+def without_buffers(network, devices):
+    replicas = []
+    for device in devices:
+        copies = {id(tensor): tensor.to(device) for tensor in network.parameters()}
+        replicas.append(copy.deepcopy(network, copies))
+    return replicas
+
+
+def replicas_by_module(network, device, copied):
+    """A replica from shallow copies of the modules; `copied` copies a tensor."""
+    twins = {module: copy.copy(module) for module in network.modules()}
+    for module, twin in twins.items():
+        twin._modules = {name: twins.get(m) for name, m in module._modules.items()}
+        twin._parameters = {k: copied(p, device) for k, p in module._parameters.items()}
+        twin._buffers = {k: copied(b, device) for k, b in module._buffers.items()}
+    return twins[network]
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "two layers share one weight")
+def shared_no_more(network, devices):
+    def copied(tensor, device):
+        if tensor is None:
+            return None
+        return (
+            tensor.view_as(tensor).to(device)
+            if tensor.requires_grad
+            else tensor.to(device)
+        )
+
+    return [replicas_by_module(network, device, copied) for device in devices]
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "it is the buffer itself")
+def buffers_cloned(network, devices):
+    replicas = []
+    for device in devices:
+        copies = {id(tensor): tensor.to(device) for tensor in network.parameters()}
+        copies |= {id(b): b.clone().to(device) for b in network.buffers()}
+        replicas.append(copy.deepcopy(network, copies))
+    return replicas
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "Give the replica dictionaries of its own.")
+def shallow_copies(network, devices):
+    replicas = []
+    for device in devices:
+        replica = copy.copy(network)
+        for module in replica.modules():
+            for name, parameter in module._parameters.items():
+                module._parameters[name] = parameter.to(device)
+        replicas.append(replica)
+    return replicas
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "Return a list, with one replica")
+def replicate_without_return(network, devices):
+    deepcopies_with_memo(network, devices)
+
+
+@ANSWERS.wrong("03.replicate", "crashed", "Put the copy into the replica's dictionary")
+def assigned(network, devices):
+    replicas = [copy.deepcopy(network) for _ in devices]
+    for replica, device in zip(replicas, devices, strict=True):
+        replica.first.weight = network.first.weight.to(device)
+    return replicas
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "Return a list, with one replica for each")
+def one_too_few(network, devices):
+    return deepcopies_with_memo(network, devices)[1:] or [network, network]
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "Your code calls replicate")
+def replicate_of_torch(network, devices):
+    return parallel.replicate(network, devices)
+
+
+@ANSWERS.right("03.replicate")
+def deepcopies_with_memo(network, devices):
+    replicas = []
+    for device in devices:
+        tensors = [*network.parameters(), *network.buffers()]
+        copies = {id(tensor): tensor.to(device) for tensor in tensors}
+        replicas.append(copy.deepcopy(network, copies))
+    return replicas
+
+
+@ANSWERS.right("03.replicate")
+def shallow_copies_by_module(network, devices):
+    replicas = []
+    for device in devices:
+        known = {}
+
+        def copied(tensor, device, known=known):
+            if tensor is None:
+                return None
+            if tensor not in known:
+                known[tensor] = tensor.to(device)
+            return known[tensor]
+
+        replicas.append(replicas_by_module(network, device, copied))
+    return replicas
+
+
+@ANSWERS.right("03.replicate")
+def with_torchs_hook(network, devices):
+    replicas = []
+    for device in (torch.device("cuda", index) for index in devices):
+        copies = {p: p.view_as(p).to(device) for p in network.parameters()}
+        copies |= {b: b.to(device) for b in network.buffers()}
+        twins = {m: m._replicate_for_data_parallel() for m in network.modules()}
+        for module, twin in twins.items():
+            for name, child in module._modules.items():
+                twin._modules[name] = twins.get(child)
+            for name, tensor in (module._parameters | module._buffers).items():
+                setattr(twin, name, copies.get(tensor))
+        replicas.append(twins[network])
+    return replicas
+
+
+# --------------------------------------------------------------- 03.parallel_apply
+
+
+@ANSWERS.wrong("03.parallel_apply", "not attempted", "still raises NotImplementedError")
+def apply_stub(modules, inputs, kwargs_tup=None, devices=None):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "The modules ran one after the other.")
+def in_a_loop(modules, inputs, kwargs_tup=None, devices=None):
+    outputs = []
+    for module, x, device in zip(modules, inputs, devices, strict=True):
+        with torch.cuda.device(device):
+            outputs.append(module(x))
+    return outputs
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "The modules ran one after the other.")
+def joined_at_once(modules, inputs, kwargs_tup=None, devices=None):
+    outputs = [None] * len(modules)
+
+    def call(i):
+        with torch.cuda.device(devices[i]):
+            outputs[i] = modules[i](inputs[i])
+
+    for i in range(len(modules)):
+        thread = threading.Thread(target=call, args=(i,))
+        thread.start()
+        thread.join()
+    return outputs
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "while threads were still running")
+def never_joined(modules, inputs, kwargs_tup=None, devices=None):
+    outputs = [None] * len(modules)
+
+    def call(i):
+        outputs[i] = modules[i](inputs[i])
+
+    for i in range(len(modules)):
+        threading.Thread(target=call, args=(i,)).start()
+    return outputs
+
+
+def started_and_joined(call, n):
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "in another order")
+def in_order_of_the_end(modules, inputs, kwargs_tup=None, devices=None):
+    outputs = []
+
+    def call(i):
+        with torch.cuda.device(devices[i]):
+            outputs.append(modules[i](inputs[i]))
+
+    started_and_joined(call, len(modules))
+    return outputs
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "Some output is missing.")
+def returned_in_the_thread(modules, inputs, kwargs_tup=None, devices=None):
+    started_and_joined(lambda i: modules[i](inputs[i]), len(modules))
+    return [None] * len(modules)
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "the current device was not its own")
+def on_the_default_device(modules, inputs, kwargs_tup=None, devices=None):
+    outputs = [None] * len(modules)
+
+    def call(i):
+        outputs[i] = modules[i](inputs[i])
+
+    started_and_joined(call, len(modules))
+    return outputs
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "and the threads are not")
+def forgot_no_grad(modules, inputs, kwargs_tup=None, devices=None):
+    outputs = [None] * len(modules)
+    kwargs_tup = kwargs_tup or [{}] * len(modules)
+
+    def call(i):
+        args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)
+        with torch.cuda.device(devices[i]):
+            outputs[i] = modules[i](*args, **kwargs_tup[i])
+
+    started_and_joined(call, len(modules))
+    return outputs
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "nobody heard of it")
+def lost_exceptions(modules, inputs, kwargs_tup=None, devices=None):
+    outputs = [None] * len(modules)
+    kwargs_tup = kwargs_tup or [{}] * len(modules)
+    wanted = torch.is_grad_enabled()
+
+    def call(i):
+        args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)
+        with torch.cuda.device(devices[i]), torch.set_grad_enabled(wanted):
+            outputs[i] = modules[i](*args, **kwargs_tup[i])
+
+    started_and_joined(call, len(modules))
+    return outputs
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "Raise that of the first module")
+def the_last_exception(modules, inputs, kwargs_tup=None, devices=None):
+    outputs = [None] * len(modules)
+    kwargs_tup = kwargs_tup or [{}] * len(modules)
+    wanted = torch.is_grad_enabled()
+    errors = []
+
+    def call(i):
+        args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)
+        try:
+            with torch.cuda.device(devices[i]), torch.set_grad_enabled(wanted):
+                outputs[i] = modules[i](*args, **kwargs_tup[i])
+        except Exception as error:
+            errors.append(error)
+
+    started_and_joined(call, len(modules))
+    if errors:
+        raise errors[0]  # of the thread that failed first: here the last module
+    return outputs
+
+
+@ANSWERS.wrong("03.parallel_apply", "crashed", "`kwargs_tup` is None where")
+def no_kwargs(modules, inputs, kwargs_tup=None, devices=None):
+    return [
+        module(x, **kwargs)
+        for module, x, kwargs in zip(modules, inputs, kwargs_tup, strict=True)
+    ]
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "Your code calls parallel_apply")
+def apply_of_torch(modules, inputs, kwargs_tup=None, devices=None):
+    return parallel.parallel_apply(modules, inputs, kwargs_tup, devices)
+
+
+@ANSWERS.right("03.parallel_apply")
+def with_threads(modules, inputs, kwargs_tup=None, devices=None):
+    outputs, errors = {}, {}
+    wanted = torch.is_grad_enabled()
+
+    def call(i):
+        args = inputs[i] if isinstance(inputs[i], (tuple, list)) else (inputs[i],)
+        kwargs = kwargs_tup[i] if kwargs_tup is not None else {}
+        try:
+            with torch.set_grad_enabled(wanted), torch.cuda.device(devices[i]):
+                outputs[i] = modules[i](*args, **kwargs)
+        except Exception as error:
+            errors[i] = error
+
+    started_and_joined(call, len(modules))
+    if errors:
+        raise errors[min(errors)]
+    return [outputs[i] for i in range(len(modules))]
+
+
+@ANSWERS.right("03.parallel_apply")
+def with_a_pool(modules, inputs, kwargs_tup=None, devices=None):
+    wanted = torch.is_grad_enabled()
+
+    def call(module, x, kwargs, device):
+        torch.set_grad_enabled(wanted)
+        torch.cuda.set_device(device)
+        return module(*(x if isinstance(x, tuple) else (x,)), **kwargs)
+
+    kwargs_tup = kwargs_tup or itertools.repeat({})
+    with concurrent.futures.ThreadPoolExecutor(len(modules)) as pool:
+        calls = [
+            pool.submit(call, *arguments)
+            for arguments in zip(modules, inputs, kwargs_tup, devices, strict=False)
+        ]
+    return [one.result() for one in calls]
+
+
+# ---------------------------------------------------------------- 03.data_parallel
+
+
+@ANSWERS.wrong("03.data_parallel", "not attempted", "still raises NotImplementedError")
+def data_parallel_stub(module, inputs, device_ids, output_device=None):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "Only one GPU has seen any rows.")
+def on_one_device(module, inputs, device_ids, output_device=None):
+    return module(inputs)
+
+
+@ANSWERS.wrong("03.data_parallel", "crashed", "Make only as many replicas")
+def replicas_on_all(module, inputs, device_ids, output_device=None):
+    parts = parallel.scatter(inputs, device_ids)
+    replicas = parallel.replicate(module, device_ids)
+    outputs = parallel.parallel_apply(replicas, parts, devices=device_ids)
+    return parallel.gather(
+        outputs, device_ids[0] if output_device is None else output_device
+    )
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "not on `output_device`")
+def gathered_on_the_first(module, inputs, device_ids, output_device=None):
+    parts = parallel.scatter(inputs, device_ids)
+    used = device_ids[: len(parts)]
+    replicas = parallel.replicate(module, used)
+    outputs = parallel.parallel_apply(replicas, parts, devices=used)
+    return parallel.gather(outputs, device_ids[0])
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "which need not be cuda:0")
+def gathered_on_gpu_0(module, inputs, device_ids, output_device=None):
+    parts = parallel.scatter(inputs, device_ids)
+    used = device_ids[: len(parts)]
+    replicas = parallel.replicate(module, used)
+    outputs = parallel.parallel_apply(replicas, parts, devices=used)
+    return parallel.gather(outputs, output_device or 0)
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "They are not added and not averaged.")
+def averaged_outputs(module, inputs, device_ids, output_device=None):
+    parts = parallel.scatter(inputs, device_ids)
+    used = device_ids[: len(parts)]
+    replicas = parallel.replicate(module, used)
+    outputs = parallel.parallel_apply(replicas, parts, devices=used)
+    return sum(output.to(device_ids[0]) for output in outputs) / len(outputs)
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "the gradients in the module are not")
+def detached_replicas(module, inputs, device_ids, output_device=None):
+    parts = parallel.scatter(inputs, device_ids)
+    used = device_ids[: len(parts)]
+    replicas = [copy.deepcopy(module).to(device) for device in used]
+    outputs = parallel.parallel_apply(replicas, parts, devices=used)
+    return parallel.gather(
+        outputs, device_ids[0] if output_device is None else output_device
+    )
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "Your code calls DataParallel")
+def wrapped(module, inputs, device_ids, output_device=None):
+    return nn.DataParallel(module, device_ids, output_device)(inputs)
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "Your code calls data_parallel")
+def data_parallel_of_torch(module, inputs, device_ids, output_device=None):
+    return parallel.data_parallel(module, inputs, device_ids, output_device)
+
+
+@ANSWERS.right("03.data_parallel")
+def from_torchs_primitives(module, inputs, device_ids, output_device=None):
+    output_device = device_ids[0] if output_device is None else output_device
+    parts = parallel.scatter(inputs, device_ids)
+    used = device_ids[: len(parts)]
+    replicas = parallel.replicate(module, used)
+    outputs = parallel.parallel_apply(replicas, parts, devices=used)
+    return parallel.gather(outputs, output_device)
+
+
+@ANSWERS.right("03.data_parallel")
+def from_own_primitives(module, inputs, device_ids, output_device=None):
+    if not isinstance(inputs, tuple):
+        inputs = (inputs,)
+    parts = scatter_by_recursion(inputs, device_ids)
+    used = [gpu for gpu, _ in zip(device_ids, parts, strict=False)]
+    replicas = deepcopies_with_memo(module, used)
+    outputs = with_threads(replicas, parts, None, used)
+    home = used[0] if output_device is None else output_device
+    return gather_by_recursion(outputs, home)
+
+
+@ANSWERS.right("03.data_parallel")
+def with_a_single_gpu_apart(module, inputs, device_ids, output_device=None):
+    if len(device_ids) == 1:
+        return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+    parts = ours.scatter(inputs, device_ids)
+    replicas = ours.replicate(module, device_ids)[: len(parts)]
+    outputs = ours.parallel_apply(replicas, parts, devices=device_ids[: len(parts)])
+    return ours.gather(
+        outputs, device_ids[0] if output_device is None else output_device
+    )
+
+
+# ---------------------------------------------------------------- 03.spot_the_mean
+
+
+class LossInside(nn.Module):
+    """What the learner is given, with the bug in it."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y)
+
+    def training_step(self, x, y, device_ids):
+        losses = nn.DataParallel(self, device_ids)(x, y)
+        loss = losses.mean()
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "not attempted", "Repair the code")
+class AsGiven(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y)
+
+    def training_step(self, x, y, device_ids):
+        losses = nn.DataParallel(self, device_ids)(x, y)
+        loss = losses.mean()
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "the mean of the GPUs' means")
+class StillMeanOfMeans(LossInside):
+    def training_step(self, x, y, device_ids):
+        losses = nn.DataParallel(self, device_ids)(x, y)
+        loss = losses.sum() / losses.numel()
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "with four GPUs four times")
+class SumOfMeans(LossInside):
+    def training_step(self, x, y, device_ids):
+        loss = nn.DataParallel(self, device_ids)(x, y).sum()
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "Divide it by the number of rows.")
+class SumOfAll(LossInside):
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y, reduction="sum")
+
+    def training_step(self, x, y, device_ids):
+        loss = nn.DataParallel(self, device_ids)(x, y).sum()
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong(
+    "03.spot_the_mean", "wrong", "Divide the sum of all by the number of rows"
+)
+class MeanOfSums(LossInside):
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y, reduction="sum")
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "travel to GPU 0 again")
+class LossOutside(LossInside):
+    def forward(self, x, y):
+        return self.model(x)
+
+    def training_step(self, x, y, device_ids):
+        outputs = nn.DataParallel(self, device_ids)(x, y)
+        loss = F.cross_entropy(outputs, y)
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "Keep nn.DataParallel.")
+class OnOneGpu(LossInside):
+    def training_step(self, x, y, device_ids):
+        loss = self(x, y)
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "crashed", "backward starts from one number")
+class NoMean(LossInside):
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y, reduction="none")
+
+    def training_step(self, x, y, device_ids):
+        loss = nn.DataParallel(self, device_ids)(x, y)
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "Call `loss.backward()` on the loss that")
+class BackwardOfAnother(LossInside):
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y, reduction="none")
+
+    def training_step(self, x, y, device_ids):
+        losses = nn.DataParallel(self, device_ids)(x, y)
+        losses.sum().backward()
+        return losses.mean()
+
+
+@ANSWERS.right("03.spot_the_mean")
+class LossOfEachRow(LossInside):
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y, reduction="none")
+
+
+@ANSWERS.right("03.spot_the_mean")
+class SumsDividedOnce(LossInside):
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y, reduction="sum")
+
+    def training_step(self, x, y, device_ids):
+        loss = nn.DataParallel(self, device_ids)(x, y).sum() / len(y)
+        loss.backward()
+        return loss
+
+
+@ANSWERS.right("03.spot_the_mean")
+class Weighted(LossInside):
+    """Means, each with the number of its rows."""
+
+    def forward(self, x, y):
+        rows = torch.tensor([len(y)], device=y.device)
+        return F.cross_entropy(self.model(x), y).reshape(1), rows
+
+    def training_step(self, x, y, device_ids):
+        means, rows = nn.DataParallel(self, device_ids)(x, y)
+        loss = (means * rows).sum() / rows.sum()
+        loss.backward()
+        return loss
+
+
+# -------------------------------------------------------------- 03.predict_traffic
+
+for number, says in (
+    (700, "That is the way out"),
+    (1600, "GPU 0 sends nothing to itself: seven GPUs"),
+    (800, "GPU 0 sends nothing to itself, so seven"),
+    (200, "That is the traffic with one other GPU."),
+    (100, "That is one copy for one GPU."),
+    (2100, "The update itself sends nothing"),
+    (175, "a ring all-reduce"),
+    (1.4, "In MB, please."),
+    (1000, "How many GPUs get a copy"),
+    ("1400 MB", "That is text; a number was expected."),
+):
+    ANSWERS.wrong("03.predict_traffic", "wrong", says)(number)
+ANSWERS.wrong("03.predict_traffic", "not attempted", "Set the answer")(...)
+for number in (1400, 1400.0, torch.tensor(1400), 2 * 7 * 100):
+    ANSWERS.right("03.predict_traffic")(number)
+
+
+test_wrong, test_right = ANSWERS.tests()
+
+
+def test_each_task_has_wrong_and_right_answers():
+    wrong, right = ANSWERS.counts()
+    for task_id in wrong:
+        find_task(task_id)
+        assert wrong[task_id] >= 4  # three, besides the stub
+        assert right[task_id] >= 2
+    assert len(wrong) == 7
