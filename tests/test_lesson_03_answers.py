@@ -360,6 +360,16 @@ def shared_no_more(network, devices):
     return [replicas_by_module(network, device, copied) for device in devices]
 
 
+@ANSWERS.wrong("03.replicate", "crashed", "there may be None in the place of a tensor")
+def no_thought_of_none(network, devices):
+    known = {}
+
+    def copied(tensor, device):
+        return known.setdefault((tensor, device), tensor.to(device))
+
+    return [replicas_by_module(network, device, copied) for device in devices]
+
+
 @ANSWERS.wrong("03.replicate", "wrong", "it is the buffer itself")
 def buffers_cloned(network, devices):
     replicas = []

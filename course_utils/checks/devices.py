@@ -13,6 +13,7 @@ also on a machine that has real ones: only the virtual ones tell what was copied
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,8 @@ def on_gpus(number: int, **settings: Any) -> Callable[[Callable], Callable]:
         def with_gpus(answer: Any, *args: Any) -> Any:
             from course_utils.virtual_gpus import virtual_gpus
 
+            # PyTorch's own gather says so of losses. It is no news in a check.
+            warnings.filterwarnings("ignore", message="Was asked to gather")
             with virtual_gpus(number, **{**SETTINGS, **settings}) as gpus:
                 return plain(run(answer, gpus, *args))
 

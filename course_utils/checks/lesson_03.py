@@ -655,6 +655,11 @@ REPLICATE = Task(
             says="The gradients of all replicas must add up in the network.",
         ),
         Mistake(
+            when=says("'NoneType' object"),
+            says="In `_parameters` and `_buffers` there may be None in the place of a "
+            "tensor, such as the bias of a layer without one. Leave it as it is.",
+        ),
+        Mistake(
             when=lambda attempt: "cannot assign" in attempt.message,
             says="A module takes only an nn.Parameter as a new value of a parameter, "
             "and that would be a new leaf. Put the copy into the replica's dictionary: "
@@ -1128,8 +1133,8 @@ SPOT_THE_MEAN = Task(
         Mistake(
             like=lambda *args: loss_of_the_batch(*args, mean=mean_of_means),
             says="That is the mean of the GPUs' means. It is the mean of all rows only "
-            "if each GPU has as many rows. Here the last one has fewer, and each of "
-            "its rows counts for more.",
+            "if each GPU has the same number of rows. Here the last one has fewer, and "
+            "each of its rows counts for more.",
         ),
         Mistake(
             like=lambda *args: loss_of_the_batch(*args, mean=sum_of_means),
@@ -1195,7 +1200,7 @@ PREDICT_TRAFFIC = Task(
         Mistake(
             like=lambda: 7 * 100,
             says="That is the way out: the parameters, to seven GPUs. In the backward "
-            "as many gradients come back.",
+            "the same number of gradients comes back.",
         ),
         Mistake(
             like=lambda: 2 * 8 * 100,
@@ -1204,7 +1209,7 @@ PREDICT_TRAFFIC = Task(
         Mistake(
             like=lambda: 8 * 100,
             says="GPU 0 sends nothing to itself, so seven GPUs get a copy. And in the "
-            "backward as many gradients come back.",
+            "backward the same number of gradients comes back.",
         ),
         Mistake(
             like=lambda: 2 * 100,

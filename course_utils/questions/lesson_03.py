@@ -33,7 +33,7 @@ QUESTIONS = lesson(
                 why="The batch does not grow by itself: 30 rows stay 30 rows.",
             ),
             Choice(
-                "30 rows on 1 GPU; on 2 and 3 GPUs as many as each has time for",
+                "30 rows on 1 GPU; on 2 and 3 GPUs, faster GPUs get more rows",
                 why="Nobody measures who is faster. The pieces are fixed before the "
                 "GPUs begin, and all wait for the slowest.",
             ),
@@ -59,33 +59,6 @@ QUESTIONS = lesson(
         ],
         purpose="The next cell lets the GPUs tell how many rows they got.",
         measured=True,
-    ),
-    SingleChoice(
-        "03.when_replicate",
-        "When does `nn.DataParallel` copy the model to the other GPUs?",
-        [
-            Choice(
-                "In every forward. After the backward, the copies are thrown away.",
-                right=True,
-                why="Only the model on the first GPU is updated, so the copies are out "
-                "of date after each step.",
-            ),
-            Choice(
-                "Once, when `nn.DataParallel(model)` is made.",
-                why="That is how DDP begins (lesson 06). It keeps its copies and "
-                "updates all of them. DataParallel updates only one.",
-            ),
-            Choice(
-                "After each `optimizer.step()`.",
-                why="The optimizer knows nothing of other GPUs. The new weights are "
-                "sent by the next forward.",
-            ),
-            Choice(
-                "Never: the GPUs read the weights from the first one when they need "
-                "them.",
-                why="A GPU computes with what is in its own memory.",
-            ),
-        ],
     ),
     SingleChoice(
         "03.different_models",
@@ -300,7 +273,7 @@ QUESTIONS = lesson(
                 why="Each process has an interpreter and a GIL of its own.",
             ),
             Choice(
-                "DDP sends gradients only, and no GPU is a bottleneck.",
+                "DDP sends gradients, not weights, and no GPU is a bottleneck.",
                 right=True,
                 why="Every process keeps its model and makes the same update. The "
                 "gradients go around, not to one GPU.",
