@@ -1956,6 +1956,7 @@ def device_memory(
                 _box(board, x, y + 0.06, wide, step - 0.12, label, **looks)
             x += wide
         looks = {"size": NORMAL, "weight": "bold"}
+        looks["bbox"] = {"fc": "white", "ec": "none", "pad": 1.5}  # above the limit
         _write(board, x + 0.1, middle, said[name], **looks)
     if capacity:
         x, top = left + capacity * inch, low + step * len(rows)
