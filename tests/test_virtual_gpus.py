@@ -1,13 +1,14 @@
 """Virtual GPUs as a user meets them: on and off, devices, moves, errors, torch.cuda."""
 
+import ast
 import copy
 import io
-import os
 import pickle
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision import tv_tensors
 
 from course_utils import Ranks, virtual_gpus
-from course_utils.virtual_gpus import _magic, surface
-from course_utils.virtual_gpus import gpus as machine
+from course_utils.virtual_gpus import _magic, cuda, machine, surface
+from tests.benchmarks._kernel import Kernel
 
 ONE = torch.device("cuda:1")
 
@@ -58,7 +59,7 @@ def everything_patched() -> dict:
         torch.jit.ScriptFunction,
         torch.jit.ScriptModule,
         threading.Thread,
-        surface.ForkingPickler,
+        cuda.ForkingPickler,
         sys,
     ]
     hooks = surface.optimizer_module
@@ -200,16 +201,38 @@ def test_an_untested_version_is_said_and_a_missing_name_refused(monkeypatch):
     assert machine.active is None
 
 
-def test_all_private_names_are_used_and_declared():
-    """What `surface.PRIVATE` lists is in the code, by the last part of its name."""
-    folder = os.path.dirname(surface.__file__)
+def private_names(tree: ast.AST) -> set[str]:
+    """`torch._C.name` and its like: up to the first part that is only a name below."""
+    found = set()
+    for node in ast.walk(tree):
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if isinstance(node, ast.Name) and node.id == "torch":
+            name = ".".join(["torch", *reversed(parts)])
+            if "._" in name.replace(".__", ".") and not name.endswith("._C"):
+                found.add(name)
+    return found
+
+
+def test_all_private_names_are_declared_and_all_declared_names_are_used():
+    folder = Path(surface.__file__).parent
+    declared = set(surface.PRIVATE) | set(surface.PRIVATE_WITH_CUDA)
     code = ""
-    for name in ("gpus.py", "surface.py", "errors.py"):
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            code += file.read()
-    code = code.replace(str(surface.PRIVATE), "")
-    for name in surface.PRIVATE:
-        assert code.count(name.rpartition(".")[2]) > 1, name
+    for file in folder.glob("*.py"):
+        text = file.read_text("utf-8")
+        code += text
+        for name in private_names(ast.parse(text)):
+            assert any(
+                name == known
+                or name.startswith(f"{known}.")
+                or known.startswith(f"{name}.")
+                for known in declared
+            ), f"{file.name} uses {name}, which surface.PRIVATE does not name"
+    for name in declared:
+        used = code.count(name.rpartition(".")[2]) - code.count(f'"{name}"')
+        assert used > 0, f"{name} is declared and not used"
 
 
 def test_the_magic(capsys):
@@ -694,6 +717,20 @@ def test_torchscript(gpus):
     assert traced(torch.ones(2, 3, device=ONE)).device == ONE
 
 
+def test_custom_operators(gpus):
+    @torch.library.custom_op("course_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return torch.full(x.shape, 2.0, device=x.device) * x
+
+    twice.register_autograd(lambda ctx, grad: grad * 2)
+    x = torch.ones(3, device=ONE, requires_grad=True)
+    y = twice(x)
+    assert y.device == ONE
+    y.sum().backward()
+    assert x.grad.tolist() == [2, 2, 2]
+    assert x.device == ONE
+
+
 # --- files and data -------------------------------------------------------------------
 
 
@@ -883,22 +920,60 @@ def test_threads(gpus):
 
 
 def test_in_a_rank():
-    def on_rank(rank_count: int) -> list:
+    def on_rank(steps: int) -> list:
         import torch
         import torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
 
         from course_utils import virtual_gpus
 
-        with virtual_gpus(rank_count, force=True) as gpus:
-            x = torch.ones(3, device=f"cuda:{dist.get_rank()}") * (dist.get_rank() + 1)
+        rank = dist.get_rank()
+
+        def trained(place) -> list:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).to(place)
+            ids = None if place == "cpu" else [rank]
+            parallel = DistributedDataParallel(model, device_ids=ids)
+            optimizer = torch.optim.SGD(parallel.parameters(), 0.1)
+            for step in range(steps):
+                optimizer.zero_grad()
+                x = torch.full((2, 4), rank + step + 1.0)
+                parallel(x.to(place)).pow(2).mean().backward()
+                optimizer.step()
+            assert model[0].weight.grad.device == torch.device(place)
+            return [p.tolist() for p in model.parameters()]
+
+        plain = trained("cpu")
+        with virtual_gpus(2, force=True):
+            torch.cuda.set_device(rank)
+            x = torch.ones(3, device="cuda") * (rank + 1)
             dist.all_reduce(x)
-            return [str(x.device), x.tolist(), gpus.memory()[dist.get_rank()].now]
+            return [str(x.device), x.tolist(), trained(f"cuda:{rank}") == plain]
 
     with Ranks(2) as ranks:
-        assert ranks.run(on_rank, 2) == [
-            ["cuda:0", [3, 3, 3], 512],
-            ["cuda:1", [3, 3, 3], 512],
+        assert ranks.run(on_rank, 3) == [
+            ["cuda:0", [3, 3, 3], True],
+            ["cuda:1", [3, 3, 3], True],
         ]
+
+
+def test_in_a_notebook():
+    """One machine for many cells, also those that wait."""
+    with Kernel() as kernel:
+        kernel.run_well("%load_ext course_utils")
+        kernel.run_well("%virtual_gpus 2 --force")
+        kernel.run_well("import torch, asyncio\nx = torch.ones(3, device='cuda:1')")
+        kernel.run_well("await asyncio.sleep(0.01)\ny = (x * 2).to('cuda:0')")
+        assert (
+            "tensor([2., 2., 2.], device='cuda:0')" in kernel.run_well("print(y)").text
+        )
+        failed = kernel.run("x + torch.ones(3)")
+        assert "found at least two devices, cuda:1 and cpu!" in failed.text
+        assert failed.text.count("machine.py") == 1  # the frames between are hidden
+        assert "cuda:1   now  0.50" in kernel.run_well("print(gpus.memory())").text
+        kernel.run_well("%virtual_gpus off")
+        assert "cpu" in kernel.run_well("print(x.device)").text
 
 
 def test_other_modes_inside(gpus):

@@ -386,6 +386,18 @@ def test_a_peak_inside_the_backward_knows_its_gradients(gpus):
     assert peak["gradients"] == 4 * 256 * 256 * 4
 
 
+def test_gradients_of_micro_batches_are_gradients_before_they_are_complete(gpus):
+    """Autograd keeps them until the last micro-batch; `.grad` comes after that."""
+    model = nn.Sequential(nn.Linear(64, 512), nn.Linear(512, 32)).to("cuda:0")
+    x = torch.randn(4, 64, device="cuda:0")
+    sum(model(part).sum() for part in x.chunk(4)).backward()
+    row = gpus.memory()[0]
+    weights = row.now_by_kind["parameters"]
+    assert row.now_by_kind["gradients"] == weights
+    assert row.peak_by_kind["gradients"] >= weights
+    assert row.peak_by_kind["activations"] < weights / 2
+
+
 def test_gradients_of_leaves_that_are_no_parameters(gpus):
     x = torch.randn(1024, device="cuda:0").requires_grad_()
     y = torch.randn(1024, device="cuda:0", requires_grad=True)

@@ -30,9 +30,9 @@ How it works
                      └─ are all inputs on one GPU? who owns the result? how long?
 
 * **A tensor is an ordinary CPU tensor.** A dictionary says on which GPU its *storage*
-  is (`gpus.py`, `Owned`). So views and tied weights share one entry, `parameter.data =`
-  keeps the parameter, and autograd, optimizers and every CPU kernel work as ever. A
-  weak reference to the storage takes it off the books when Python frees it.
+  is (`Owned` in `parts.py`). So views and tied weights share one entry,
+  `parameter.data =` keeps the parameter, and autograd, optimizers and every CPU kernel
+  work as ever. A weak reference takes a storage off the books when Python frees it.
 * **Below autograd**, `_Dispatch` sees every op: it compares the devices of the inputs,
   raises PyTorch's own error where they differ, runs the CPU's kernel and books the new
   storages on the inputs' GPU. `torch.OutOfMemoryError` comes when a GPU is full.
@@ -44,8 +44,11 @@ How it works
 * **Modes belong to threads.** A new thread enters its own; that is how the threads of
   `nn.DataParallel` work. The C++ functions below `torch.nn.parallel.comm` are replaced;
   all of its Python runs as it is.
-* `records.py` holds what you read: memory, transfers, timeline. `errors.py` holds the
-  words. All names in PyTorch that may change are listed in `surface.PRIVATE`.
+
+Where to read on: `gpus.py` is what you switch on and ask; `machine.py` does the work,
+with its small parts in `parts.py`; `surface.py` and `cuda.py` are what is replaced in
+PyTorch, and `surface.PRIVATE` lists every name that PyTorch may change; `errors.py` has
+the words; `records.py` has the memory, the transfers and the timeline that you read.
 
 The model of time
 -----------------
@@ -75,7 +78,10 @@ Limits
 * `autocast("cuda")` is the CPU's autocast with CUDA's data type and list of ops in
   float32, as far as Python calls them.
 * Not there, with an error that says so: `torch.compile`, CUDA graphs, sparse and other
-  layouts than strided, sharing a GPU tensor with another process.
+  layouts than strided, sharing a GPU tensor with another process, operators for which
+  the CPU has no kernel.
+* One process. `DistributedDataParallel` over gloo works in ranks that each have such a
+  machine; `fully_shard`, DTensor and nccl do not.
 * A thread that was started before `on()` sees CPU tensors.
 * After `off()` all tensors are CPU tensors; after the next `on()` of the same object
   those that live are back on their GPUs.
@@ -211,7 +217,7 @@ def _magic(line: str, namespace: dict[str, Any]) -> None:
                 '%virtual_gpus 4 --memory "8 GiB"'
             )
         new = virtual_gpus(int(n), **options)
-    loaded = sys.modules.get(f"{__name__}.gpus")
+    loaded = sys.modules.get(f"{__name__}.machine")
     if loaded is not None and loaded.active is not None:
         loaded.active.off()
     if n != "off":

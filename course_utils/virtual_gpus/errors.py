@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from course_utils.virtual_gpus.parts import tensors_in
 from course_utils.virtual_gpus.records import size_in_words
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.gpus import Op, VirtualGPUs
+    from course_utils.virtual_gpus.machine import Machine
+    from course_utils.virtual_gpus.parts import Op
+
+CPU = torch.device("cpu")  # one object, so that `is` may compare
 
 FORKED = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
@@ -38,7 +42,7 @@ _ON_CUDA = {
 }
 
 
-def already_on(on: VirtualGPUs, new: VirtualGPUs) -> str:
+def already_on(on: Machine, new: Machine) -> str:
     if on is new:
         return f"{on.n} virtual GPU(s) are on already. Call off() before on() again."
     return (
@@ -68,6 +72,12 @@ def out_of_memory(index: int, wanted: int, used: int, capacity: int) -> str:
 def layout(kind: Any) -> str:
     return NOT_ON_GPUS.format(
         what=f"A tensor of layout {kind}", why="they hold only dense (strided) tensors"
+    )
+
+
+def no_kernel(name: str) -> str:
+    return NOT_ON_GPUS.format(
+        what=f"The operator aten::{name}", why="the CPU has no kernel for it"
     )
 
 
@@ -146,10 +156,8 @@ def _kind(name: str) -> str:
     return "structured" if "  structured" in found[1] else "plain"
 
 
-def mismatch(gpus: VirtualGPUs, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
+def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
     """The error for tensors that are not all on one device."""
-    from course_utils.virtual_gpus.gpus import tensors_in
-
     named = [
         (name, x, gpus._where(x))
         for name, value in (*zip(op.names, args), *kwargs.items())  # noqa: B905
@@ -161,7 +169,7 @@ def mismatch(gpus: VirtualGPUs, op: Op, args: tuple, kwargs: dict) -> RuntimeErr
         op.name.startswith(("index", "_index", "_unsafe_index"))
         and "indices" in op.names
     ):
-        if any(n == "indices" and d not in (first, _CPU) for n, _, d in named):
+        if any(n == "indices" and d not in (first, CPU) for n, _, d in named):
             return RuntimeError(
                 "indices should be either on cpu or on the same device as the indexed "
                 f"tensor ({first})"
@@ -187,7 +195,7 @@ def mismatch(gpus: VirtualGPUs, op: Op, args: tuple, kwargs: dict) -> RuntimeErr
                 for n, x, d in named
                 if d != common and (x.dim() or d.type != "cpu" or n in op.written)
             ),
-            _CPU,
+            CPU,
         )
         return RuntimeError(two_devices(common, other))
     name, renamed = _ON_CUDA.get(op.name, (op.name, {}))
@@ -209,17 +217,12 @@ def mismatch(gpus: VirtualGPUs, op: Op, args: tuple, kwargs: dict) -> RuntimeErr
     )
 
 
-_CPU = torch.device("cpu")
-
-
-def check_recurrent(gpus: VirtualGPUs, args: tuple) -> None:
+def check_recurrent(gpus: Machine, args: tuple) -> None:
     """What `nn.LSTM` and its like check before they begin.
 
     Raises:
         RuntimeError: the input is not where the hidden state or the weights are.
     """
-    from course_utils.virtual_gpus.gpus import tensors_in
-
     place = gpus.device_of(args[0])
     packed = isinstance(args[1], torch.Tensor) and isinstance(args[3], (list, tuple))
     hidden, weights = (args[2], args[3]) if packed else (args[1], args[2])
@@ -232,7 +235,7 @@ def check_recurrent(gpus: VirtualGPUs, args: tuple) -> None:
                 )
 
 
-def check_lengths(gpus: VirtualGPUs, args: tuple) -> None:
+def check_lengths(gpus: Machine, args: tuple) -> None:
     """What `pack_padded_sequence` says of lengths on a GPU.
 
     Raises:
@@ -246,7 +249,7 @@ def check_lengths(gpus: VirtualGPUs, args: tuple) -> None:
         )
 
 
-def check_sections(gpus: VirtualGPUs, args: tuple) -> None:
+def check_sections(gpus: Machine, args: tuple) -> None:
     """What `tensor_split` says of indices on a GPU.
 
     Raises:

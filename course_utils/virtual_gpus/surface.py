@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +22,8 @@ import torch.nn.parallel
 import torch.optim.optimizer as optimizer_module
 from torch.utils._device import DeviceContext, _device_constructors
 
-from course_utils.virtual_gpus import errors
+from course_utils.virtual_gpus import cuda, errors
+from course_utils.virtual_gpus.parts import tensors_in
 from course_utils.virtual_gpus.records import (
     GRADIENTS,
     KINDS,
@@ -35,7 +34,7 @@ from course_utils.virtual_gpus.records import (
 )
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.gpus import VirtualGPUs
+    from course_utils.virtual_gpus.machine import Machine
 
 TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
@@ -57,10 +56,17 @@ PRIVATE = (
     "torch._utils._flatten_dense_tensors",
     "torch._utils._take_tensors",
     "torch._utils._unflatten_dense_tensors",
+    "torch._VF._pack_padded_sequence",
+    "torch._VF._pad_packed_sequence",
     "torch.autograd._engine_run_backward",
     "torch.autograd._get_sequence_nr",
     "torch.autograd.graph._engine_run_backward",
+    "torch.cuda._exchange_device",
+    "torch.cuda._is_in_bad_fork",
     "torch.cuda._lazy_init",
+    "torch.cuda._maybe_exchange_device",
+    "torch.nn.Module._apply",
+    "torch.nn.parallel.DistributedDataParallel._ddp_init_helper",
     "torch.nn.parallel._functions._get_stream",
     "torch.nn.parallel._functions._streams",
     "torch.overrides.TorchFunctionMode",
@@ -70,9 +76,19 @@ PRIVATE = (
     "torch.utils._python_dispatch.TorchDispatchMode",
 )
 
+# The C++ below torch.nn.parallel.comm. Builds of PyTorch without CUDA do not have it.
+PRIVATE_WITH_CUDA = (
+    "torch._C._broadcast",
+    "torch._C._broadcast_coalesced",
+    "torch._C._broadcast_out",
+    "torch._C._gather",
+    "torch._C._gather_out",
+    "torch._C._scatter",
+    "torch._C._scatter_out",
+)
+
 Tensor, Base = torch.Tensor, torch._C.TensorBase
-CPU = torch.device("cpu")
-BUCKET = 10 * 2**20  # bytes that DataParallel sends at once (torch.nn.parallel.comm)
+CPU = errors.CPU
 
 FACTORIES = _device_constructors() | {Tensor.new_tensor, Tensor.new}
 _FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
@@ -235,8 +251,9 @@ def plain_lengths(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 # --- factories ------------------------------------------------------------------------
 
 
-def factory(gpus: VirtualGPUs, func: Any, args: tuple, kwargs: dict) -> Any:
+def factory(gpus: Machine, func: Any, args: tuple, kwargs: dict) -> Any:
     """Call a function that makes a tensor; NotImplemented if that is PyTorch's job."""
+    __tracebackhide__ = True
     device = kwargs.get("device")
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     from_tensor = func in _FROM_DATA and isinstance(data, Tensor)
@@ -283,14 +300,15 @@ def factory(gpus: VirtualGPUs, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _plain_call(
-    gpus: VirtualGPUs, place: torch.device, func: Any, args: tuple, kwargs: dict
+    gpus: Machine, place: torch.device, func: Any, args: tuple, kwargs: dict
 ) -> Any:
+    __tracebackhide__ = True
     if func is torch.as_tensor:
         kwargs = {k: v for k, v in kwargs.items() if k in ("dtype", "device")}
     return gpus._made_on(place, func, args, kwargs)
 
 
-def _factories(gpus: VirtualGPUs, patches: Patches) -> None:
+def _factories(gpus: Machine, patches: Patches) -> None:
     """These ask the CUDA driver before any mode of ours sees them.
 
     PyTorch's own Python calls them where our function mode is off for a moment.
@@ -387,20 +405,13 @@ class _Compiler:
         return spec
 
 
-def install(gpus: VirtualGPUs, patches: Patches) -> None:
+def install(gpus: Machine, patches: Patches) -> None:
     """Replace all that has to know of virtual GPUs."""
     _factories(gpus, patches)
     _tensor_methods(gpus, patches)
     _modules_and_optimizers(gpus, patches)
     _autograd_and_threads(gpus, patches)
-    _cuda_queries(gpus, patches)
-    _cuda_memory(gpus, patches)
-    _random_numbers(gpus, patches)
-    _streams_and_events(gpus, patches)
-    _autocast(gpus, patches)
-    _files_and_processes(gpus, patches)
-    _data_parallel(gpus, patches)
-    _beyond(patches)
+    cuda.install(gpus, patches)
     patches.later(_forget_default_device)
     if _Compiler.NAME not in sys.modules:
         finder = _Compiler(patches)
@@ -418,16 +429,21 @@ def _forget_default_device() -> None:
 
 
 class _Standin:
-    """A replaced method that is equal to the one that it replaces.
+    """A method in the place of another, and equal to it.
 
-    Subclasses of Tensor look up the function they are asked for in sets of methods.
+    Subclasses of Tensor look up the method that they are asked for in sets of methods.
+    Such a set may be older than this machine, or outlive it.
     """
 
     def __init__(self, original: Callable, function: Callable) -> None:
         self.original, self.function = original, function
         functools.update_wrapper(self, original)
 
+    def __get__(self, x: Any, kind: Any = None) -> Callable:
+        return self if x is None else types.MethodType(self, x)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         return self.function(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
@@ -437,7 +453,7 @@ class _Standin:
         return hash(self.original)
 
 
-def _tensor_methods(gpus: VirtualGPUs, patches: Patches) -> None:
+def _tensor_methods(gpus: Machine, patches: Patches) -> None:
     where = gpus.device_of
     truth = torch._C.DisableTorchFunction
 
@@ -464,22 +480,24 @@ def _tensor_methods(gpus: VirtualGPUs, patches: Patches) -> None:
             and torch.overrides.has_torch_function_unary(x)
         )
 
-    def method(function: Callable) -> Callable:
+    def method(function: Callable) -> _Standin:
         """For a subclass of Tensor, its own `__torch_function__` comes first."""
         original = getattr(Tensor, function.__name__)
 
         @functools.wraps(original)
         def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             if overridden(self):
                 return torch.overrides.handle_torch_function(
-                    shown, (self,), self, *args, **kwargs
+                    standin, (self,), self, *args, **kwargs
                 )
             return function(self, *args, **kwargs)
 
-        shown = _Standin(original, call)
-        return call
+        standin = _Standin(original, call)
+        return standin
 
     def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        __tracebackhide__ = True
         device, dtype, rest = kwargs.get("device"), kwargs.get("dtype"), list(args)
         other = kwargs.get("other")
         if rest and isinstance(rest[0], Tensor):
@@ -510,6 +528,7 @@ def _tensor_methods(gpus: VirtualGPUs, patches: Patches) -> None:
         return gpus._moved(x, place, waits=blocking)
 
     def cuda(x, device=None, non_blocking=False, memory_format=torch.preserve_format):
+        __tracebackhide__ = True
         place = gpus.resolve("cuda" if device is None else device)
         if place is CPU or place is None:
             raise RuntimeError(
@@ -654,7 +673,7 @@ def _tensor_methods(gpus: VirtualGPUs, patches: Patches) -> None:
     _old_tensor_types(gpus, patches)
 
 
-def _old_tensor_types(gpus: VirtualGPUs, patches: Patches) -> None:
+def _old_tensor_types(gpus: Machine, patches: Patches) -> None:
     """`torch.cuda.FloatTensor` and its like, which older code still uses."""
 
     class Kind(type):
@@ -693,11 +712,12 @@ def _old_tensor_types(gpus: VirtualGPUs, patches: Patches) -> None:
 # --- nn.Module, optimizers ------------------------------------------------------------
 
 
-def _modules_and_optimizers(gpus: VirtualGPUs, patches: Patches) -> None:
+def _modules_and_optimizers(gpus: Machine, patches: Patches) -> None:
     module_call, apply = torch.nn.Module.__call__, torch.nn.Module._apply
 
     @functools.wraps(module_call)
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         thread = gpus._thread
         modules = thread.modules
         if not modules:
@@ -724,8 +744,6 @@ def _modules_and_optimizers(gpus: VirtualGPUs, patches: Patches) -> None:
                     gpus._classify(parameter.grad, GRADIENTS)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        from course_utils.virtual_gpus.gpus import tensors_in
-
         gpus._thread.optimizer = 0
         for state in optimizer.state.values():
             if isinstance(state, dict):
@@ -754,13 +772,14 @@ def _modules_and_optimizers(gpus: VirtualGPUs, patches: Patches) -> None:
 # --- autograd, threads ----------------------------------------------------------------
 
 
-def _autograd_and_threads(gpus: VirtualGPUs, patches: Patches) -> None:
-    from course_utils.virtual_gpus.gpus import _Function
+def _autograd_and_threads(gpus: Machine, patches: Patches) -> None:
+    from course_utils.virtual_gpus.machine import _Function
 
     engine = torch.autograd.graph._engine_run_backward
 
     @functools.wraps(engine)
     def backward(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         # `loss.backward()` came through our function mode, which PyTorch has switched
         # off for the time of the call: a backward that is written in Python needs it.
         try:
@@ -813,7 +832,7 @@ def _autograd_and_threads(gpus: VirtualGPUs, patches: Patches) -> None:
     patches.set(threading.Thread, start=start_thread)
 
 
-def _scripted(gpus: VirtualGPUs, original: Callable) -> Callable:
+def _scripted(gpus: Machine, original: Callable) -> Callable:
     """TorchScript calls no Python, so a factory in it has only these arguments."""
 
     @functools.wraps(original)
@@ -822,613 +841,3 @@ def _scripted(gpus: VirtualGPUs, original: Callable) -> Callable:
             return original(self, *args, **kwargs)
 
     return call
-
-
-# --- torch.cuda, torch.accelerator ----------------------------------------------------
-
-
-class _Properties(types.SimpleNamespace):
-    def __repr__(self) -> str:
-        return (
-            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, "
-            f"minor={self.minor}, total_memory={self.total_memory // 2**20}MB, "
-            f"multi_processor_count={self.multi_processor_count})"
-        )
-
-
-def _cuda_queries(gpus: VirtualGPUs, patches: Patches) -> None:
-    thread = gpus._thread
-
-    def set_device(device: Any) -> None:
-        if isinstance(device, int) and device < 0:
-            return
-        thread.current = gpus._index(device)
-
-    def exchange(device: int) -> int:
-        before = thread.current
-        if device >= 0:
-            set_device(device)
-        return before
-
-    def properties(device: Any = None) -> _Properties:
-        gpu = gpus._gpus[gpus._index(device)]
-        return _Properties(
-            name="Virtual GPU",
-            major=9,
-            minor=0,
-            total_memory=gpu.capacity,
-            multi_processor_count=132,
-            warp_size=32,
-            max_threads_per_multi_processor=2048,
-            is_integrated=False,
-            is_multi_gpu_board=False,
-            gcnArchName="",
-        )
-
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    def synchronize(device: Any = None) -> None:
-        gpus._synchronize(device)
-
-    cuda = torch.cuda
-    patches.set(
-        cuda,
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-        init=nothing,
-        _lazy_init=nothing,
-        _is_in_bad_fork=lambda: os.getpid() != gpus._process,
-        device_count=lambda: gpus.n,
-        current_device=lambda: thread.current,
-        set_device=set_device,
-        _exchange_device=exchange,
-        _maybe_exchange_device=exchange,
-        get_device_properties=properties,
-        can_device_access_peer=lambda device, peer: (
-            gpus._index(device) != gpus._index(peer)
-        ),
-        is_bf16_supported=lambda including_emulation=True: True,
-        get_arch_list=lambda: [],
-        synchronize=synchronize,
-        ipc_collect=nothing,
-    )
-    patches.set(
-        cuda.nvtx,
-        range_push=nothing,
-        range_pop=nothing,
-        mark=nothing,
-        range=lambda *a, **k: contextlib.nullcontext(),
-    )
-    patches.set(cuda.nccl, is_available=lambda tensors: False)
-    patches.set(torch.backends.cudnn, is_acceptable=lambda x: False)
-    here = torch.device("cuda")
-
-    class device_index:  # noqa: N801 - as torch.accelerator names it
-        def __init__(self, device: int | None) -> None:
-            self.index = device
-
-        def __enter__(self) -> None:
-            if self.index is not None:
-                self.before = exchange(self.index)
-
-        def __exit__(self, *error: object) -> None:
-            if self.index is not None:
-                exchange(self.before)
-
-    patches.replace(
-        (torch.accelerator,),
-        current_accelerator=lambda check_available=False: here,
-        is_available=lambda: True,
-        device_count=lambda: gpus.n,
-        current_device_index=lambda: thread.current,
-        current_device_idx=lambda: thread.current,
-        set_device_index=set_device,
-        set_device_idx=set_device,
-        synchronize=synchronize,
-        device_index=device_index,
-    )
-
-
-def _cuda_memory(gpus: VirtualGPUs, patches: Patches) -> None:
-    def stats(device: Any = None) -> dict[str, int]:
-        with gpus._lock:
-            gpus._settle()
-            gpu = gpus._gpus[gpus._index(device)]
-            count = sum(
-                owned.device is gpu.device and not owned.drifts
-                for owned in list(gpus._owned.values())
-            )
-        nothing = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
-        size = {"current": gpu.now, "peak": gpu.peak, "allocated": gpu.now, "freed": 0}
-        tensors = {
-            "current": count,
-            "peak": count,
-            "allocated": gpu.allocations,
-            "freed": gpu.allocations - count,
-        }
-        values = {
-            "allocated_bytes": size,
-            "reserved_bytes": size,
-            "active_bytes": size,
-            "requested_bytes": size,
-            "inactive_split_bytes": nothing,
-            "allocation": tensors,
-            "segment": tensors,
-            "active": tensors,
-            "inactive_split": nothing,
-        }
-        found = {
-            f"{what}.{pool}.{when}": number if pool == "all" else 0
-            for what, numbers in values.items()
-            for pool in ("all", "large_pool", "small_pool")
-            for when, number in numbers.items()
-        }
-        for what in ("oversize_allocations", "oversize_segments"):
-            found.update({f"{what}.{when}": 0 for when in nothing})
-        found["num_alloc_retries"] = 0
-        found["num_ooms"] = gpu.failures
-        return dict(sorted(found.items()))
-
-    def reset_peak(device: Any = None) -> None:
-        with gpus._lock:
-            gpus._settle()
-            gpus._gpus[gpus._index(device)].set_peak(next(gpus._births))
-
-    def info(device: Any = None) -> tuple[int, int]:
-        with gpus._lock:
-            gpus._settle()
-            gpu = gpus._gpus[gpus._index(device)]
-            return gpu.capacity - gpu.now, gpu.capacity
-
-    whole = [gpu.capacity for gpu in gpus._gpus]
-
-    def set_fraction(fraction: float, device: Any = None) -> None:
-        if not isinstance(fraction, float):
-            raise TypeError("Invalid type for fraction argument, must be `float`")
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-        i = gpus._index(device)
-        gpus._gpus[i].capacity = int(whole[i] * fraction)
-
-    def give_back() -> None:
-        for gpu, capacity in zip(gpus._gpus, whole, strict=True):
-            gpu.capacity = capacity
-
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    patches.later(give_back)
-    memory = torch.cuda.memory
-    patches.replace(
-        (torch.cuda, memory, torch.accelerator, torch.accelerator.memory),
-        memory_stats=stats,
-        reset_peak_memory_stats=reset_peak,
-        reset_accumulated_memory_stats=nothing,
-        mem_get_info=info,
-        get_memory_info=info,
-        empty_cache=nothing,
-        set_per_process_memory_fraction=set_fraction,
-        memory_snapshot=lambda *a, **k: [],
-    )
-
-
-# --- random numbers -------------------------------------------------------------------
-
-
-def _random_numbers(gpus: VirtualGPUs, patches: Patches) -> None:
-    """One generator for the CPU and all GPUs: a split model drops the same values."""
-    default = torch.default_generator
-
-    def seed_with(seed: int) -> None:
-        default.manual_seed(int(seed))
-
-    def set_state(state: Tensor, device: Any = "cuda") -> None:
-        default.set_state(state)
-
-    def set_states(states: Any) -> None:
-        for state in states:
-            default.set_state(state)
-
-    class Generator(torch.Generator):
-        """A CPU generator that says it is on a GPU."""
-
-        def __new__(cls, device: Any = "cpu") -> Any:
-            place = gpus.resolve(device)
-            if place is None or place is CPU:
-                return original(device)
-            made = super().__new__(cls)
-            made._place = place
-            return made
-
-        @property
-        def device(self) -> torch.device:
-            return self._place
-
-    original = torch.Generator
-    patches.set(torch, Generator=Generator)
-    patches.replace(
-        (torch.cuda, torch.cuda.random),
-        get_rng_state=lambda device="cuda": default.get_state(),
-        get_rng_state_all=lambda: [default.get_state() for _ in range(gpus.n)],
-        set_rng_state=set_state,
-        set_rng_state_all=set_states,
-        manual_seed=seed_with,
-        manual_seed_all=seed_with,
-        seed=lambda: default.seed() and None,
-        seed_all=lambda: default.seed() and None,
-        initial_seed=default.initial_seed,
-    )
-    patches.set(torch.cuda, default_generators=(default,) * gpus.n)
-
-
-# --- streams and events: dummies ------------------------------------------------------
-
-
-def _streams_and_events(gpus: VirtualGPUs, patches: Patches) -> None:
-    class Stream:
-        """All streams of a GPU are one queue here: the order of the calls."""
-
-        cuda_stream = stream_id = priority = 0
-        device_type = 1
-
-        def __init__(
-            self, device: Any = None, priority: int = 0, **kwargs: Any
-        ) -> None:
-            device = kwargs.get("device_index", device)
-            self.device = torch.device("cuda", gpus._index(device))
-            self.device_index = self.device.index
-            self.priority = priority
-
-        def query(self) -> bool:
-            return True
-
-        def synchronize(self) -> None:
-            gpus._synchronize(self.device)
-
-        def wait_stream(self, stream: Any) -> None: ...
-
-        def wait_event(self, event: Any) -> None: ...
-
-        def record_event(self, event: Any = None) -> Any:
-            event = Event() if event is None else event
-            event.record(self)
-            return event
-
-        def is_capturing(self) -> bool:
-            return False
-
-        def __enter__(self) -> Stream:
-            self._before = gpus._thread.current
-            gpus._thread.current = self.device.index
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            gpus._thread.current = self._before
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, Stream) and self.device == other.device
-
-        def __hash__(self) -> int:
-            return hash(self.device)
-
-        def __repr__(self) -> str:
-            return f"<torch.cuda.Stream device={self.device} cuda_stream=0x0>"
-
-    class Event:
-        """Its times are those of `gpus.timeline()`."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self._time: float | None = None
-
-        def record(self, stream: Any = None) -> None:
-            device = gpus._thread.current if stream is None else stream.device.index
-            clock = gpus._gpus[device].clock
-            self._time = max(clock.free, gpus._thread.host)
-
-        def elapsed_time(self, end: Any) -> float:
-            if self._time is None or end._time is None:
-                raise RuntimeError(
-                    "Both events must be recorded before calculating elapsed time."
-                )
-            return (end._time - self._time) * 1e3
-
-        def synchronize(self) -> None:
-            gpus._thread.host = max(gpus._thread.host, self._time or 0.0)
-
-        def query(self) -> bool:
-            return True
-
-        def wait(self, stream: Any = None) -> None: ...
-
-    def stream_of(device: Any = None) -> Stream:
-        return Stream(device)
-
-    def use(stream: Any) -> Any:
-        return contextlib.nullcontext() if stream is None else stream
-
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    patches.set(
-        torch.cuda,
-        Stream=Stream,
-        Event=Event,
-        stream=use,
-        set_stream=nothing,
-        current_stream=stream_of,
-        default_stream=stream_of,
-        is_current_stream_capturing=lambda: False,
-    )
-    patches.set(torch, Stream=Stream, Event=Event)
-    patches.replace((torch.accelerator,), current_stream=stream_of, set_stream=nothing)
-    functions = torch.nn.parallel._functions
-    patches.set(functions, _get_stream=lambda device: Stream(device), _streams=None)
-
-
-# --- autocast -------------------------------------------------------------------------
-
-
-class AutocastState(threading.local):
-    """What `autocast("cuda")` set in this thread, and `autocast("cpu")` before it."""
-
-    on, dtype, host = False, torch.float16, (False, torch.bfloat16)
-
-
-# "CUDA Ops that can autocast to float32" of PyTorch's automatic mixed precision page.
-# The CPU's autocast leaves many of them as they are.
-FLOAT32 = frozenset(
-    "__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits "
-    "cosh cosine_embedding_loss cdist cosine_similarity cross_entropy cumprod cumsum "
-    "dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm "
-    "log log10 log_softmax log1p log2 margin_ranking_loss mse_loss "
-    "multilabel_margin_loss multi_margin_loss nll_loss norm normalize pdist "
-    "poisson_nll_loss pow prod reciprocal rsqrt sinh smooth_l1_loss soft_margin_loss "
-    "softmax softmin softplus sum renorm tan triplet_margin_loss".split()
-)
-_HALF = (torch.float16, torch.bfloat16)
-
-
-def in_float32(
-    gpus: VirtualGPUs, func: Any, args: tuple, kwargs: dict
-) -> tuple[tuple, dict]:
-    """The arguments as CUDA's autocast casts them for this function.
-
-    Raises:
-        RuntimeError: the function is not safe with it.
-    """
-    name = getattr(func, "__name__", "")
-    if name == "binary_cross_entropy" and gpus.device_of(args[0]).type == "cuda":
-        raise RuntimeError(
-            "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe "
-            "to autocast."
-        )
-    if name not in FLOAT32:
-        return args, kwargs
-
-    def cast(x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.dtype not in _HALF:
-            return x
-        return x.float() if gpus.device_of(x).type == "cuda" else x
-
-    return tuple(map(cast, args)), {name: cast(x) for name, x in kwargs.items()}
-
-
-def _autocast(gpus: VirtualGPUs, patches: Patches) -> None:
-    """`autocast("cuda")` switches on the CPU's autocast with CUDA's data type."""
-    enabled, set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
-    dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
-
-    state = gpus._autocast
-
-    def is_enabled(device_type: str = "cuda") -> bool:
-        if device_type == "cuda":
-            return state.on
-        return (
-            state.host[0] if state.on and device_type == "cpu" else enabled(device_type)
-        )
-
-    def switch(device_type: Any, value: Any = None) -> None:
-        if value is None:  # the older form: set_autocast_enabled(True) means CUDA
-            device_type, value = "cuda", device_type
-        if device_type != "cuda":
-            set_enabled(device_type, value)
-        elif value and not state.on:
-            state.host, state.on = (enabled("cpu"), dtype("cpu")), True
-            set_enabled("cpu", True)
-            set_dtype("cpu", state.dtype)
-        elif state.on and not value:
-            state.on = False
-            set_enabled("cpu", state.host[0])
-            set_dtype("cpu", state.host[1])
-
-    def get_dtype(device_type: str) -> torch.dtype:
-        return state.dtype if device_type == "cuda" else dtype(device_type)
-
-    def choose(device_type: str, value: torch.dtype) -> None:
-        if device_type != "cuda":
-            set_dtype(device_type, value)
-            return
-        state.dtype = value
-        if state.on:
-            set_dtype("cpu", value)
-
-    patches.replace(
-        (torch,),
-        is_autocast_enabled=is_enabled,
-        set_autocast_enabled=switch,
-        get_autocast_dtype=get_dtype,
-        set_autocast_dtype=choose,
-        get_autocast_gpu_dtype=lambda: state.dtype,
-        set_autocast_gpu_dtype=lambda value: choose("cuda", value),
-    )
-
-
-# --- files, other processes -----------------------------------------------------------
-
-
-def _files_and_processes(gpus: VirtualGPUs, patches: Patches) -> None:
-    def tag(storage: Any) -> str | None:
-        owned = gpus._owned.get(getattr(storage, "_untyped_storage", storage)._cdata)
-        return None if owned is None else str(owned.device)
-
-    def restore(storage: Any, location: str) -> Any:
-        if not location.startswith("cuda"):
-            return None
-        device = torch.device(location)
-        index = gpus._thread.current if device.index is None else device.index
-        if index >= gpus.n:
-            raise RuntimeError(
-                f"Attempting to deserialize object on CUDA device {index} but "
-                f"torch.cuda.device_count() is {gpus.n}. Please use torch.load with "
-                "map_location to map your storages to an existing device."
-            )
-        return gpus._storage_on(storage, gpus._devices[index])
-
-    registry = [(0, tag, restore), *torch.serialization._package_registry]
-    patches.set(torch.serialization, _package_registry=registry)
-
-    def guarded(reduce: Callable) -> Callable:
-        def call(x: Tensor) -> Any:
-            if gpus.device_of(x).type == "cuda":
-                raise RuntimeError(
-                    errors.NOT_ON_GPUS.format(
-                        what=f"Sharing a tensor on {gpus.device_of(x)} with another "
-                        "process",
-                        why="it is known to this process alone, so send x.cpu()",
-                    )
-                )
-            return reduce(x)
-
-        return call
-
-    reducers = dict(ForkingPickler._extra_reducers)
-    for kind, reduce in reducers.items():
-        if isinstance(kind, type) and issubclass(kind, Tensor):
-            reducers[kind] = guarded(reduce)
-    patches.set(ForkingPickler, _extra_reducers=reducers)
-
-
-# --- nn.DataParallel ------------------------------------------------------------------
-
-
-def _data_parallel(gpus: VirtualGPUs, patches: Patches) -> None:
-    """The C++ below torch.nn.parallel.comm; all its Python stays as it is."""
-    utils = torch._utils
-
-    def device(i: Any) -> torch.device:
-        return CPU if i == -1 else gpus._devices[gpus._index(i)]
-
-    def broadcast(x: Tensor, devices: list[int]) -> list[Tensor]:
-        with torch.no_grad():
-            return [gpus._moved(x, device(i), "broadcast") for i in devices]
-
-    def broadcast_out(x: Tensor, out: list[Tensor]) -> list[Tensor]:
-        with torch.no_grad(), gpus._because("broadcast"):
-            return [o.copy_(x) for o in out]
-
-    def broadcast_coalesced(
-        tensors: list[Tensor], devices: list[int], buffer_size: int = BUCKET
-    ) -> list[list[Tensor]]:
-        for x in tensors:
-            if gpus.device_of(x) != device(devices[0]):
-                raise RuntimeError(f"all tensors must be on devices[0]: {devices[0]}")
-        copies: list[list[Tensor]] = [[] for _ in devices]
-        copies[0] = list(tensors)
-        with torch.no_grad(), gpus._because("broadcast"):
-            for i, copy in zip(devices[1:], copies[1:], strict=True):
-                found: dict[int, Tensor] = {}
-                for chunk in utils._take_tensors(tensors, buffer_size):
-                    flat = gpus._coalesced(chunk, device(i))
-                    for x, y in zip(
-                        chunk, utils._unflatten_dense_tensors(flat, chunk), strict=True
-                    ):
-                        found[id(x)] = y
-                copy.extend(found[id(x)] for x in tensors)
-        return copies
-
-    def scatter(
-        x: Tensor,
-        devices: list[int],
-        sizes: list[int] | None = None,
-        dim: int = 0,
-        streams: Any = None,
-    ) -> list[Tensor]:
-        chunks = x.split(list(sizes), dim) if sizes else x.chunk(len(devices), dim)
-        with torch.no_grad():
-            return [
-                gpus._moved(chunk, device(i), "scatter", waits=False)
-                for chunk, i in zip(chunks, devices, strict=False)
-            ]
-
-    def scatter_out(
-        x: Tensor, out: list[Tensor], dim: int = 0, streams: Any = None
-    ) -> list[Tensor]:
-        chunks = x.split([o.size(dim) for o in out], dim)
-        with torch.no_grad(), gpus._because("scatter"):
-            for o, chunk in zip(out, chunks, strict=True):
-                o.copy_(chunk)
-        return list(out)
-
-    def gather(tensors: list[Tensor], dim: int = 0, destination: Any = None) -> Tensor:
-        place = device(gpus._thread.current if destination is None else destination)
-        size = list(tensors[0].shape)
-        size[dim] = sum(x.size(dim) for x in tensors)
-        out = torch.empty(size, dtype=tensors[0].dtype, device=place)
-        return gather_out(tensors, out, dim)
-
-    def gather_out(tensors: list[Tensor], out: Tensor, dim: int = 0) -> Tensor:
-        with torch.no_grad(), gpus._because("gather"):
-            parts = out.split([x.size(dim) for x in tensors], dim)
-            for part, x in zip(parts, tensors, strict=True):
-                part.copy_(x, non_blocking=True)
-        return out
-
-    patches.set(
-        torch._C,
-        _broadcast=broadcast,
-        _broadcast_out=broadcast_out,
-        _broadcast_coalesced=broadcast_coalesced,
-        _scatter=scatter,
-        _scatter_out=scatter_out,
-        _gather=gather,
-        _gather_out=gather_out,
-    )
-
-    def named(original: Callable, cause: str) -> Callable:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with gpus._because(cause):
-                return original(*args, **kwargs)
-
-        return call
-
-    comm = torch.nn.parallel.comm
-    patches.set(
-        comm,
-        reduce_add=named(comm.reduce_add, "reduce"),
-        reduce_add_coalesced=named(comm.reduce_add_coalesced, "reduce"),
-    )
-
-
-# --- what does not work, said in one line ---------------------------------------------
-
-
-def _beyond(patches: Patches) -> None:
-    def refuse(what: str, why: str) -> Callable:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError(errors.NOT_ON_GPUS.format(what=what, why=why))
-
-        return call
-
-    compiles = "it would compile code for a GPU that is not there"
-    patches.set(torch, compile=refuse("torch.compile", compiles))
-    patches.set(torch.nn.Module, compile=refuse("Module.compile", compiles))
-    captures = "there are no CUDA kernels to capture"
-    patches.set(
-        torch.cuda,
-        CUDAGraph=refuse("torch.cuda.CUDAGraph", captures),
-        graph=refuse("torch.cuda.graph", captures),
-        make_graphed_callables=refuse("torch.cuda.make_graphed_callables", captures),
-        cudart=refuse("torch.cuda.cudart()", "there is no CUDA runtime"),
-    )

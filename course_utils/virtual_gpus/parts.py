@@ -1,0 +1,209 @@
+"""Small parts of the machine: a storage, a device, its clock, a thread, an op."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from course_utils.virtual_gpus.records import KINDS, OTHER, Interval
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+BLOCK = 512  # CUDA's allocator rounds every tensor up to a multiple of this
+
+
+class Owned:
+    """One storage on a virtual GPU. While it drifts (see `_drift`) it has no bytes."""
+
+    __slots__ = ("born", "device", "drifts", "key", "kind", "nbytes", "ref")
+
+    def __init__(self, key: int, device: torch.device, nbytes: int, born: int) -> None:
+        self.key, self.device, self.nbytes, self.born = key, device, nbytes, born
+        self.kind, self.drifts = OTHER, False
+
+
+class Ref(weakref.ref):
+    __slots__ = ("key",)
+
+
+class Device:
+    """One virtual GPU: its memory and its place on the clock."""
+
+    def __init__(self, device: torch.device, capacity: int) -> None:
+        self.device, self.capacity = device, capacity
+        self.now = self.peak = self.peak_at = self.allocations = self.failures = 0
+        self.kinds = dict.fromkeys(KINDS, 0)
+        self.peak_kinds = dict(self.kinds)
+        self.clock = Clock(str(device))
+
+    def add(self, owned: Owned) -> None:
+        self.now += owned.nbytes
+        self.kinds[owned.kind] += owned.nbytes
+        self.allocations += 1
+        if self.now > self.peak:
+            self.set_peak(owned.born)
+
+    def remove(self, owned: Owned) -> None:
+        self.now -= owned.nbytes
+        self.kinds[owned.kind] -= owned.nbytes
+
+    def set_peak(self, moment: int) -> None:
+        self.peak, self.peak_at = self.now, moment
+        self.peak_kinds = dict(self.kinds)
+
+    def classify(self, owned: Owned, kind: str) -> None:
+        """Say what a living storage holds, at the peak as well if it was there."""
+        books = [self.kinds]
+        if owned.born <= self.peak_at:
+            books.append(self.peak_kinds)
+        for book in books:
+            book[owned.kind] -= owned.nbytes
+            book[kind] += owned.nbytes
+        owned.kind = kind
+
+
+class Clock:
+    """One device's modelled time: until when it is busy, and what it did."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.free = name, 0.0
+        self.intervals: list[Interval] = []
+
+    def work(
+        self, start: float, stop: float, kind: str, phase: str, label: str, module: str
+    ) -> None:
+        self.free = stop
+        last = self.intervals[-1] if self.intervals else None
+        if (
+            last is not None
+            and start - last.stop <= 1e-12
+            and (last.kind, last.phase, last.label) == (kind, phase, label)
+        ):
+            last.stop = stop
+            last.ops += 1
+            return
+        self.intervals.append(
+            Interval(self.name, start, stop, kind, phase, label, module)
+        )
+
+
+class ThreadState(threading.local):
+    """What differs from thread to thread."""
+
+    def __init__(self) -> None:
+        self.current = 0  # torch.cuda.current_device()
+        self.force: torch.device | None = None  # where new storages go
+        self.call: tuple | None = None  # arguments of the PyTorch function around us
+        self.last: torch.device | None = None  # device of the last op
+        self.host = 0.0  # the modelled time at which this thread issues its next op
+        self.backward = self.optimizer = self.setup = self.quiet = 0
+        self.plain = 0  # inside an op written in Python: all is on the CPU there
+        self.cause = "to"
+        self.modules: list[torch.nn.Module] = []
+        self.module: str | None = None  # stands in for them, in a backward
+        self.label = self.backward_label = ""
+        self.labels: list[tuple[int, str]] = []  # from which autograd node on
+
+    def set_label(self, text: str) -> None:
+        self.label = text
+        number = torch.autograd._get_sequence_nr()
+        if self.labels and self.labels[-1][0] == number:
+            self.labels.pop()
+        self.labels.append((number, text))
+
+
+class Call:
+    """The time of one call; a class because it is entered for every function."""
+
+    __slots__ = ("args", "before", "thread")
+
+    def __init__(self, thread: ThreadState, args: tuple | None) -> None:
+        self.thread, self.args = thread, args
+
+    def __enter__(self) -> None:
+        self.before = self.thread.call
+        if self.before is None or self.args is None:
+            self.thread.call = self.args
+
+    def __exit__(self, *error: object) -> None:
+        self.thread.call = self.before
+
+
+class Op:
+    """What has to be known of an ATen op, found out once."""
+
+    # C++ moves their CPU arguments to the GPU by itself, or wants them on the CPU.
+    HOST_ARGUMENTS = {
+        "index": {"indices"},
+        "_unsafe_index": {"indices"},
+        "index_put": {"indices"},
+        "index_put_": {"indices"},
+        "_index_put_impl_": {"indices"},
+        "_unsafe_index_put": {"indices"},
+        "_pack_padded_sequence": {"lengths"},
+        "_pack_padded_sequence_backward": {"batch_sizes"},
+        "_ctc_loss": {"input_lengths", "target_lengths"},
+        "_ctc_loss_backward": {"input_lengths", "target_lengths"},
+        "_cudnn_ctc_loss": {"input_lengths", "target_lengths"},
+        "tensor_split": {"tensor_indices_or_sections"},
+        "lstm": {"batch_sizes"},
+        "gru": {"batch_sizes"},
+        "rnn_tanh": {"batch_sizes"},
+        "rnn_relu": {"batch_sizes"},
+    }
+    CROSS = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Tensor}
+    FREE = {
+        "empty",
+        "empty_strided",
+        "empty_like",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+        "lift_fresh",
+        "set_",
+        "resize_",
+        "_local_scalar_dense",
+        "equal",
+        "is_same_size",
+    }
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.func, self.name = func, schema.name.partition("::")[2]
+        self.foreach = self.name.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+        self.cross = func in self.CROSS
+        self.names = [argument.name for argument in schema.arguments]
+        self.written = {
+            argument.name
+            for argument in schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        }
+        self.host_arguments = self.HOST_ARGUMENTS.get(self.name, frozenset())
+        self.free = (
+            func.is_view
+            or self.name in self.FREE
+            or schema.name.startswith(("aten::sym_", "prim::"))
+        )
+        self.resizes = self.name.startswith("resize") or any(
+            name.startswith("out") for name in self.written
+        )
+        self.sized = bool(self.names) and self.names[0] == "size"
+        # Collectives block until another process answers: no lock around them.
+        self.waits = "c10d" in schema.name or "_dist" in schema.name
+        self.custom = func.namespace not in ("aten", "prims")
+        self.flops: Callable | None | bool = False  # False: not looked up yet
+
+
+def tensors_in(values: Any, found: list[Tensor]) -> list[Tensor]:
+    """All tensors in the arguments of an op; much faster than a pytree."""
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors_in(value, found)
+    return found
