@@ -13,7 +13,7 @@ import importlib
 import os
 
 # name -> module that holds it (same name inside), or None: the name is a submodule.
-# The submodules quiz, progress and virtual_gpus can be called like the function in them.
+# Submodules quiz, progress and virtual_gpus can be called like the function in them.
 _EXPORTS = {
     "Ranks": "course_utils.ranks",
     "RankFailure": "course_utils.ranks",

@@ -2107,9 +2107,15 @@ def device_timeline(
                 wide = max((work.stop - work.start) * inch, 0.015)
                 # Of "micro-batch 3" the number is what matters.
                 words = (work.label, work.label.rpartition(" ")[2])
-                label = _first_that_fits(words, wide - 0.08)
+                label = _first_that_fits(words, wide - 0.04)
                 looks = {"rounded": 0.0, "line": 0.6, **_WORKS[work.kind]}
-                _box(board, x, y + 0.07, wide, step - 0.14, label, **looks)
+                bar = _box(board, x, y + 0.07, wide, step - 0.14, **looks)
+                if label:  # in less room than a box leaves for its text
+                    text = _write(board, x + wide / 2, y + step / 2, label, ha="center")
+                    if "hatch" in looks:
+                        paper = {"facecolor": looks["fill"], "edgecolor": "none"}
+                        text.set_bbox({**paper, "pad": 0.5})
+                    picture.labels.append((text, bar))
             end = work.stop
     used = [kind for kind in _WORKS if any(work.kind == kind for work in every)]
     key = [(kind, _WORKS[kind]) for kind in used]

@@ -97,7 +97,7 @@ DRAWN = {
     "naive": lambda: pictures.device_timeline(NAIVE, title="A naive split"),
     "naive, longer": lambda: pictures.device_timeline(NAIVE, note="A note.", span=0.5),
     "pipeline": lambda: pictures.device_timeline(pipeline(4, 8)),
-    "64 micro-batches": lambda: pictures.device_timeline(pipeline(8, 64)),
+    "32 micro-batches": lambda: pictures.device_timeline(pipeline(8, 32)),
     "recorded": lambda: pictures.device_timeline(RECORDED, title="As it was"),
     "always busy": lambda: pictures.device_timeline({"cuda:0": [(0, 2, "optimizer")]}),
     "at one moment": lambda: pictures.device_timeline(
@@ -246,6 +246,16 @@ def test_equal_neighbours_become_one_bar():
     apart = [Work(0, 1, "forward", "a"), Work(1, 2, "forward", "b")]
     picture = pictures.device_timeline({"cuda:0": apart})
     assert len(bars_of(picture, pictures._WORKS["forward"])) == 2 + 1
+
+
+def test_of_a_long_label_the_number_is_drawn():
+    works = [(k, k + 1, "forward", f"micro-batch {k}") for k in range(16)]
+    texts = {
+        text.get_text() for text in texts_of(pictures.device_timeline({"gpu": works}))
+    }
+    assert {str(k) for k in range(16)} <= texts
+    wide = pictures.device_timeline({"gpu": works[:2]})
+    assert "micro-batch 1" in {text.get_text() for text in texts_of(wide)}
 
 
 def test_two_timelines_can_have_the_same_scale():

@@ -15,6 +15,7 @@ typical. The rest is the same for all:
 * ``runner.py`` runs the answer and finds the words for what came of it,
 * ``on_rank.py`` is the part of it that runs on the ranks,
 * ``learner_code.py`` reads the answer's source and packs it for the ranks,
+* ``devices.py`` gives it virtual GPUs, where a task is about devices,
 * ``compare.py`` compares results and shows them short.
 
 The answer runs in processes of its own: an endless loop, a deadlock or a crash in it

@@ -1,0 +1,962 @@
+"""Lesson 02, Model parallel: the tasks of its exercise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from course_utils.checks.devices import at_the_same_time, copies, on_gpus
+from course_utils.checks.task import Mistake, Such, Task
+
+# ------------------------------------------------------------------- models to split
+
+
+def a_layer(inputs: int, outputs: int, normalized: bool = False) -> nn.Module:
+    """A layer with parameters of its own; `normalized`: and with buffers."""
+    if not normalized:
+        return nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh())
+    # BatchNorm takes away the mean, so a bias before it would have no gradient.
+    linear = nn.Linear(inputs, outputs, bias=False)
+    return nn.Sequential(linear, nn.BatchNorm1d(outputs), nn.Tanh())
+
+
+def a_row_of_layers(number: int, seed: int = 0) -> nn.Sequential:
+    """That many layers, from 6 numbers a row to 4; always the same ones."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        widths = [6, *(8 + k for k in range(number - 1)), 4]
+        return nn.Sequential(
+            *(a_layer(widths[k], widths[k + 1], k == 1) for k in range(number))
+        )
+
+
+def a_batch(rows: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rows)
+    return torch.randn(rows, 6, generator=generator)
+
+
+def joined(gradients: Iterable[torch.Tensor | None]) -> torch.Tensor | str:
+    """All gradients in one row of numbers; or in words, where some are missing."""
+    found = list(gradients)
+    missing = sum(one is None for one in found)
+    if missing:
+        return f"none for {missing} of {len(found)} parameters"
+    return torch.cat([one.cpu().flatten() for one in found])
+
+
+def gradients_of(model: nn.Module) -> torch.Tensor | str:
+    return joined(p.grad for p in model.parameters())
+
+
+def expected_run(layers: nn.Sequential, batch: torch.Tensor) -> dict[str, Any]:
+    """The output and the gradients of the plain model on the CPU."""
+    output = layers(batch)
+    output.square().mean().backward()
+    return {"output": output.detach(), "gradients": gradients_of(layers)}
+
+
+def same_device(attempt: Any) -> bool:
+    """Did PyTorch find tensors on different devices?"""
+    return "on the same device" in attempt.message
+
+
+FORGOT_RETURN = Mistake(
+    when=lambda attempt: attempt.got["output"] is None,
+    says="It returned None: did you forget `return`?",
+)
+
+# -------------------------------------------------------------- 02.split_over_three
+
+
+@on_gpus(3)
+def run_split(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
+    """Make the model and train it for one step; tell where everything was."""
+    layers, rows = case.values()
+    given = a_row_of_layers(layers)
+    names = {name: parameter.clone() for name, parameter in given.named_parameters()}
+    model = answer(given)
+    held = list(model.parameters())
+    found = {
+        name: next(
+            (p for p in held if p.shape == was.shape and torch.equal(p.cpu(), was)),
+            None,
+        )
+        for name, was in names.items()
+    }
+    gpus.clear()
+    output = model(a_batch(rows))
+    if not isinstance(output, torch.Tensor):
+        return {"output": output}
+    sent = copies(gpus)
+    output.square().mean().backward()
+    return {
+        "layers on": [
+            "nowhere"
+            if found[f"{k}.0.weight"] is None
+            else str(found[f"{k}.0.weight"].device)
+            for k in range(layers)
+        ],
+        "copies": sent,
+        "output on": str(output.device),
+        "output": output,
+        "gradients": joined(None if p is None else p.grad for p in found.values()),
+    }
+
+
+def split_case(layers: int, rows: int) -> tuple[dict[str, int]]:
+    return ({"layers": layers, "rows": rows},)
+
+
+THREE = ["cuda:0", "cuda:1", "cuda:2"]
+
+
+def is_in_order(places: list[str]) -> bool:
+    """Neighbours stay together, and each of the three GPUs has at least one layer."""
+    return places == sorted(places) and sorted(set(places)) == THREE
+
+
+def expect_split(case: dict[str, int]) -> dict[str, Any]:
+    """What the model must do, whatever cut the learner has chosen."""
+    layers, rows = case.values()
+    return {
+        "layers on": Such(
+            "first some layers on cuda:0, then some on cuda:1, then some on cuda:2",
+            is_in_order,
+        ),
+        "copies": ["cpu -> cuda:0", "cuda:0 -> cuda:1", "cuda:1 -> cuda:2"],
+        "output on": "cuda:2",
+        **expected_run(a_row_of_layers(layers), a_batch(rows)),
+    }
+
+
+SPLIT_OVER_THREE = Task(
+    id="02.split_over_three",
+    title="Split over three GPUs",
+    stars=2,
+    cases=tuple(map(split_case, (3, 6, 7), (4, 5, 2))),
+    expect=expect_split,
+    run=run_split,
+    keeps_inputs=False,
+    mistakes=(
+        FORGOT_RETURN,
+        Mistake(
+            when=lambda attempt: "nowhere" in attempt.got["layers on"],
+            says="`model.parameters()` does not find all layers, so no optimizer would "
+            "train them. A plain list hides modules from PyTorch: keep the parts as "
+            "attributes (`self.first = ...`), in an nn.ModuleList, or leave them in "
+            "`layers` and keep that.",
+        ),
+        Mistake(
+            when=lambda attempt: "cpu" in attempt.got["layers on"],
+            says="Some layers are still on the CPU. Moving a module is "
+            '`module.to("cuda:0")`.',
+        ),
+        Mistake(
+            when=lambda attempt: len(set(attempt.got["layers on"])) < 3,
+            says="Not every GPU has a layer. There are at least three layers: each GPU "
+            "gets one or more, whatever their number is.",
+        ),
+        Mistake(
+            when=lambda attempt: not is_in_order(attempt.got["layers on"]),
+            says="Neighbours should stay together: each time the next layer is on "
+            "another GPU, the activations must be copied. With one cut between two "
+            "GPUs there are two copies.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                "cpu" in "".join(attempt.got["copies"][1:])
+                and is_in_order(attempt.got["layers on"])
+            ),
+            says='The activations take a detour over the CPU. `x.to("cuda:1")` goes '
+            "from GPU to GPU.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["output on"] != "cuda:2",
+            says="The output should stay where it was computed, on cuda:2. The loss is "
+            "computed there.",
+        ),
+        Mistake(
+            when=lambda attempt: len(attempt.got["copies"]) > 3,
+            says="There are more copies than needed: one of the input to cuda:0, then "
+            "one for each cut.",
+        ),
+        Mistake(
+            when=lambda attempt: isinstance(attempt.got["gradients"], str),
+            says="Some parameters got no gradient. Has a tensor been detached on its "
+            "way, or a layer been left out?",
+        ),
+        Mistake(
+            when=lambda attempt: "does not require grad" in attempt.message,
+            says="The output has no graph, so nothing can be trained. `.to()` keeps "
+            "the graph; `.detach()`, `.data` and `torch.no_grad()` cut it.",
+        ),
+        Mistake(
+            when=same_device,
+            says="A tensor met a layer on another GPU. Move the tensor to a part's GPU "
+            "before that part: the input, too, which may come from the CPU.",
+        ),
+        Mistake(
+            when=lambda attempt: "invalid device ordinal" in attempt.message,
+            says="There are three GPUs: cuda:0, cuda:1 and cuda:2. Is there one part "
+            "too many?",
+        ),
+        Mistake(
+            when=lambda attempt: "has no attribute 'parameters'" in attempt.message,
+            says="The class must be an nn.Module: `class ThreeGPUs(nn.Module)`.",
+        ),
+        Mistake(
+            when=lambda attempt: "before Module.__init__()" in attempt.message,
+            says="`super().__init__()` comes first in the __init__ of a module.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.got["output"].shape != attempt.expected["output"].shape
+            ),
+            says="Not all layers have run, or not in their order.",
+        ),
+    ),
+    otherwise="The output must be what `layers(x)` gives on the CPU: every layer once, "
+    "in its order.",
+    hints=(
+        "Two things must move: in `__init__` the layers, in `forward` the activations. "
+        "How many copies are needed for three GPUs?",
+        "Cut the row in two places: `layers[:a]`, `layers[a:b]` and `layers[b:]` are "
+        "modules, too. Move each to its GPU. In `forward`, move x to a GPU before the "
+        "part that is there.",
+        "The shape of it:\n"
+        "  third = len(layers) // 3\n"
+        '  self.first = layers[:third].to("cuda:0")\n'
+        "  self.second = layers[third : 2 * third].to(...)\n"
+        "  self.last = ...\n"
+        "and in forward:\n"
+        '  x = self.first(x.to("cuda:0"))\n'
+        "  x = self.second(x.to(...))",
+    ),
+)
+
+# ------------------------------------------------------------------ 02.micro_batches
+
+
+def most_rows(rows: int, micro_batches: int) -> int:
+    return -(-rows // micro_batches)
+
+
+def two_or_three_stages(number: int) -> list[nn.Sequential]:
+    layers = a_row_of_layers(2 * number)
+    # BatchNorm would see another batch: the results could not be equal.
+    del layers[1][1]
+    return [layers[2 * k : 2 * k + 2] for k in range(number)]
+
+
+@on_gpus(3)
+def run_micro_batches(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
+    """Run the pipeline, and write down which stage got how many rows."""
+    stages, rows, micro_batches = case.values()
+    parts = two_or_three_stages(stages)
+    devices = [f"cuda:{k}" for k in range(stages)]
+    seen: list[list[int]] = [[] for _ in parts]
+    for k, (part, device) in enumerate(zip(parts, devices, strict=True)):
+        part.to(device)
+        part.register_forward_pre_hook(
+            lambda module, args, k=k: seen[k].append(len(args[0]))
+        )
+    batch = a_batch(rows).to("cuda:0")
+    gpus.clear()
+    output = answer(parts, devices, batch, micro_batches)
+    if not isinstance(output, torch.Tensor):
+        return {"output": output}
+    together = stages > 1 and at_the_same_time(gpus, "cuda:0", "cuda:1")
+    over_the_cpu = any("cpu" in copy for copy in copies(gpus))
+    output.square().mean().backward()
+    return {
+        "rows of each micro-batch": seen,
+        "output on": str(output.device),
+        "output": output,
+        "gradients": gradients_of(nn.ModuleList(parts)),
+        "over the CPU": over_the_cpu,
+        "GPUs at the same time": together,
+    }
+
+
+def expect_micro_batches(case: dict[str, int]) -> dict[str, Any]:
+    """As the plain model, but in parts, and with two GPUs at work at once."""
+    stages, rows, micro_batches = case.values()
+    parts = two_or_three_stages(stages)
+    most = most_rows(rows, micro_batches)
+
+    def is_cut(seen: list[list[int]]) -> bool:
+        return all(
+            sum(one) == rows and max(one) <= most and len(one) <= micro_batches
+            for one in seen
+        )
+
+    number = f"{micro_batches} micro-batch{'es' * (micro_batches > 1)}"
+    return {
+        "rows of each micro-batch": Such(
+            f"for each stage at most {number}, of at most {most} rows", is_cut
+        ),
+        "output on": f"cuda:{stages - 1}",
+        **expected_run(nn.Sequential(*parts), a_batch(rows)),
+        "over the CPU": False,
+        "GPUs at the same time": stages > 1 and micro_batches > 1,
+    }
+
+
+def pipeline_case(stages: int, rows: int, number: int) -> tuple[dict[str, int]]:
+    return ({"stages": stages, "rows": rows, "micro_batches": number},)
+
+
+MICRO_BATCHES = Task(
+    id="02.micro_batches",
+    title="In micro-batches",
+    stars=2,
+    cases=tuple(
+        pipeline_case(*numbers)
+        for numbers in (
+            *((2, 8, 4), (3, 12, 3), (3, 7, 3)),
+            *((2, 5, 1), (2, 3, 3), (3, 12, 6)),
+        )
+    ),
+    expect=expect_micro_batches,
+    run=run_micro_batches,
+    keeps_inputs=False,
+    mistakes=(
+        FORGOT_RETURN,
+        Mistake(
+            when=lambda attempt: isinstance(attempt.got["output"], (list, tuple)),
+            says="Return one tensor: `torch.cat` puts the micro-batches together.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0]["micro_batches"] > 1
+                and attempt.got["rows of each micro-batch"][0]
+                == [attempt.args[0]["rows"]]
+            ),
+            says="The whole batch went through at once. Cut it along its rows first: "
+            "`batch.chunk(micro_batches)`.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                max(attempt.got["rows of each micro-batch"][0])
+                == attempt.args[0]["micro_batches"]
+                and len(attempt.got["rows of each micro-batch"][0])
+                != attempt.args[0]["micro_batches"]
+            ),
+            says="`micro_batches` became the size of a micro-batch, not their number. "
+            "`batch.split(n)` wants the size, `batch.chunk(n)` the number.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                sum(attempt.got["rows of each micro-batch"][0])
+                < attempt.args[0]["rows"]
+            ),
+            says="Some rows were never computed. The rows need not be divisible by the "
+            "number of micro-batches.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                sum(attempt.got["rows of each micro-batch"][-1])
+                < attempt.args[0]["rows"]
+            ),
+            says="Some micro-batches did not reach the last stage. Were they still "
+            "under way when the loop ended?",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                min(sum(one) for one in attempt.got["rows of each micro-batch"])
+                < attempt.args[0]["rows"]
+                or max(sum(one) for one in attempt.got["rows of each micro-batch"])
+                > attempt.args[0]["rows"]
+            ),
+            says="Each stage must compute each row once.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["output on"] == "cpu",
+            says="The output should stay on the GPU of the last stage.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.got["output"].shape != attempt.expected["output"].shape
+            ),
+            says="The output must have one row for each row of the batch: put the "
+            "micro-batches together again with `torch.cat(outputs)`.",
+        ),
+        Mistake(
+            when=lambda attempt: has_the_same_rows(
+                attempt.got["output"], attempt.expected["output"]
+            ),
+            says="All rows are there, but in another order than in the batch.",
+        ),
+        Mistake(
+            when=lambda attempt: isinstance(attempt.got["gradients"], str),
+            says="Some parameters got no gradient: has a tensor been detached on its "
+            "way?",
+        ),
+        Mistake(
+            when=lambda attempt: "does not require grad" in attempt.message,
+            says="The output has no graph, so nothing can be trained. Did you write "
+            "into a tensor that was made before, or use `.detach()` or `no_grad()`?",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["over the CPU"],
+            says="The result is right. But a tensor went over the CPU, and until it is "
+            "there the CPU waits and hands out no other work. `x.to(device)` goes from "
+            "GPU to GPU.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.expected["GPUs at the same time"]
+                and not attempt.got["GPUs at the same time"]
+            ),
+            says="The result is right, but no two GPUs ever computed at the same time: "
+            "nothing was won. A GPU works through its queue in order. So the second "
+            "stage must get its first micro-batch before the first stage gets its "
+            "last one.",
+        ),
+        Mistake(
+            when=same_device,
+            says="A micro-batch met a stage on another GPU. Stage k wants its input on "
+            "`devices[k]`.",
+        ),
+    ),
+    otherwise="Try it with a single micro-batch first: that is the plain model.",
+    hints=(
+        "It is the loop over the stages that you know, once for each micro-batch. What "
+        "must happen with the outputs?",
+        "`batch.chunk(n)` cuts along the rows, `torch.cat` puts together again. A GPU "
+        "computes while Python goes on: send one micro-batch through all stages, then "
+        "the next one, and the GPUs work at the same time by themselves.",
+        "Two loops:\n"
+        "  outputs = []\n"
+        "  for x in batch.chunk(...):\n"
+        "      for stage, device in zip(stages, devices):\n"
+        "          x = ...\n"
+        "      outputs.append(x)\n"
+        "  return torch.cat(...)",
+    ),
+)
+
+
+def has_the_same_rows(got: Any, want: Any) -> bool:
+    """Are the rows right, but in another order?"""
+    if got.shape != want.shape or torch.allclose(got, want, atol=1e-5):
+        return False
+    rows = (sorted(map(tuple, x.tolist())) for x in (got, want))
+    one, other = (torch.tensor(x) for x in rows)
+    return torch.allclose(one, other, atol=1e-5)
+
+
+# ------------------------------------------------------------------------- 02.bubble
+
+
+BUBBLE = Task(
+    id="02.bubble",
+    title="The bubble, twice",
+    stars=1,
+    cases=((3, 7), (4, 16), (8, 64), (1, 5), (4, 1), (2, 1), (16, 3), (64, 512)),
+    expect=lambda k, m: ((k - 1) / (m + k - 1), (k - 1) / m),
+    forbids=(
+        "course_utils.costs.bubble_of_total",
+        "course_utils.costs.bubble_of_ideal",
+    ),
+    instead="Each of the two is one division.",
+    mistakes=(
+        Mistake(
+            like=lambda k, m: ((k - 1) / m, (k - 1) / (m + k - 1)),
+            says="The two changed places. The whole time is longer than the ideal one, "
+            "so the share of it is smaller.",
+        ),
+        Mistake(
+            like=lambda k, m: (k / (m + k), k / m),
+            says="A stage is not idle for K micro-batches, but for K - 1: when the "
+            "last stage begins, K - 1 micro-batches have been started before it.",
+        ),
+        Mistake(
+            like=lambda k, m: ((k - 1) / (m + k), (k - 1) / m),
+            says="The ideal share is right. The whole time is M + K - 1 micro-batches "
+            "long: M of work and K - 1 of waiting.",
+        ),
+        Mistake(
+            like=lambda k, m: ((k - 1) / m, (k - 1) / m),
+            says="Both are shares of the ideal time. The whole time is M + K - 1 "
+            "micro-batches long: the waiting belongs to it.",
+        ),
+        Mistake(
+            like=lambda k, m: ((k - 1) / (m + k - 1), (k - 1) / (m + k - 1)),
+            says="Both are shares of the whole time. The ideal time is what a stage "
+            "works: M micro-batches.",
+        ),
+        Mistake(
+            like=lambda k, m: (m / (m + k - 1), m / m),
+            says="That is the share of the time in which a stage works. Asked for is "
+            "the time in which it waits.",
+        ),
+        Mistake(
+            like=lambda k, m: ((m - 1) / (m + k - 1), (m - 1) / k),
+            says="Stages and micro-batches changed places. With one stage nobody "
+            "waits.",
+        ),
+        Mistake(
+            like=lambda k, m: (100 * (k - 1) / (m + k - 1), 100 * (k - 1) / m),
+            says="These are percentages. Return shares: 0.25, not 25.",
+        ),
+        Mistake(
+            like=lambda k, m: ((k - 1) // (m + k - 1), (k - 1) // m),
+            says="`//` drops everything after the point. Use `/`.",
+        ),
+        Mistake(
+            like=lambda k, m: ((k - 1) / (k * (m + k - 1)), (k - 1) / (k * m)),
+            says="Each stage waits for K - 1 micro-batches, not all of them together.",
+        ),
+        Mistake(
+            like=lambda k, m: (k - 1) / (m + k - 1),
+            says="That is the share of the whole time. Return both: "
+            "`return of_total, of_ideal`.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(attempt.got) == 2
+                and math.isclose(attempt.got[0], attempt.expected[0], rel_tol=1e-5)
+            ),
+            says="The share of the whole time is right. The ideal time is what a stage "
+            "works: M micro-batches.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(attempt.got) == 2
+                and math.isclose(attempt.got[1], attempt.expected[1], rel_tol=1e-5)
+            ),
+            says="The share of the ideal time is right. The whole time is longer: the "
+            "waiting belongs to it.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error == "ZeroDivisionError",
+            says="There may be one stage, and one micro-batch. There is always "
+            "something to divide by: the time in which a stage works.",
+        ),
+        Mistake(
+            when=lambda attempt: len(attempt.got) == 2,
+            says="Draw it for 3 stages and 2 micro-batches, with boxes of the same "
+            "width. How many boxes long is the whole picture? How many boxes does each "
+            "stage have?",
+        ),
+    ),
+    hints=(
+        "Take the time of one micro-batch in one stage as the unit. How many units "
+        "does a stage work? How many does it wait?",
+        "A stage works for M units. It waits for K - 1: the first one at the end, the "
+        "last one at the beginning, the others some of both. Together that is the "
+        "whole time.",
+        "Two lines:\n  waits = stages - 1\n  return waits / (... + waits), waits / ...",
+    ),
+)
+
+# ------------------------------------------------------------- 02.spot_the_gradient
+
+
+def a_split_model() -> nn.Module:
+    """Two stages on two GPUs; the input may come from anywhere."""
+
+    class TwoGPUs(nn.Module):
+        def __init__(self, layers: nn.Sequential) -> None:
+            super().__init__()
+            self.first = layers[:2].to("cuda:0")
+            self.second = layers[2:].to("cuda:1")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x.to("cuda:0")).to("cuda:1"))
+
+    layers = a_row_of_layers(4, seed=1)
+    del layers[1][1]
+    return TwoGPUs(layers)
+
+
+def labels_of(rows: int) -> torch.Tensor:
+    return torch.arange(rows) * 7 % 4
+
+
+@on_gpus(2)
+def run_step(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
+    """Run the step; tell the loss, the gradients, and the size of the micro-batches."""
+    rows, micro_batches = case.values()
+    model = a_split_model()
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    loss = answer(model, a_batch(rows), labels_of(rows), micro_batches)
+    return {
+        "rows of each micro-batch": seen,
+        "gradients": gradients_of(model),
+        "loss": loss,
+    }
+
+
+def expect_step(case: dict[str, int]) -> dict[str, Any]:
+    """Loss and gradients of the whole batch."""
+    rows, micro_batches = case.values()
+    layers = a_row_of_layers(4, seed=1)
+    del layers[1][1]
+    loss = F.cross_entropy(layers(a_batch(rows)), labels_of(rows))
+    loss.backward()
+    most = most_rows(rows, micro_batches)
+    number = f"{micro_batches} micro-batch{'es' * (micro_batches > 1)}"
+    return {
+        "rows of each micro-batch": Such(
+            f"{number} of at most {most} rows",
+            lambda seen: sum(seen) == rows and max(seen) <= most,
+        ),
+        "gradients": gradients_of(layers),
+        "loss": loss.item(),
+    }
+
+
+def scaled(attempt: Any, factor: float) -> bool:
+    """Are all gradients right, but for one and the same factor?"""
+    got, want = attempt.got["gradients"], attempt.expected["gradients"]
+    return torch.allclose(got, factor * want, rtol=1e-4, atol=1e-7)
+
+
+def step_case(rows: int, micro_batches: int) -> tuple[dict[str, int]]:
+    return ({"rows": rows, "micro_batches": micro_batches},)
+
+
+SPOT_THE_GRADIENT = Task(
+    id="02.spot_the_gradient",
+    title="Spot the gradient",
+    stars=2,
+    cases=tuple(map(step_case, (8, 10, 7, 5, 6), (4, 4, 2, 1, 6))),
+    expect=expect_step,
+    run=run_step,
+    keeps_inputs=False,
+    mistakes=(
+        Mistake(
+            when=same_device,
+            says="A loss needs its two tensors on the same GPU. The model's output is "
+            "where its last stage is. `output.device` says where.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(attempt.got["rows of each micro-batch"]) == 1
+                and attempt.args[0]["micro_batches"] > 1
+            ),
+            says="Now the whole batch goes through at once. Keep the micro-batches: "
+            "their activations are freed one after the other.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                sum(attempt.got["rows of each micro-batch"]) != attempt.args[0]["rows"]
+            ),
+            says="Each row of the batch must go through the model once.",
+        ),
+        Mistake(
+            when=lambda attempt: isinstance(attempt.got["gradients"], str),
+            says="There are no gradients: every micro-batch needs its `backward()`, "
+            "and the gradients must still be there at the end.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0]["micro_batches"] > 1
+                and scaled(attempt, attempt.args[0]["micro_batches"])
+            ),
+            says="The gradients are `micro_batches` times too large. Each `backward()` "
+            "adds the gradient of a mean, so together they add up to many means. The "
+            "loss that is returned hides it: it is divided.",
+        ),
+        Mistake(
+            when=lambda attempt: scaled(attempt, 1 / attempt.args[0]["micro_batches"]),
+            says="The gradients are divided twice.",
+        ),
+        Mistake(
+            when=lambda attempt: scaled(attempt, attempt.args[0]["rows"]),
+            says="These are the gradients of a sum over the rows. The loss is their "
+            "mean: divide by the rows of the whole batch.",
+        ),
+        Mistake(
+            when=lambda attempt: scaled(attempt, 1.0),
+            says="The gradients are right. But the loss that is returned is not the "
+            "mean over all rows of the batch.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0]["rows"] % attempt.args[0]["micro_batches"] > 0
+                and not scaled(attempt, 1.0)
+            ),
+            says="It is right where all micro-batches have the same number of rows. "
+            "Here the last one is smaller, and the mean of their means is not the mean "
+            "of all rows. Each micro-batch counts by its rows.",
+        ),
+        Mistake(
+            when=lambda attempt: "second time" in attempt.message,
+            says="A graph was used twice: each micro-batch has a loss of its own.",
+        ),
+    ),
+    otherwise="Compare with the whole batch: one forward, one loss, one backward. The "
+    "gradients must be the same.",
+    hints=(
+        "Run it, and read the error first: which two tensors meet, and where are "
+        "they? Then compare the gradients with those of the whole batch.",
+        "`cross_entropy` is the mean over the rows of the micro-batch, and "
+        "`backward()` adds to `.grad`. What must each micro-batch be multiplied with, "
+        "so that all of them together are the mean over the batch?",
+        "Inside the loop:\n"
+        "  loss = F.cross_entropy(output, target.to(...))\n"
+        "  loss = loss * len(part) / ...\n"
+        "  loss.backward()\n"
+        "  total += loss.item()\n"
+        "What is left to divide at the end?",
+    ),
+)
+
+# ------------------------------------------------------------------------ 02.balance
+
+WITHIN = 1.05  # of the best
+
+
+def slowest(seconds: list[float], sizes: list[int]) -> float:
+    """What the slowest stage takes."""
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    return max(
+        math.fsum(seconds[end - size : end])
+        for end, size in zip(ends, sizes, strict=True)
+    )
+
+
+def best_cut(
+    seconds: list[float], nbytes: list[int], devices: int, capacity: int
+) -> float:
+    """The least time of a slowest stage, of all cuts that fit."""
+    layers = len(seconds)
+    best = [0.0] + [math.inf] * layers  # of the first n layers, on the devices so far
+    for _ in range(devices):
+        following = [math.inf] * (layers + 1)
+        for end in range(1, layers + 1):
+            time, held = 0.0, 0
+            for start in range(end - 1, -1, -1):
+                time, held = time + seconds[start], held + nbytes[start]
+                if held > capacity:
+                    break
+                following[end] = min(following[end], max(best[start], time))
+        best = following
+    return best[layers]
+
+
+def is_a_cut(sizes: Any, layers: int, devices: int) -> bool:
+    """Whole numbers from 1 up, one for each device, that add up to the layers."""
+    return (
+        len(sizes) == devices
+        and all(int(size) == size and size >= 1 for size in sizes)
+        and sum(sizes) == layers
+    )
+
+
+def fits(sizes: list[int], nbytes: list[int], capacity: int) -> bool:
+    return slowest(nbytes, sizes) <= capacity
+
+
+def expect_balance(
+    seconds: list[float], nbytes: list[int], devices: int, capacity: int
+) -> Such:
+    """Any cut that fits, and is within 5 % of the best."""
+    limit = WITHIN * best_cut(seconds, nbytes, devices, capacity)
+
+    def is_good(sizes: Any) -> bool:
+        return (
+            is_a_cut(sizes, len(seconds), devices)
+            and fits(sizes, nbytes, capacity)
+            and slowest(seconds, sizes) <= limit * (1 + 1e-9)
+        )
+
+    return Such(
+        f"{devices} sizes that add up to {len(seconds)}, no stage above {capacity} "
+        f"bytes, the slowest in at most {limit:.4g} seconds",
+        is_good,
+    )
+
+
+# The 18 layers of the lesson's ResNet-50, for 16 images of 64 × 64: how long each takes
+# on its virtual GPU, and its parameters, gradients and activations in MiB.
+RESNET_SECONDS = [
+    *(0.0038, 0.0075, 0.0071, 0.0071),
+    *(0.0119, 0.0070, 0.0070, 0.0070),
+    *(0.0119, 0.0070, 0.0070, 0.0070, 0.0070, 0.0070),
+    *(0.0118, 0.0070, 0.0070, 0.0008),
+]
+RESNET_BYTES = [
+    mib * 2**20
+    for mib in (11, 17, 13, 13, 14, 8, 8, 8, 17, 12, 12, 12, 12, 12, 49, 36, 36, 16)
+]
+
+
+def scattered(number: int, seed: int, low: int, high: int) -> list[int]:
+    """Whole numbers that look random; the same ones on every machine."""
+    numbers = []
+    for _ in range(number):
+        seed = (seed * 1_103_515_245 + 12_345) % 2**31
+        numbers.append(low + (seed >> 8) % (high - low + 1))
+    return numbers
+
+
+BALANCE = Task(
+    id="02.balance",
+    title="Balance under a cap",
+    stars=3,
+    cases=(
+        # First time alone, then memory alone, then both.
+        ([1, 1, 1, 3, 3, 3], [1, 1, 1, 1, 1, 9], 2, 100),
+        ([1, 1, 1, 1, 1, 10], [1] * 6, 3, 100),
+        ([6, 1, 1, 1, 1, 1, 6, 6], [1] * 8, 3, 100),
+        ([1] * 6, [1, 1, 1, 4, 4, 4], 2, 8),
+        (RESNET_SECONDS, RESNET_BYTES, 2, 190 * 2**20),
+        (RESNET_SECONDS, RESNET_BYTES, 4, 100 * 2**20),
+        ([2, 2, 2], [3, 3, 3], 3, 3),
+        ([4, 2], [1, 1], 1, 2),
+        (scattered(24, 5, 1, 30), scattered(24, 9, 1, 30), 5, 110),
+        (scattered(60, 3, 1, 99), scattered(60, 4, 1, 99), 8, 520),
+    ),
+    expect=expect_balance,
+    mistakes=(
+        Mistake(
+            when=lambda attempt: attempt.got is None and not attempt.error,
+            says="It returned None: did you forget `return`?",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(attempt.got) == attempt.args[2] - 1
+                and 0 < min(attempt.got)
+                and list(attempt.got) == sorted(attempt.got)
+            ),
+            says="Are these the places where you cut? Return how many layers each "
+            "device gets, one number for each device.",
+        ),
+        Mistake(
+            when=lambda attempt: len(attempt.got) != attempt.args[2],
+            says="Return one number for each device: how many layers it gets.",
+        ),
+        Mistake(
+            when=lambda attempt: min(attempt.got) < 1,
+            says="Each device must get at least one layer.",
+        ),
+        Mistake(
+            when=lambda attempt: sum(attempt.got) != len(attempt.args[0]),
+            says="Each layer must be on one device: the numbers must add up to the "
+            "number of layers.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                not fits(attempt.got, attempt.args[1], attempt.args[3])
+            ),
+            says="A stage does not fit: its layers hold more bytes than `capacity`. "
+            "Only cuts that fit count, however fast they are.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                max(attempt.got) - min(attempt.got) <= 1 and len(attempt.got) > 1
+            ),
+            says="Each device has as many layers as the others, but layers differ. A "
+            "pipeline is as fast as its slowest stage: what counts are the seconds.",
+        ),
+        Mistake(
+            when=lambda attempt: is_a_cut(
+                attempt.got, len(attempt.args[0]), attempt.args[2]
+            ),
+            says="It fits, but another cut is more than 5 % faster. Filling one stage "
+            "after the other up to the average goes wrong where a layer is large: the "
+            "rest of the row pays. Try all cuts of the part that is left, or try a "
+            "limit for the slowest stage and see whether the row fits into it.",
+        ),
+    ),
+    otherwise="Return a list of whole numbers, one for each device.",
+    hints=(
+        "What decides how fast a pipeline is: the sum of its stages, the average, or "
+        "one of them?",
+        "Two ways lead there. One: the best cut of a row is the best first stage with "
+        "the best cut of what is left (a recursion; keep results with "
+        "functools.cache). Two: choose a limit, fill stage after stage up to it, and "
+        "look for the smallest limit that is enough.",
+        "The recursion:\n"
+        "  @functools.cache\n"
+        "  def best(start, devices):  # (slowest stage, sizes) from layer `start`\n"
+        "      if devices == 1: everything that is left, if it fits\n"
+        "      otherwise: for each first stage that fits,\n"
+        "          max(its seconds, the best of the rest)\n"
+        "      and of these the least\n"
+        "Where nothing fits, let it be math.inf.",
+    ),
+    seconds=2.0,
+)
+
+# ------------------------------------------------------------ 02.predict_micro_batches
+
+
+PREDICT_MICRO_BATCHES = Task(
+    id="02.predict_micro_batches",
+    title="Predict the micro-batches",
+    stars=1,
+    where="value",
+    expect=lambda: 27,
+    mistakes=(
+        Mistake(
+            like=lambda: 30,
+            says="That keeps the waiting to 10 % of the time in which a GPU works. "
+            "Asked for is a tenth of the whole time, to which the waiting belongs.",
+        ),
+        Mistake(
+            like=lambda: 26,
+            says="With 26 they are still idle for 3 of 29 parts: a bit more than 10 %.",
+        ),
+        Mistake(
+            like=lambda: 28,
+            says="28 are enough, but fewer are enough, too.",
+        ),
+        Mistake(
+            like=lambda: 36,
+            says="You counted 4 idle parts. The last GPU waits while the three before "
+            "it work on the first micro-batch: 3 parts.",
+        ),
+        Mistake(
+            like=lambda: 40,
+            says="You counted 4 idle parts, and divided by the work alone. A GPU waits "
+            "for 3 parts, and the whole time counts.",
+        ),
+        Mistake(
+            like=lambda: 9,
+            says="With 9 there are 3 idle parts of 12: a quarter. Each GPU waits for "
+            "three parts, not for one.",
+        ),
+        Mistake(
+            like=lambda: 10,
+            says="Each GPU waits for 3 parts, not for one: with 10 micro-batches that "
+            "is 3 of 13 parts.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got < 27,
+            says="That is too few: they would be idle for more than a tenth of the "
+            "time.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got > 27,
+            says="That is enough, but fewer are enough, too.",
+        ),
+    ),
+    hints=(
+        "Count in parts: what one GPU needs for one micro-batch. How many parts does "
+        "the last GPU wait at the beginning?",
+        "Each GPU waits for 3 parts and works for M parts. The 3 may be a tenth of "
+        "the whole, so the M are the other nine tenths.",
+        "For 2 GPUs and a quarter it goes like this:\n"
+        "  1 / (M + 1) <= 1/4    so M + 1 >= 4, and M = 3",
+    ),
+)
+
+TASKS = (
+    SPLIT_OVER_THREE,
+    MICRO_BATCHES,
+    BUBBLE,
+    SPOT_THE_GRADIENT,
+    BALANCE,
+    PREDICT_MICRO_BATCHES,
+)
