@@ -127,6 +127,16 @@ def test_every_option_is_explained_and_none_by_the_same_words(
         assert all(why in said for why in words)
 
 
+@pytest.mark.parametrize("lesson", lessons())
+def test_the_place_of_the_right_option_is_no_giveaway(lesson: str) -> None:
+    places = [
+        [choice.right for choice in question.choices].index(True)
+        for question in load(lesson).values()
+        if isinstance(question, SingleChoice)
+    ]
+    assert max(map(places.count, places)) <= max(1, 0.5 * len(places))
+
+
 @pytest.mark.parametrize("question", EVERY_QUESTION, ids=lambda one: one.id)
 def test_the_longest_option_is_no_giveaway(question: Question) -> None:
     if isinstance(question, SingleChoice):

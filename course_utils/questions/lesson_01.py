@@ -39,15 +39,15 @@ QUESTIONS = lesson(
         "and model parallel. Which one splits the model, and which one the data?",
         [
             Choice(
+                "Data parallel splits the model, model parallel splits the data.",
+                why="The other way round: the name says what is divided.",
+            ),
+            Choice(
                 "Model parallel splits the model, data parallel splits the data.",
                 right=True,
                 why="With model parallel each GPU holds a part of the model: some of "
                 "the layers, or a slice of each. With plain data parallel each GPU "
                 "holds the whole model, and works on its own part of each batch.",
-            ),
-            Choice(
-                "Data parallel splits the model, model parallel splits the data.",
-                why="The other way round: the name says what is divided.",
             ),
             Choice(
                 "Both split the model. They differ in how the parts are connected.",
@@ -147,12 +147,6 @@ QUESTIONS = lesson(
         "type for `--master-addr` on `node1`?",
         [
             Choice(
-                "`node0`: the same as on `node0`.",
-                right=True,
-                why="All processes meet at one place. By torchrun's numbering that is "
-                "on node 0, where rank 0 runs.",
-            ),
-            Choice(
                 "`node1`: its own address.",
                 why="Then the two nodes would wait at two meeting points, each for "
                 "processes that never come.",
@@ -161,6 +155,12 @@ QUESTIONS = lesson(
                 "`localhost`, because torchrun starts local processes.",
                 why="`localhost` means another machine on each node. On `node1` nobody "
                 "listens there.",
+            ),
+            Choice(
+                "`node0`: the same as on `node0`.",
+                right=True,
+                why="All processes meet at one place. By torchrun's numbering that is "
+                "on node 0, where rank 0 runs.",
             ),
             Choice(
                 "Nothing. Nodes find each other.",
@@ -175,13 +175,6 @@ QUESTIONS = lesson(
         "its own. Which backend do you choose?",
         [
             Choice(
-                "nccl",
-                right=True,
-                why="It sends from GPU to GPU, by NVLink and PCIe inside a node and by "
-                "the network between nodes. PyTorch's documentation names it for GPU "
-                "training, with InfiniBand and with Ethernet.",
-            ),
-            Choice(
                 "gloo, because there is no InfiniBand",
                 why="nccl uses Ethernet, too. The documentation names gloo for GPUs "
                 "only as the fallback, because it is slower there.",
@@ -195,6 +188,13 @@ QUESTIONS = lesson(
                 "nccl inside the nodes, gloo between them",
                 why="A process group has one backend for its GPU tensors. nccl itself "
                 "finds a way for each pair of GPUs, inside nodes and between them.",
+            ),
+            Choice(
+                "nccl",
+                right=True,
+                why="It sends from GPU to GPU, by NVLink and PCIe inside a node and by "
+                "the network between nodes. PyTorch's documentation names it for GPU "
+                "training, with InfiniBand and with Ethernet.",
             ),
         ],
     ),

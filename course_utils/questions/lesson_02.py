@@ -52,12 +52,12 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "With data parallel the weights travel between layers.",
-                why="With data parallel every GPU has all weights. What travels are "
-                "the gradients, to be averaged.",
+                why="With data parallel every GPU has all layers. Between GPUs travel "
+                "gradients (and with `DataParallel` weights), not between layers.",
             ),
             Choice(
-                "With model parallel each GPU holds some of the layers, and every "
-                "sample passes through all GPUs.",
+                "With model parallel each GPU holds a part of the model, and every "
+                "sample needs all GPUs.",
                 right=True,
                 why="So the model may be larger than the memory of one GPU. Between "
                 "the GPUs the activations travel, and their gradients on the way back.",

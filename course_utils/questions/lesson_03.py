@@ -17,12 +17,6 @@ QUESTIONS = lesson(
         "process, on 1, 2 and 3 GPUs?",
         [
             Choice(
-                "30, 15, 10",
-                right=True,
-                why="The batch is cut along its first dimension, one piece for each "
-                "GPU.",
-            ),
-            Choice(
                 "30, 30, 30",
                 why="Then every GPU would do the same work. The batch that you give is "
                 "that of all GPUs together. (With DDP, lesson 06, each process loads "
@@ -31,6 +25,12 @@ QUESTIONS = lesson(
             Choice(
                 "30, 60, 90",
                 why="The batch does not grow by itself: 30 rows stay 30 rows.",
+            ),
+            Choice(
+                "30, 15, 10",
+                right=True,
+                why="The batch is cut along its first dimension, one piece for each "
+                "GPU.",
             ),
             Choice(
                 "30 rows on 1 GPU; on 2 and 3 GPUs, faster GPUs get more rows",
@@ -66,13 +66,6 @@ QUESTIONS = lesson(
         "data. The models drift apart, and the result is worse.” What do you answer?",
         [
             Choice(
-                "There is one model. The other GPUs hold copies for one step, and "
-                "their gradients are added up in that one model.",
-                right=True,
-                why="So a step computes what one GPU would compute with the whole "
-                "batch, except for layers that look at other rows, such as BatchNorm.",
-            ),
-            Choice(
                 "True, but the models are averaged after each epoch.",
                 why="Nothing is averaged after an epoch. There are no models that "
                 "could drift: the copies live for one step.",
@@ -86,6 +79,13 @@ QUESTIONS = lesson(
                 "The models do drift apart, but gradients of other data only help.",
                 why="There are no models to drift apart: the copies are made afresh in "
                 "every forward, all from the same weights.",
+            ),
+            Choice(
+                "There is one model. The other GPUs hold copies for one step, and "
+                "their gradients are added up in that one model.",
+                right=True,
+                why="So a step computes what one GPU would compute with the whole "
+                "batch, except for layers that look at other rows, such as BatchNorm.",
             ),
         ],
     ),
@@ -153,16 +153,16 @@ QUESTIONS = lesson(
         "overloaded GPU slow all the others?",
         [
             Choice(
+                "The first GPU gets more rows than the others.",
+                why="The pieces are equal (the last may be smaller). What makes the "
+                "first one special is what comes on top of its piece.",
+            ),
+            Choice(
                 "The first GPU also holds outputs, gradients and optimizer state, and "
                 "works on them alone.",
                 right=True,
                 why="Its memory limits the batch of all. And while it computes the "
                 "loss and updates the weights, the others wait.",
-            ),
-            Choice(
-                "The first GPU gets more rows than the others.",
-                why="The pieces are equal (the last may be smaller). What makes the "
-                "first one special is what comes on top of its piece.",
             ),
             Choice(
                 "GPUs of different kinds hold different amounts of memory.",
@@ -207,13 +207,6 @@ QUESTIONS = lesson(
         "“grad can be implicitly created only for scalar outputs”. Why?",
         [
             Choice(
-                "gather has joined four losses to a vector. `loss.mean().backward()` "
-                "works.",
-                right=True,
-                why="Each replica returns its own loss. For pieces of equal size their "
-                "mean is the loss of the whole batch.",
-            ),
-            Choice(
                 "The loss is on another GPU than the model.",
                 why="gather has brought the losses to the first GPU, where the model "
                 "is.",
@@ -221,6 +214,13 @@ QUESTIONS = lesson(
             Choice(
                 "`backward` does not work through `nn.DataParallel`.",
                 why="It does: scatter, replicate and gather all have a backward.",
+            ),
+            Choice(
+                "gather has joined four losses to a vector. `loss.mean().backward()` "
+                "works.",
+                right=True,
+                why="Each replica returns its own loss. For pieces of equal size their "
+                "mean is the loss of the whole batch.",
             ),
             Choice(
                 "Four losses need four calls of `backward`, one on each replica.",
