@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -25,7 +26,7 @@ from ranks_support import (
 )
 
 from course_utils.ranks import Ranks
-from course_utils.ranks.processes import Zygote
+from course_utils.ranks.processes import Zygote, remove_folder
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
 
@@ -894,3 +895,20 @@ def test_the_mark_reaches_the_ranks(ranks):
     """Without it none of these tests would see what is left."""
     assert ranks.run(lambda: os.environ[MARK]) == [os.environ[MARK]] * 4
     assert set(pids_of(ranks)) <= set(marked_processes())
+
+
+def test_a_folder_is_removed_although_somebody_still_writes_there(tmp_path):
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    end = time.monotonic() + 0.3
+
+    def write():
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError):
+                (folder / "cache").mkdir(exist_ok=True)
+
+    thread = in_a_thread(write)
+    thread.join(0.05)
+    remove_folder(str(folder))
+    thread.join()
+    assert not folder.exists()

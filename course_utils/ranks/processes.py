@@ -65,6 +65,16 @@ def temporary_folder() -> str:
     return tempfile.mkdtemp(prefix="ranks-")
 
 
+def remove_folder(folder: str, seconds: float = 1.0) -> None:
+    """Remove it; a killed rank may put something there until it has really ended."""
+    deadline = time.monotonic() + seconds
+    while os.path.exists(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+
+
 def environment_of_ranks(environment: dict[str, str], folder: str) -> dict[str, str]:
     """The same environment, as ranks need it; temporary files go to ``folder``."""
     paths = [PACKAGE_FOLDER, *filter(None, [environment.get("PYTHONPATH")])]
@@ -203,7 +213,7 @@ class Zygote:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(3)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_folder(self.folder)
 
     def fork(self, request: dict[str, Any], files: list[int]) -> None:
         """Ask for one rank; ``request["token"]`` names it in :attr:`forked`."""
