@@ -305,6 +305,16 @@ def test_default_device(gpus):
     assert torch.zeros(1).device.type == "cpu"
 
 
+def test_a_number_alone_is_a_gpu(gpus):
+    # A build of torch without CUDA knows no device of that name: it gets one here.
+    assert surface.named_device(1) == torch.device("cuda", 1)
+    assert torch.device(1) == torch.device("cuda:1")
+    assert torch.zeros(2, device=torch.device(1)).device.index == 1
+    assert torch.device("cpu").type == "cpu"
+    with torch.device(1):
+        assert str(torch.zeros(2).device) == "cuda:1"
+
+
 def test_current_device(gpus):
     assert torch.cuda.current_device() == 0
     with torch.cuda.device(1):

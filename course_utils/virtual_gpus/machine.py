@@ -658,6 +658,8 @@ class Machine:
             return func(*args, **kwargs)
         if self._autocast.on:
             args, kwargs = cuda.in_float32(self, func, args, kwargs)
+        if func is torch.device:  # a build without CUDA has no device for a number
+            return surface.named_device(*args, **kwargs)
         if func in surface.FACTORIES or kwargs.get("device") is not None:
             made = surface.factory(self, func, args, kwargs)
             if made is not NotImplemented:

@@ -251,6 +251,13 @@ def plain_lengths(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 # --- factories ------------------------------------------------------------------------
 
 
+def named_device(*args: Any, **kwargs: Any) -> torch.device:
+    """`torch.device(...)`; a number alone is that of a GPU, in every build of torch."""
+    if len(args) == 1 and not kwargs and type(args[0]) is int:
+        return torch.device("cuda", args[0])
+    return torch.device(*args, **kwargs)
+
+
 def factory(gpus: Machine, func: Any, args: tuple, kwargs: dict) -> Any:
     """Call a function that makes a tensor; NotImplemented if that is PyTorch's job."""
     __tracebackhide__ = True
