@@ -201,9 +201,7 @@ def inside(inner, outer, slack=0.5):
     )
 
 
-@every_picture
-def test_texts_are_readable(name):
-    picture = drawn(name)
+def assert_texts_are_readable(picture):
     texts = texts_of(picture)
     assert texts
     boxes = [extent(text) for text in texts]
@@ -216,14 +214,22 @@ def test_texts_are_readable(name):
         assert not overlap(first, second), f"{one.get_text()!r} on {two.get_text()!r}"
 
 
-@every_picture
-def test_labels_fit_their_boxes(name):
-    labels = drawn(name).labels
-    for text, box in labels:
+def assert_labels_fit(picture):
+    for text, box in picture.labels:
         assert inside(extent(text), extent(box)), f"{text.get_text()!r} does not fit"
-    for (text, box), (_, later) in itertools.combinations(labels, 2):
+    for (text, box), (_, later) in itertools.combinations(picture.labels, 2):
         covered = later is not box and overlap(extent(text), extent(later))
         assert not covered, f"{text.get_text()!r} is covered"
+
+
+@every_picture
+def test_texts_are_readable(name):
+    assert_texts_are_readable(drawn(name))
+
+
+@every_picture
+def test_labels_fit_their_boxes(name):
+    assert_labels_fit(drawn(name))
 
 
 @every_picture
@@ -295,11 +301,15 @@ def test_contrast_is_computed_as_wcag_says():
     assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
 
 
-@every_picture
-def test_labels_stand_out_from_their_boxes(name):
-    for text, box in drawn(name).labels:
+def assert_labels_stand_out(picture):
+    for text, box in picture.labels:
         ratio = contrast(text.get_color(), box.get_facecolor()[:3])
         assert ratio >= 4.5, f"{text.get_text()!r}: {ratio:.1f}"
+
+
+@every_picture
+def test_labels_stand_out_from_their_boxes(name):
+    assert_labels_stand_out(drawn(name))
 
 
 def test_palette():

@@ -1,7 +1,6 @@
 """The pictures of lesson 01: what they say, and that what they draw is right."""
 
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -9,7 +8,12 @@ import pytest
 
 from course_utils import costs, pictures
 from course_utils.pictures import Picture
-from tests.test_pictures import LONG, contrast, extent, inside, overlap, texts_of
+from tests.test_pictures import (
+    LONG,
+    assert_labels_fit,
+    assert_labels_stand_out,
+    assert_texts_are_readable,
+)
 
 SIZES = [4**k for k in range(1, 13)]
 FIT = costs.Transfer(latency=60e-6, bandwidth=1.6e9)
@@ -72,23 +76,13 @@ def drawn(name) -> Picture:
 
 @every_picture
 def test_texts_are_readable(name):
-    picture = drawn(name)
-    texts = texts_of(picture)
-    boxes = [extent(text) for text in texts]
-    for text, box in zip(texts, boxes, strict=True):
-        assert text.get_fontsize() >= 9, text
-        assert inside(box, picture.bbox), f"{text.get_text()!r} is cut off"
-    for (one, first), (two, second) in itertools.combinations(
-        zip(texts, boxes, strict=True), 2
-    ):
-        assert not overlap(first, second), f"{one.get_text()!r} on {two.get_text()!r}"
+    assert_texts_are_readable(drawn(name))
 
 
 @every_picture
 def test_labels_fit_their_boxes_and_stand_out(name):
-    for text, box in drawn(name).labels:
-        assert inside(extent(text), extent(box)), f"{text.get_text()!r} does not fit"
-        assert contrast(text.get_color(), box.get_facecolor()[:3]) >= 4.5
+    assert_labels_fit(drawn(name))
+    assert_labels_stand_out(drawn(name))
 
 
 @every_picture

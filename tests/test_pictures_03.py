@@ -1,7 +1,6 @@
 """The picture of lesson 03: what it says, and that what it draws is right."""
 
 import functools
-import itertools
 
 import pytest
 import torch
@@ -9,7 +8,12 @@ from torch import nn
 
 from course_utils import pictures, virtual_gpus
 from course_utils.virtual_gpus.records import Interval, Timeline, Transfer
-from tests.test_pictures import LONG, contrast, extent, inside, overlap, texts_of
+from tests.test_pictures import (
+    LONG,
+    assert_texts_are_readable,
+    contrast,
+    texts_of,
+)
 
 NAMES = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
 
@@ -62,16 +66,7 @@ def drawn(name):
 
 @every_picture
 def test_texts_are_readable(name):
-    picture = drawn(name)
-    texts = texts_of(picture)
-    boxes = [extent(text) for text in texts]
-    for text, box in zip(texts, boxes, strict=True):
-        assert text.get_fontsize() >= 9, text
-        assert inside(box, picture.bbox), f"{text.get_text()!r} is cut off"
-    for (one, first), (two, second) in itertools.combinations(
-        zip(texts, boxes, strict=True), 2
-    ):
-        assert not overlap(first, second), f"{one.get_text()!r} on {two.get_text()!r}"
+    assert_texts_are_readable(drawn(name))
 
 
 @every_picture

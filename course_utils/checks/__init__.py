@@ -138,9 +138,12 @@ def find_task(task_id: str) -> Task:
     Raises:
         ValueError: there is none; the message names similar ones.
     """
-    for task in () if "." in task_id else all_tasks():
-        if task.id.endswith(f".{task_id}"):
-            raise ValueError(f"There is no task {task_id!r}. Did you mean {task.id!r}?")
+    if "." not in task_id:
+        for task in all_tasks():
+            if task.id.endswith(f".{task_id}"):
+                raise ValueError(
+                    f"There is no task {task_id!r}. Did you mean {task.id!r}?"
+                )
     tasks = {task.id: task for task in tasks_of(lesson_of(task_id).number)}
     if task_id in tasks:
         return tasks[task_id]

@@ -373,8 +373,7 @@ class SharedFolder:
         return path if path.isascii() or sys.platform != "win32" else None
 
     def close(self) -> None:
-        """Remove the folder and end the guard."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """End the guard, which removes the folder; make sure of that."""
         with contextlib.suppress(OSError):
             self.guard.stdin.close()
         try:
@@ -382,6 +381,7 @@ class SharedFolder:
         except subprocess.TimeoutExpired:
             self.guard.kill()
             self.guard.wait(3)
+        remove_folder(self.path)
 
 
 class SpawnedRank(RankProcess):
