@@ -20,7 +20,7 @@ from PIL import Image
 from course_utils import pictures
 from course_utils.doctor import Gpu, Link, Machine, inspect_machine
 from course_utils.lessons import LESSONS
-from course_utils.pictures import Picture
+from course_utils.pictures import Picture, charts, draw, ranks
 
 # ---------------------------------------------------------------- data to draw
 
@@ -243,10 +243,10 @@ def test_size_suits_a_notebook(name):
 
 @pytest.mark.parametrize("words", [LONG, "oneverylongwordwithoutspaces", "a\n" + LONG])
 def test_a_label_is_made_to_fit_its_box(words):
-    picture, board = pictures._board(3.0, "Title")
+    picture, board = draw.board(3.0, "Title")
     for step in range(1, 12):
         size = {"width": 0.35 + step / 7, "height": 0.36 + step / 30}
-        pictures._box(board, 0.3, 0.3, label=words, **size)
+        draw.box(board, 0.3, 0.3, label=words, **size)
     picture.canvas.draw()
     assert len(picture.labels) == 11
     for text, box in picture.labels:
@@ -255,9 +255,9 @@ def test_a_label_is_made_to_fit_its_box(words):
 
 
 def test_the_checks_above_notice_faults():
-    picture, board = pictures._board(2.0, "Title")
-    texts = [pictures._write(board, x, 1.0, "some words") for x in (1.0, 1.3, 7.8)]
-    pictures._box(board, 3, 0.2, 1.0, 0.3)
+    picture, board = draw.board(2.0, "Title")
+    texts = [draw.write(board, x, 1.0, "some words") for x in (1.0, 1.3, 7.8)]
+    draw.box(board, 3, 0.2, 1.0, 0.3)
     picture.canvas.draw()
     assert [text.get_text() for text in texts_of(picture)].count("some words") == 3
     assert overlap(extent(texts[0]), extent(texts[1]))
@@ -322,29 +322,29 @@ def test_palette():
         "VERMILLION": "#D55E00",
         "PURPLE": "#CC79A7",
     }
-    assert {name: getattr(pictures, name) for name in okabe_ito} == okabe_ito
-    for words in (pictures.INK, pictures.QUIET):
+    assert {name: getattr(draw, name) for name in okabe_ito} == okabe_ito
+    for words in (draw.INK, draw.QUIET):
         for ground in (
-            pictures.PAPER,
-            pictures.MIST,
-            pictures._tint(pictures.SKY, 0.16),
+            draw.PAPER,
+            draw.MIST,
+            draw.tint(draw.SKY, 0.16),
         ):
             assert contrast(words, ground) >= 4.5
-    for mark in (pictures.INK, pictures.LINE, pictures.BLUE):
-        assert contrast(mark, pictures.PAPER) >= 3
+    for mark in (draw.INK, draw.LINE, draw.BLUE):
+        assert contrast(mark, draw.PAPER) >= 3
 
 
 def test_no_meaning_is_in_a_colour_alone():
     patterns = [
-        (looks.get("hatch"), looks.get("dashed")) for looks in pictures._KINDS.values()
+        (looks.get("hatch"), looks.get("dashed")) for looks in ranks._KINDS.values()
     ]
-    assert len(set(patterns)) == len(pictures._KINDS) == 4
-    curves = pictures._CURVES
+    assert len(set(patterns)) == len(ranks._KINDS) == 4
+    curves = charts._CURVES
     assert len({looks["marker"] for looks in curves}) == len(curves) == 4
     widths = [looks["linewidth"] for looks in curves]
     assert widths == sorted(widths, reverse=True)
     for below, above in itertools.pairwise(curves):
-        assert contrast(below["color"], pictures.PAPER) >= 3
+        assert contrast(below["color"], draw.PAPER) >= 3
         assert luminance(above["color"]) < luminance(below["color"])
 
 

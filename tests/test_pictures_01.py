@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from course_utils import costs, pictures
-from course_utils.pictures import Picture
+from course_utils.pictures import Picture, machines
 from tests.test_pictures import (
     LONG,
     assert_labels_fit,
@@ -168,8 +168,8 @@ def test_measured_points_are_drawn_where_they_are():
 
 
 def test_places_are_told_apart_by_shape_too():
-    markers = {looks["marker"] for looks in pictures._PLACE_LOOKS.values()}
-    assert len(markers) == len(pictures._PLACE_LOOKS) == 3
+    markers = {looks["marker"] for looks in machines._PLACE_LOOKS.values()}
+    assert len(markers) == len(machines._PLACE_LOOKS) == 3
 
 
 def test_the_learners_rank_is_hatched():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from course_utils import costs, pictures
-from course_utils.pictures import Picture, Work
+from course_utils.pictures import Picture, Work, devices
 from course_utils.virtual_gpus.records import Interval, Timeline
 from tests.test_pictures import (
     LONG,
@@ -189,7 +189,7 @@ def test_bars_of_memory_are_to_scale():
     picture = drawn("two devices")
     key = 1  # the sample in the key
     inches = {}
-    for category, looks in pictures._HOLDS.items():
+    for category, looks in devices._HOLDS.items():
         amounts = [held[category] for held in TWO.values() if category in held]
         bars = bars_of(picture, looks)
         assert len(bars) == len(amounts) + key
@@ -204,14 +204,14 @@ def test_the_cap_is_where_it_says():
     """A device that is just full ends at the line."""
     picture = drawn("a full device")
     (line,) = (line for line in picture.axes[0].lines if line.get_linestyle() != "-")
-    start, width = bars_of(picture, pictures._HOLDS["parameters"])[0]
+    start, width = bars_of(picture, devices._HOLDS["parameters"])[0]
     assert line.get_xdata()[0] == pytest.approx(start + width)
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_bars_of_time_are_to_scale_and_in_place(kind):
     picture = drawn("pipeline")
-    bars = bars_of(picture, pictures._WORKS[kind])[:-1]
+    bars = bars_of(picture, devices._WORKS[kind])[:-1]
     works = [
         (start, stop - start)
         for row in pipeline(4, 8).values()
@@ -228,7 +228,7 @@ def test_bars_of_time_are_to_scale_and_in_place(kind):
 
 
 def test_idle_time_is_framed_wherever_nothing_is_done():
-    idle = bars_of(drawn("naive"), pictures._IDLE)
+    idle = bars_of(drawn("naive"), devices._IDLE)
     # One gap on cuda:0, one on each side of cuda:1's work, and the sample.
     gaps = [bar for bar in idle if bar[1] > 0.5]
     assert len(gaps) == 3
@@ -237,10 +237,10 @@ def test_idle_time_is_framed_wherever_nothing_is_done():
 def test_equal_neighbours_become_one_bar():
     row = [(0.1 * k, 0.1 * (k + 1), "forward", "a") for k in range(100)]
     picture = pictures.device_timeline({"cuda:0": row})
-    assert len(bars_of(picture, pictures._WORKS["forward"])) == 1 + 1
+    assert len(bars_of(picture, devices._WORKS["forward"])) == 1 + 1
     apart = [Work(0, 1, "forward", "a"), Work(1, 2, "forward", "b")]
     picture = pictures.device_timeline({"cuda:0": apart})
-    assert len(bars_of(picture, pictures._WORKS["forward"])) == 2 + 1
+    assert len(bars_of(picture, devices._WORKS["forward"])) == 2 + 1
 
 
 def test_of_a_long_label_the_number_is_drawn():
@@ -255,15 +255,15 @@ def test_of_a_long_label_the_number_is_drawn():
 
 def test_two_timelines_can_have_the_same_scale():
     (short,) = (
-        b for b in bars_of(drawn("always busy"), pictures._WORKS["optimizer"])[:1]
+        b for b in bars_of(drawn("always busy"), devices._WORKS["optimizer"])[:1]
     )
     picture = pictures.device_timeline({"cuda:0": [(0, 2, "optimizer")]}, span=4)
-    (half,) = bars_of(picture, pictures._WORKS["optimizer"])[:1]
+    (half,) = bars_of(picture, devices._WORKS["optimizer"])[:1]
     assert half[1] == pytest.approx(short[1] / 2)
 
 
 def test_kinds_are_told_apart_without_colour():
-    for looks in (pictures._HOLDS, {**pictures._WORKS, "idle": pictures._IDLE}):
+    for looks in (devices._HOLDS, {**devices._WORKS, "idle": devices._IDLE}):
         patterns = [
             (look.get("hatch"), look.get("dashed", False)) for look in looks.values()
         ]

@@ -1,0 +1,65 @@
+"""Every drawing of the course: data in, a `Picture` out.
+
+    >>> from course_utils import pictures
+    >>> picture = pictures.guess_and_measured(2.0, 3.0, "s", "A first cell")
+    >>> print(picture)
+    A first cell: guess 2 s, measured 3 s. The measured value is 1.5 times the guess.
+
+A `Picture` is a matplotlib `Figure` with a text `summary` that holds the numbers it
+draws. As the last expression of a cell it shows itself, with the summary as its
+alternative text; `print(picture)` prints the summary; `picture.savefig` writes a file.
+Nothing here goes through pyplot, so no picture shows twice and the backend stays as
+it is. The same data give the same picture, whatever style a learner has set.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart. No meaning is
+in a colour alone: it is also in a word, a hatch, a line style or a marker. Texts are
+at least 9 pt. Lengths are inches, from the bottom left of the picture.
+"""
+
+from course_utils.pictures.charts import (
+    bars,
+    course_map,
+    guess_and_measured,
+    training_curves,
+)
+from course_utils.pictures.devices import (
+    Work,
+    data_parallel_steps,
+    device_memory,
+    device_timeline,
+    micro_batch_times,
+)
+from course_utils.pictures.draw import Picture
+from course_utils.pictures.machines import (
+    bandwidth_ladder,
+    four_ways,
+    machine,
+    ranks_on_cores,
+    ranks_on_nodes,
+    transfer_ladder,
+    transfer_times,
+)
+from course_utils.pictures.ranks import Interval, collective, timeline
+
+__all__ = [
+    "Interval",
+    "Picture",
+    "Work",
+    "bandwidth_ladder",
+    "bars",
+    "collective",
+    "course_map",
+    "data_parallel_steps",
+    "device_memory",
+    "device_timeline",
+    "four_ways",
+    "guess_and_measured",
+    "machine",
+    "micro_batch_times",
+    "ranks_on_cores",
+    "ranks_on_nodes",
+    "timeline",
+    "training_curves",
+    "transfer_ladder",
+    "transfer_times",
+]

@@ -1,0 +1,490 @@
+"""Charts, and the map of the course."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from course_utils.pictures import draw
+from course_utils.pictures.draw import (
+    BLUE,
+    GREEN,
+    INK,
+    LARGE,
+    LINE,
+    MARGIN,
+    MIST,
+    NORMAL,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    QUIET,
+    SKY,
+    SMALL,
+    WIDTH,
+    Picture,
+)
+
+if TYPE_CHECKING:
+    from course_utils.lessons import Lesson
+
+# --- the map of the course -------------------------------------------------------
+
+
+class _Stage(NamedTuple):
+    """Lessons that run in the same kind of place, from lesson `start` on."""
+
+    start: str
+    name: str
+    place: str
+    virtual: bool
+
+
+_STAGES = (
+    _Stage("00", "First steps", "on your machine", False),
+    _Stage("02", "Virtual GPUs", "in one process", True),
+    _Stage("04", "Real processes", "one for each rank", False),
+)
+
+
+@draw.picture
+def course_map(
+    done: Collection[str] = frozenset(),
+    here: str | None = None,
+    *,
+    lessons: "Sequence[Lesson] | None" = None,
+) -> Picture:
+    """The lessons as a path to follow, grouped by where their code runs.
+
+    A lesson whose notebook is not in this copy of the course is marked "to come".
+
+    Args:
+        done: Numbers of the lessons that are finished, such as {"00", "01"}.
+        here: The number of the lesson in front of the learner, if any.
+        lessons: The lessons to draw; the whole course if left out.
+
+    Raises:
+        ValueError: `done` or `here` names a lesson that is not on the map.
+    """
+    if lessons is None:
+        from course_utils.lessons import LESSONS as lessons
+    done = {done} if isinstance(done, str) else set(done)
+    numbers = [lesson.number for lesson in lessons]
+    unknown = sorted(map(repr, (done | {here}) - {*numbers, None}))
+    if unknown:
+        raise ValueError(
+            f"There is no lesson {draw.listed(unknown)} on the map. "
+            f"The lessons are {', '.join(numbers)}."
+        )
+    # The path turns where the last stage begins, and then after every five lessons.
+    rows: list[list[Lesson]] = []
+    for lesson in lessons:
+        if not rows or len(rows[-1]) == 5 or lesson.number == _STAGES[-1].start:
+            rows.append([])
+        rows[-1].append(lesson)
+
+    gap, pad, turn = 0.28, 0.1, 0.34
+    width = (WIDTH - 2 * MARGIN - 2 * pad + gap) / 5 - gap
+    tall = 0.86
+    row_height = tall + 0.48
+    height = 0.56 + len(rows) * (row_height + turn) - turn + 0.22
+    picture, board = draw.board(
+        height, f"The course: {draw.count(len(lessons), 'lesson')}"
+    )
+    if done:
+        looks = {"size": NORMAL, "color": QUIET, "ha": "right"}
+        said = f"{len(done)} of {len(lessons)} done"
+        draw.write(board, WIDTH - MARGIN, height - 0.28, said, **looks)
+    for index, row in enumerate(rows):
+        bottom = height - 0.56 - index * (row_height + turn) - row_height
+        _stage_bands(board, row, (MARGIN, bottom, width, row_height), gap, pad)
+        for place, lesson in enumerate(row):
+            x, y = MARGIN + pad + place * (width + gap), bottom + 0.18
+            if place:
+                draw.arrow(board, (x - gap, y + tall / 2), (x, y + tall / 2))
+            state = {"done": lesson.number in done, "here": lesson.number == here}
+            _lesson_card(board, lesson, (x, y, width, tall), **state)
+        if index + 1 < len(rows):
+            # From the last card down, and back to the first card of the next row.
+            first = MARGIN + pad + width / 2
+            last, level = x + width / 2, bottom - turn / 2
+            start = y - 0.13 if lesson.number == here else y
+            board.plot([last, last, first], [start, level, level], color=INK, lw=1.2)
+            draw.arrow(board, (first, level), (first, bottom - turn))
+    picture.summary = _map_in_words(lessons, done, here)
+    return picture
+
+
+def _stage_of(lesson: "Lesson") -> _Stage:
+    return [stage for stage in _STAGES if stage.start <= lesson.number][-1]
+
+
+def _stage_bands(
+    board: Axes,
+    row: "Sequence[Lesson]",
+    first_card: tuple[float, float, float, float],
+    gap: float,
+    pad: float,
+) -> None:
+    """A band behind the lessons of each stage, dashed where something is virtual."""
+    left, bottom, card, height = first_card
+    stages = [_stage_of(lesson) for lesson in row]
+    for stage in dict.fromkeys(stages):
+        x = left + stages.index(stage) * (card + gap)
+        width = stages.count(stage) * (card + gap) - gap + 2 * pad
+        looks = {"fill": MIST, "edge": LINE}
+        if stage.virtual:
+            looks = {"fill": draw.tint(SKY, 0.16), "edge": BLUE, "dashed": True}
+        draw.box(board, x, bottom, width, height, **looks)
+        y = bottom + height - 0.17
+        draw.write(board, x + pad, y, stage.name, weight="bold")
+        after = x + pad + draw.width_of(stage.name, SMALL, "bold") + 0.1
+        where = draw.cut(stage.place, x + width - after - 0.06, SMALL)
+        draw.write(board, after, y, where, color=QUIET)
+
+
+def _lesson_card(
+    board: Axes,
+    lesson: "Lesson",
+    place: tuple[float, float, float, float],
+    *,
+    done: bool,
+    here: bool,
+) -> None:
+    x, y, width, height = place
+    there = getattr(lesson, "exists", True)
+    color = INK if there else QUIET
+    fill = draw.tint(GREEN, 0.22) if done else PAPER
+    edge, line = (BLUE, 2.6) if here else (color, 0.8)
+    card = draw.box(board, x, y, width, height, fill=fill, edge=edge, line=line)
+    top = y + height - 0.21
+    title = draw.wrap(lesson.title, width - 0.16, NORMAL, lines=2)
+    looks = {"color": color, "size": LARGE, "weight": "bold"}
+    texts = [draw.write(board, x + 0.1, top, lesson.number, **looks)]
+    looks = {"color": color, "size": NORMAL, "va": "top"}
+    texts.append(draw.write(board, x + 0.1, top - 0.16, title, **looks))
+    if done or not there:
+        mark = "✓ done" if done else "to come"
+        looks = {"weight": "bold"} if done else {"color": QUIET}
+        texts.append(draw.write(board, x + width - 0.1, top, mark, ha="right", **looks))
+    board.get_figure().labels += [(text, card) for text in texts]
+    if here:
+        looks = {"fill": BLUE, "edge": BLUE, "weight": "bold", "color": PAPER}
+        draw.box(board, x + 0.1, y - 0.13, width - 0.2, 0.23, "you are here", **looks)
+
+
+def _map_in_words(
+    lessons: "Sequence[Lesson]", done: Collection[str], here: str | None
+) -> str:
+    titles = {lesson.number: f"{lesson.number} {lesson.title}" for lesson in lessons}
+    stages: dict[str, list[str]] = {}
+    for lesson in lessons:
+        stages.setdefault(_stage_of(lesson).name, []).append(titles[lesson.number])
+    path = ". ".join(f"{name}: {', '.join(them)}" for name, them in stages.items())
+    coming = [le.number for le in lessons if not getattr(le, "exists", True)]
+    state = [
+        f"done: {draw.listed(number for number in titles if number in done) or 'none'}"
+    ]
+    if here is not None:
+        state.append(f"you are here: {titles[here]}")
+    if coming:
+        state.append(f"to come: {draw.listed(coming)}")
+    return (
+        f"The course: {draw.count(len(lessons), 'lesson')}. {path}. "
+        + draw.sentence("; ".join(state))
+    )
+
+
+# --- training curves ---------------------------------------------------------------
+
+# From thick and pale to thin and dark, so that curves which lie on top of each other
+# all stay visible.
+_CURVES = (
+    {"color": PURPLE, "linewidth": 7.0, "marker": "o", "markersize": 11},
+    {"color": GREEN, "linewidth": 4.6, "marker": "s", "markersize": 7.5},
+    {"color": BLUE, "linewidth": 2.6, "marker": "D", "markersize": 5},
+    {"color": INK, "linewidth": 1.1, "marker": ".", "markersize": 4, "linestyle": "--"},
+)
+
+
+@draw.picture
+def training_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Picture:
+    """Loss and test accuracy by epoch, one curve a run.
+
+    Args:
+        runs: From a run's name, such as "2 ranks", to its metrics, one dict an epoch
+            with "epoch", "loss" and "test_accuracy" (0 to 1). At most four runs.
+
+    Raises:
+        ValueError: no run, more than four, a run without metrics, a metric that is
+            missing, not finite, or an accuracy outside 0 to 1.
+    """
+    if not 1 <= len(runs) <= len(_CURVES):
+        raise ValueError(f"runs holds {len(runs)} runs: expected 1 to {len(_CURVES)}.")
+    curves = {str(name): _curve(str(name), metrics) for name, metrics in runs.items()}
+    picture, board = draw.board(3.7, "Training, epoch by epoch")
+    gutter = max(draw.width_of(name, SMALL) for name in curves)
+    gutter = min(gutter, 1.2) + 0.6
+    width = (WIDTH - 2 * MARGIN - 2 * 0.42 - 2 * gutter) / 2
+    bottom, tall = 0.92, 2.05
+    for panel, (what, heading) in enumerate(
+        [("loss", "loss"), ("test_accuracy", "test accuracy (%)")]
+    ):
+        left = MARGIN + 0.42 + panel * (width + gutter + 0.42)
+        axis = draw.chart(picture, left, bottom, width, tall)
+        _panel(axis, curves, what)
+        draw.write(board, left, bottom + tall + 0.13, heading, weight="bold")
+        draw.write(board, left + width / 2, bottom - 0.4, "epoch", ha="center")
+        _name_curves(board, axis, curves, what, (left, bottom, width, tall), gutter)
+    note = _differences(curves)
+    draw.write(
+        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
+    )
+    ends = "; ".join(
+        f"{name}: loss from {draw.number(curve['loss'][0], 3)} to "
+        f"{draw.number(curve['loss'][-1], 3)}, test accuracy "
+        f"{100 * curve['test_accuracy'][-1]:.1f} % after "
+        f"{draw.count(len(curve['epoch']), 'epoch')}"
+        for name, curve in curves.items()
+    )
+    picture.summary = f"{ends}. {note}".strip()
+    return picture
+
+
+def _curve(name: str, metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The metrics of one run as columns."""
+    if not metrics:
+        raise ValueError(f"The run {name!r} has no metrics.")
+    columns: dict[str, list[float]] = {"epoch": [], "loss": [], "test_accuracy": []}
+    for row, values in enumerate(metrics):
+        for key, column in columns.items():
+            if key not in values:
+                raise ValueError(
+                    f"Row {row} of the run {name!r} has no {key!r}: it has "
+                    f"{draw.listed(map(repr, values)) if values else 'nothing'}."
+                )
+            column.append(draw.finite(values[key], f"{key} in row {row} of {name!r}"))
+        accuracy = columns["test_accuracy"][-1]
+        if not 0 <= accuracy <= 1:
+            raise ValueError(
+                f"test_accuracy in row {row} of {name!r} is {accuracy}: expected a "
+                "share from 0 to 1."
+            )
+    return columns
+
+
+def _looks(curves: Mapping[str, Mapping]) -> Sequence[dict[str, Any]]:
+    """The looks of one to four curves, as far apart as the number allows."""
+    thick, middle, thin, _ = _CURVES
+    return {1: [thin], 2: [thick, thin], 3: [thick, middle, thin]}.get(
+        len(curves), _CURVES
+    )
+
+
+def _scaled(curve: Mapping[str, list[float]], what: str) -> list[float]:
+    return [100 * v for v in curve[what]] if what == "test_accuracy" else curve[what]
+
+
+def _panel(axis: Axes, curves: Mapping[str, Mapping], what: str) -> None:
+    for looks, curve in zip(_looks(curves), curves.values(), strict=True):
+        last = len(curve["epoch"]) - 1
+        every = math.ceil((last + 1) / 10)
+        axis.plot(
+            curve["epoch"],
+            _scaled(curve, what),
+            markevery=list(range(last % every, last + 1, every)),
+            clip_on=False,
+            **looks,
+        )
+    values = [v for curve in curves.values() for v in _scaled(curve, what)]
+    low, high = min(values), max(values)
+    room = 0.08 * (high - low) or 0.08 * abs(high) or 1.0
+    axis.set_ylim(low - room, high + room)
+    axis.grid(axis="y", color="#E3E3E3", linewidth=0.8)
+    axis.set_axisbelow(True)
+    epochs = [epoch for curve in curves.values() for epoch in curve["epoch"]]
+    room = 0.06 * (max(epochs) - min(epochs)) or 0.5
+    axis.set_xlim(min(epochs) - room, max(epochs) + room)
+    axis.xaxis.set_major_locator(
+        MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10])
+    )
+    axis.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _name_curves(
+    board: Axes,
+    axis: Axes,
+    curves: Mapping[str, Mapping],
+    what: str,
+    place: tuple[float, float, float, float],
+    gutter: float,
+) -> None:
+    """Each run's name beside the end of its curve, apart even where curves meet."""
+    left, bottom, width, height = place
+    low, high = axis.get_ylim()
+    first, last = axis.get_xlim()
+
+    def inches(x: float, y: float) -> tuple[float, float]:
+        across = left + width * (x - first) / (last - first)
+        return across, bottom + height * (y - low) / (high - low)
+
+    ends = []
+    for looks, (name, curve) in zip(_looks(curves), curves.items(), strict=True):
+        x, y = inches(curve["epoch"][-1], _scaled(curve, what)[-1])
+        ends.append((y, len(ends), x, name, looks))
+    step = 0.2
+    ends.sort(key=lambda end: (-round(end[0] / step), end[1]))
+    # Each label wants to be level with its end; the one above pushes it down, and the
+    # floor of the panel pushes all of them up again.
+    levels: list[float] = []
+    for y, *_ in ends:
+        levels.append(min(y, levels[-1] - step) if levels else y)
+    for index in range(len(levels) - 1, -1, -1):
+        floor = bottom + 0.02 + (len(levels) - 1 - index) * step
+        levels[index] = max(levels[index], floor)
+    for level, (y, _, x, name, looks) in zip(levels, ends, strict=True):
+        start = left + width + 0.16
+        board.plot([x + 0.1, start], [y, level], color=LINE, lw=0.7)
+        xs = [start, start + 0.14, start + 0.28]
+        board.plot(xs, [level] * 3, markevery=[1], **looks)
+        text = draw.cut(name, gutter - 0.6, SMALL)
+        draw.write(board, start + 0.38, level, text)
+
+
+def _differences(curves: Mapping[str, Mapping]) -> str:
+    """How far apart the runs are at most, in words; "" for a single run."""
+    first, *others = curves.values()
+    if not others:
+        return ""
+    if any(other["epoch"] != first["epoch"] for other in others):
+        return "The runs are not of the same epochs."
+    worst = {}
+    for what in ("loss", "test_accuracy"):
+        columns = zip(*(_scaled(curve, what) for curve in curves.values()), strict=True)
+        worst[what] = max(max(values) - min(values) for values in columns)
+    if not any(worst.values()):
+        return "The runs are equal in every epoch."
+    return (
+        "Largest difference between the runs in one epoch: loss "
+        f"{draw.number(worst['loss'], 2)}, test accuracy "
+        f"{draw.number(worst['test_accuracy'], 2)} percentage points."
+    )
+
+
+# --- a guess and what was measured ---------------------------------------------------
+
+
+@draw.picture
+def guess_and_measured(
+    guess: float | None, measured: float, unit: str, title: str
+) -> Picture:
+    """The learner's guess as a bar, and below it the bar of what was measured.
+
+    Args:
+        guess: The guess, 0 or more; None if there is none yet.
+        measured: The measured value, 0 or more.
+        unit: The unit of both, such as "s" or "MB"; "" for a plain number.
+        title: What was guessed.
+
+    Raises:
+        TypeError: a value is not a number.
+        ValueError: a value is negative or not finite.
+    """
+    values = {"measured": draw.finite(measured, "measured")}
+    if guess is not None:
+        values["guess"] = guess = draw.finite(guess, "guess")
+    for what, value in values.items():
+        if value < 0:
+            raise ValueError(f"{what} is {value}: expected 0 or more.")
+    said = {name: f"{draw.spoken(v, 3)} {unit}".strip() for name, v in values.items()}
+    picture, board = draw.board(1.95, title)
+    left = MARGIN + 1.05
+    room = max(draw.width_of(text, NORMAL, "bold") for text in said.values())
+    room = min(room, 2.6)
+    width = WIDTH - MARGIN - left - room - 0.15
+    most = max(values.values()) or 1.0
+    rows = (("guess", "your guess"), ("measured", "measured"))
+    for row, (what, word) in enumerate(rows):
+        y = 1.02 - row * 0.44
+        draw.write(board, MARGIN, y + 0.16, word, size=NORMAL)
+        if what not in said:
+            looks = {"edge": LINE, "dashed": True, "color": QUIET}
+            draw.box(board, left, y, 1.2, 0.32, "no guess yet", **looks)
+            continue
+        wide = max(width * values[what] / most, 0.03)
+        looks = {"fill": draw.tint(BLUE, 0.6)}
+        if what == "guess":
+            looks = {"fill": draw.tint(ORANGE, 0.35), "hatch": "////"}
+        draw.box(board, left, y, wide, 0.32, rounded=0.01, **looks)
+        text = draw.cut(said[what], room, NORMAL, "bold")
+        looks = {"size": NORMAL, "weight": "bold"}
+        draw.write(board, left + wide + 0.1, y + 0.16, text, **looks)
+    verdict = _compared(guess, values["measured"])
+    draw.write(board, MARGIN, 0.24, verdict, color=QUIET)
+    numbers = f"guess {said['guess']}, " if "guess" in said else ""
+    picture.summary = f"{title}: {numbers}measured {said['measured']}. {verdict}"
+    return picture
+
+
+def _compared(guess: float | None, measured: float) -> str:
+    if guess is None:
+        return "No guess yet: answer the question above, then run this cell again."
+    if guess == measured:
+        return "The guess is exactly the measured value."
+    if not guess or not measured:
+        return "One of the two is 0, so there is no ratio."
+    ratio = measured / guess
+    if abs(ratio - 1) < 0.01:
+        return "The guess is within 1 % of the measured value."
+    if ratio > 1:
+        return f"The measured value is {draw.spoken(ratio, 3)} times the guess."
+    return f"The guess is {draw.spoken(1 / ratio, 3)} times the measured value."
+
+
+# --- a few measured values ------------------------------------------------------
+
+
+@draw.picture
+def bars(values: Mapping[str, float], unit: str, title: str, note: str = "") -> Picture:
+    """Measured values as bars, one below the other, to the same scale.
+
+    Args:
+        values: From a name to its value, 0 or more; one to six of them.
+        unit: The unit of all, such as "s" (then ms or µs where that reads better).
+        title: What was measured.
+        note: What follows from it, in one line.
+
+    Raises:
+        TypeError: a value is not a number.
+        ValueError: a value is negative or not finite, or there are too many or none.
+    """
+    if not 1 <= len(values) <= 6:
+        raise ValueError(f"values holds {len(values)} values: expected 1 to 6.")
+    for name, value in values.items():
+        if draw.finite(value, name) < 0:
+            raise ValueError(f"{name} is {value}: expected 0 or more.")
+    if unit == "s":
+        unit, size = draw.unit_of(max(values.values()))
+        values = {name: value / size for name, value in values.items()}
+    said = {name: f"{draw.spoken(v, 3)} {unit}".strip() for name, v in values.items()}
+    low = 0.5 if note else 0.22
+    picture, board = draw.board(0.56 + 0.44 * len(values) + low, title)
+    left = MARGIN + 0.2 + min(max(draw.width_of(name, NORMAL) for name in values), 2.4)
+    room = max(draw.width_of(text, NORMAL, "bold") for text in said.values()) + 0.15
+    width = WIDTH - MARGIN - left - room
+    most = max(values.values()) or 1.0
+    for row, (name, value) in enumerate(values.items()):
+        y = low + 0.44 * (len(values) - 1 - row) + 0.06
+        draw.write(board, MARGIN, y + 0.16, draw.cut(name, 2.4, NORMAL), size=NORMAL)
+        wide = max(width * value / most, 0.03)
+        draw.box(board, left, y, wide, 0.32, rounded=0.01, fill=draw.tint(BLUE, 0.6))
+        looks = {"size": NORMAL, "weight": "bold"}
+        draw.write(board, left + wide + 0.1, y + 0.16, said[name], **looks)
+    draw.write(
+        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
+    )
+    numbers = ", ".join(f"{name} {text}" for name, text in said.items())
+    picture.summary = f"{title}: {numbers}. {note}".strip()
+    return picture
