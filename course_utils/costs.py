@@ -340,6 +340,227 @@ def best_micro_batches(stage_seconds: float, stages: int, *, overhead: float) ->
     return math.sqrt((stages - 1) * stage_seconds / _positive(overhead, "overhead"))
 
 
+# --- collectives ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CollectiveCost:
+    """What one call of a collective costs; see `collective_cost`.
+
+    Attributes:
+        messages: Sent by all ranks together.
+        message_nbytes: Bytes of each message.
+        nbytes: Bytes sent by all ranks together.
+        most_sent: Bytes sent by the rank that sends most.
+        most_received: Bytes received by the rank that receives most.
+        steps: How often a rank has to wait for the next message, one after the other.
+    """
+
+    messages: int
+    message_nbytes: float
+    nbytes: float
+    most_sent: float
+    most_received: float
+    steps: int
+
+    def seconds(self, *, latency: float, bandwidth: float) -> float:
+        """Its time in the α–β model: every step takes one message's time.
+
+        Args:
+            latency: Seconds that even an empty message takes.
+            bandwidth: Bytes a second that a rank can send, and receive at the same
+                time.
+
+        Raises:
+            ValueError: a number is negative, or the bandwidth is 0.
+        """
+        return self.steps * transfer_seconds(
+            self.message_nbytes, latency=latency, bandwidth=bandwidth
+        )
+
+
+def collective_cost(name: str, world_size: int, nbytes: float) -> CollectiveCost:
+    """Messages, bytes and steps of a function in `from_scratch/collectives.py`.
+
+        >>> naive = collective_cost("all_reduce_naive", world_size=4, nbytes=1000)
+        >>> naive.messages, naive.nbytes, naive.most_sent, naive.steps
+        (6, 6000, 3000, 6)
+        >>> better = collective_cost("all_reduce", world_size=4, nbytes=1000)
+        >>> better.messages, better.nbytes, better.most_sent, better.steps
+        (24, 6000.0, 1500.0, 6)
+
+    Source: the docstrings there; the tests count what is really sent.
+
+    Args:
+        name: "broadcast", "broadcast_tree", "scatter", "gather", "reduce",
+            "all_gather", "reduce_scatter", "all_to_all", "all_reduce_naive" or
+            "all_reduce".
+        world_size: n, the number of ranks.
+        nbytes: S, the size: of the tensor, or of a whole list, which is meant to have
+            n pieces of one size.
+
+    Raises:
+        ValueError: there is no such function, no rank, or a negative size.
+    """
+    n = _count(world_size, "world_size", least=1)
+    size = _not_negative(nbytes, "nbytes")
+    others = n - 1
+    depth = others.bit_length()  # of the tree: ceil(log2(n))
+    direct = (n * others, others, size / n, others, others)
+    # name: (messages, steps, size of one, most sent by a rank, most received by one)
+    counts = {
+        "broadcast": (others, others, size, others, 1),
+        "broadcast_tree": (others, depth, size, depth, 1),
+        "scatter": (others, others, size / n, others, 1),
+        "gather": (others, others, size / n, 1, others),
+        "reduce": (others, others, size, 1, others),
+        "all_gather": direct,
+        "reduce_scatter": direct,
+        "all_to_all": direct,
+        "all_reduce_naive": (2 * others, 2 * others, size, others, others),
+        "all_reduce": (2 * n * others, 2 * others, size / n, 2 * others, 2 * others),
+    }
+    if name not in counts:
+        raise ValueError(
+            f"There is no collective {name!r}. There are: {', '.join(counts)}."
+        )
+    messages, steps, one, sent, received = counts[name]
+    if n == 1:
+        sent = received = 0
+    return CollectiveCost(
+        messages, one, messages * one, sent * one, received * one, steps
+    )
+
+
+def bus_bandwidth_factor(collective: str, world_size: int) -> float:
+    """Bytes that each link must carry at least, as a part of the size: busbw / algbw.
+
+    Whatever the algorithm, an all-reduce of n ranks has to move 2(n-1)/n of the
+    tensor through each rank's link, and a broadcast all of it through the root's. The
+    factor does not hold for switches that add up the data themselves.
+
+        >>> [bus_bandwidth_factor("all_reduce", n) for n in (1, 2, 4, 8)]
+        [0.0, 1.0, 1.5, 1.75]
+
+    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+
+    Args:
+        collective: "all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+            "broadcast" or "reduce".
+        world_size: n, the number of ranks.
+
+    Raises:
+        ValueError: there is no such collective, or no rank.
+    """
+    n = _count(world_size, "world_size", least=1)
+    part = (n - 1) / n
+    factors = {
+        "all_reduce": 2 * part,
+        "reduce_scatter": part,
+        "all_gather": part,
+        "all_to_all": part,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+    }
+    if collective not in factors:
+        raise ValueError(
+            f"There is no collective {collective!r}. There are: {', '.join(factors)}."
+        )
+    return factors[collective]
+
+
+def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
+    """Bytes a second as a user sees them: `nbytes / seconds`, "algbw".
+
+    The size is that of the whole array: of all n pieces together for an all-gather
+    (its output), a reduce-scatter (its input) and an all-to-all.
+
+    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+
+    Args:
+        nbytes: The size S.
+        seconds: What one call took.
+
+    Raises:
+        ValueError: a number is negative, or the time is 0.
+    """
+    return _not_negative(nbytes, "nbytes") / _positive(seconds, "seconds")
+
+
+def bus_bandwidth(
+    collective: str, world_size: int, nbytes: float, seconds: float
+) -> float:
+    """Bytes a second on each rank's link, "busbw": `factor * algorithm_bandwidth`.
+
+    It can be compared with the bandwidth of the link, whatever the number of ranks.
+    With one rank nothing moves, and the figure means nothing.
+
+    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+
+    Args:
+        collective: As in `bus_bandwidth_factor`.
+        world_size: The number of ranks.
+        nbytes, seconds: As in `algorithm_bandwidth`.
+
+    Raises:
+        ValueError: there is no such collective, no rank, or a number makes no sense.
+    """
+    factor = bus_bandwidth_factor(collective, world_size)
+    return factor * algorithm_bandwidth(nbytes, seconds)
+
+
+# --- DDP ------------------------------------------------------------------------
+
+# Of torch.nn.parallel.DistributedDataParallel: its `bucket_cap_mb=25`, and
+# torch.distributed's _DEFAULT_FIRST_BUCKET_BYTES.
+DDP_BUCKET, DDP_FIRST_BUCKET = 25 * MiB, 1 * MiB
+
+
+def ddp_buckets(
+    nbytes: Sequence[float],
+    *,
+    cap: float = DDP_BUCKET,
+    first_cap: float = DDP_FIRST_BUCKET,
+) -> list[list[int]]:
+    """Which gradients DDP puts into which bucket.
+
+    A bucket takes gradients until it has reached its cap, and is then closed: it may
+    hold more than its cap, by up to one gradient. The first cap is smaller, so that the
+    first all-reduce can begin early.
+
+        >>> ddp_buckets([1 * MiB] * 4, cap=2 * MiB)
+        [[0], [1, 2], [3]]
+
+    Source: torch/csrc/distributed/c10d/reducer.cpp,
+    compute_bucket_assignment_by_size; the tests compare with it. (DDP keeps a separate
+    list of buckets for each data type and device.)
+
+    Args:
+        nbytes: The size of each gradient, in the order in which DDP expects them: the
+            last parameter's first.
+        cap: Bytes at which a bucket is closed.
+        first_cap: The same for the first bucket.
+
+    Returns:
+        The places in `nbytes` of each bucket's gradients.
+
+    Raises:
+        ValueError: a size is negative, or a cap is not above 0.
+    """
+    limit = _positive(first_cap, "first_cap")
+    _positive(cap, "cap")
+    buckets: list[list[int]] = []
+    members: list[int] = []
+    held = 0.0
+    for place, size in enumerate(nbytes):
+        members.append(place)
+        held += _not_negative(size, f"nbytes[{place}]")
+        if held >= limit:
+            buckets.append(members)
+            members, held, limit = [], 0.0, cap
+    return [*buckets, members] if members else buckets
+
+
 # --- the bandwidth ladder -------------------------------------------------------
 
 

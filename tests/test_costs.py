@@ -230,6 +230,71 @@ def test_no_number_of_micro_batches_is_better_than_the_best(stages, overhead):
     assert abs(costs.best_micro_batches(1.0, stages, overhead=overhead) - least) <= 1
 
 
+# --------------------------------------------------------------------- collectives
+
+FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1,
+    "reduce": lambda n: 1,
+}
+
+
+@pytest.mark.parametrize("collective", FACTORS)
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 10_000])
+def test_bus_bandwidth_is_the_algorithm_bandwidth_times_the_factor(collective, n):
+    factor = costs.bus_bandwidth_factor(collective, n)
+    assert factor == pytest.approx(FACTORS[collective](n))
+    assert costs.algorithm_bandwidth(6e9, 2.0) == 3e9
+    assert costs.bus_bandwidth(collective, n, 6e9, 2.0) == pytest.approx(factor * 3e9)
+
+
+def test_the_factors_for_eight_gpus():
+    values = [costs.bus_bandwidth_factor(name, 8) for name in FACTORS]
+    assert values == [1.75, 0.875, 0.875, 0.875, 1, 1]
+
+
+def test_the_number_of_ranks_follows_from_a_line_of_a_benchmark():
+    """algbw 47.32 and busbw 91.69, in GB/s: only 32 ranks fit."""
+    fitting = [
+        n
+        for n in range(2, 200)
+        if 47.32 * costs.bus_bandwidth_factor("all_reduce", n)
+        == pytest.approx(91.69, abs=0.01)
+    ]
+    assert fitting == [32]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8, 33])
+def test_no_algorithm_beats_what_the_factor_says(n):
+    """A rank sends or receives at least factor * size; the direct ones no more."""
+    for name in FACTORS:
+        cost = costs.collective_cost(name, n, 1000)
+        busiest = max(cost.most_sent, cost.most_received)
+        least = 1000 * costs.bus_bandwidth_factor(name, n)
+        if name in ("broadcast", "reduce"):
+            assert busiest == pytest.approx((n - 1) * least)
+        else:
+            assert busiest == pytest.approx(least)
+
+
+def test_seconds_of_a_collective():
+    link = {"latency": 1e-3, "bandwidth": 1e6}
+    naive = costs.collective_cost("all_reduce_naive", 4, 8000)
+    assert naive.seconds(**link) == pytest.approx(6 * (1e-3 + 8e-3))
+    better = costs.collective_cost("all_reduce", 4, 8000)
+    assert better.seconds(**link) == pytest.approx(6 * (1e-3 + 2e-3))
+    line, tree = (
+        costs.collective_cost(name, 1024, 0) for name in ("broadcast", "broadcast_tree")
+    )
+    assert line.seconds(**link) == pytest.approx(1.023)
+    assert tree.seconds(**link) == pytest.approx(0.010)
+    alone = costs.collective_cost("all_reduce", 1, 8000)
+    assert alone.seconds(**link) == 0
+
+
 # ---------------------------------------------------------------- wrong arguments
 
 ONE = {"latency": 0, "bandwidth": 1}
@@ -291,12 +356,43 @@ ONE = {"latency": 0, "bandwidth": 1}
             lambda: costs.best_micro_batches(1, 4, overhead=0),
             "overhead is 0: expected more than 0.",
         ),
+        (
+            lambda: costs.collective_cost("ring", 4, 8),
+            "There is no collective 'ring'. There are: broadcast, broadcast_tree, ",
+        ),
+        (
+            lambda: costs.collective_cost("reduce", 0, 8),
+            "world_size is 0: expected a whole number from 1 up.",
+        ),
+        (lambda: costs.collective_cost("reduce", 2, -8), "nbytes is -8: expected 0"),
+        (
+            lambda: costs.bus_bandwidth_factor("scan", 4),
+            "There is no collective 'scan'. There are: all_reduce, reduce_scatter, ",
+        ),
+        (lambda: costs.bus_bandwidth_factor("reduce", 2.0), "world_size is 2.0"),
+        (lambda: costs.algorithm_bandwidth(8, 0), "seconds is 0: expected more than"),
+        (lambda: costs.bus_bandwidth("reduce", 2, -1, 1), "nbytes is -1: expected 0"),
         (lambda: costs.link("NVLink"), "There is no link 'NVLink' on the ladder."),
     ],
 )
 def test_wrong_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
+
+
+def test_ddp_buckets_are_those_of_torch():
+    torch = pytest.importorskip("torch")
+    from torch.distributed import _compute_bucket_assignment_by_size as torchs
+
+    assert costs.DDP_FIRST_BUCKET == torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
+    rng = random.Random(0)
+    for _ in range(100):
+        sizes = [rng.randrange(1, 3_000_000) for _ in range(rng.randrange(1, 30))]
+        caps = rng.choice([(1024, 2_000_000), (2**20, 25 * 2**20), (5, 5)])
+        gradients = [torch.empty(size, device="meta") for size in sizes]
+        ours = costs.ddp_buckets([4 * n for n in sizes], first_cap=caps[0], cap=caps[1])
+        assert ours == torchs(gradients, list(caps))[0], (sizes, caps)
+    assert costs.ddp_buckets([]) == []
 
 
 def test_needs_the_standard_library_alone():
