@@ -1,0 +1,496 @@
+"""Distributed SGD by hand: n ranks that train like one process with the whole batch.
+
+    start alike              broadcast_parameters
+    share the data           DataPartitioner, strided_indices, rank_batches
+    average the gradients    average_gradients, between backward() and step()
+    count over all ranks     sum_over_ranks, evaluate
+    a larger batch           linear_scaled_lr, warmup_lr
+
+Why the average? The loss of a batch is the mean over its rows, so its gradient is the
+mean of the rows' gradients. Cut the batch into n shares of one size: the mean over all
+rows is then the mean of the shares' means. So each rank computes the gradient of its
+share, the ranks average, and all hold the gradient of the whole batch. From the same
+start the same step follows on every rank, and the models never part.
+
+It needs a mean (or a sum) over rows that do not look at each other. BatchNorm looks at
+all rows of a share, and dropout draws other numbers: with these n ranks still train,
+but not exactly as one process does. Shares of different size need weights.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, cycle, islice
+from math import fsum, isclose
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+# --------------------------------------------------------------------- share the data
+class Partition:
+    """Some items of a data set, as a data set: `partition[i]` is `data[indices[i]]`.
+
+    Args:
+        data: anything with `len` and `[]`, such as a `Dataset`, a list or a tensor.
+        indices: the items of `data` that belong to it, in order.
+    """
+
+    def __init__(self, data: Any, indices: Sequence[int]) -> None:
+        self.data = data
+        self.indices = indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.data[self.indices[i]]
+
+
+class DataPartitioner:
+    """A data set, shuffled and cut into parts: every item is in exactly one of them.
+
+    All ranks make it with the same arguments, and each uses its own part. The order
+    comes from `seed` alone, so all ranks cut alike without a message, and the global
+    random numbers stay as they are.
+
+    >>> parts = DataPartitioner(range(10), [1 / 3] * 3, seed=0)
+    >>> [len(parts.use(rank)) for rank in range(3)]
+    [4, 3, 3]
+
+    Args:
+        data: anything with `len` and `[]`.
+        sizes: for each part its share of the items (fractions that sum to 1) or the
+            number of its items (integers that sum to `len(data)`). Of fractions that
+            do not come out even, the parts that lose most by rounding down get one
+            item more; among equals, the first.
+
+    Raises:
+        ValueError: the sizes do not use every item exactly once.
+
+    Source: after "Writing Distributed Applications with PyTorch", whose version
+    rounds all parts down and loses the items that are left.
+    """
+
+    def __init__(self, data: Any, sizes: Sequence[float], seed: int = 1234) -> None:
+        order = iter(_shuffled(len(data), seed).tolist())
+        self.data = data
+        self.partitions = [list(islice(order, n)) for n in _counts(sizes, len(data))]
+
+    def use(self, rank: int) -> Partition:
+        """The part of this rank. Raises IndexError if there is none."""
+        if not 0 <= rank < len(self.partitions):
+            raise IndexError(
+                f"There are {len(self.partitions)} parts, one for each rank from 0 on; "
+                f"there is none for rank {rank}."
+            )
+        return Partition(self.data, self.partitions[rank])
+
+
+def _counts(sizes: Sequence[float], total: int) -> list[int]:
+    """The number of items of each part."""
+    if not sizes or min(sizes) < 0:
+        raise ValueError(f"sizes must be one or more numbers from 0 on, not {sizes}.")
+    if all(isinstance(size, int) for size in sizes):
+        if sum(sizes) != total:
+            raise ValueError(
+                f"The sizes {list(sizes)} sum to {sum(sizes)}, but there are {total} "
+                "items. As integers they are numbers of items, as floats fractions."
+            )
+        return list(sizes)
+    if not isclose(fsum(sizes), 1, abs_tol=1e-9):
+        raise ValueError(
+            f"The fractions {list(sizes)} sum to {fsum(sizes):g}, not to 1: items "
+            "would be lost or used twice."
+        )
+    counts = [int(size * total) for size in sizes]
+    lost = [size * total - count for size, count in zip(sizes, counts, strict=True)]
+    by_loss = sorted(range(len(sizes)), key=lambda part: -lost[part])
+    for part in by_loss[: total - sum(counts)]:
+        counts[part] += 1
+    return counts
+
+
+def rank_batch_size(batch_size: int, world_size: int, rank: int) -> int:
+    """How many rows of a batch this rank works on: always an integer.
+
+    Where the division leaves rows over, the first ranks take one more each. So the
+    ranks together have exactly `batch_size` rows.
+
+    >>> [rank_batch_size(128, 3, rank) for rank in range(3)]
+    [43, 43, 42]
+
+    Raises:
+        ValueError: `rank` is not one of the ranks, or a rank would have no row.
+    """
+    _check_rank(rank, world_size)
+    if not isinstance(batch_size, int) or batch_size < world_size:
+        raise ValueError(
+            f"A batch of {batch_size} rows cannot be shared by {world_size} ranks: "
+            f"expected an integer from {world_size} on, one row or more for each."
+        )
+    return batch_size // world_size + (rank < batch_size % world_size)
+
+
+def strided_indices(
+    n: int,
+    world_size: int,
+    rank: int,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    epoch: int = 0,
+    drop_last: bool = False,
+) -> list[int]:
+    """The items of `n` that `DistributedSampler` gives to this rank, in its order.
+
+    All ranks shuffle alike, then rank r takes the places r, r + world_size, ... All
+    get the same number: the first items are repeated until it comes out even, or with
+    `drop_last` the last ones are left out.
+
+    >>> [strided_indices(10, 4, rank, shuffle=False) for rank in range(4)]
+    [[0, 4, 8], [1, 5, 9], [2, 6, 0], [3, 7, 1]]
+
+    Args:
+        epoch: makes another order in each epoch; `DistributedSampler` learns it by
+            `set_epoch`. Same seed and epoch, same order.
+
+    Raises:
+        ValueError: `rank` is not one of the ranks.
+
+    Source: torch/utils/data/distributed.py.
+    """
+    _check_rank(rank, world_size)
+    order = _shuffled(n, seed + epoch).tolist() if shuffle else range(n)
+    # The multiple of world_size below n, or the one above it.
+    total = n - n % world_size if drop_last else n + -n % world_size
+    return list(islice(cycle(order), total))[rank::world_size]
+
+
+def rank_batches(
+    n: int,
+    batch_size: int,
+    world_size: int,
+    rank: int,
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+) -> Iterator[Tensor]:
+    """This rank's rows of each batch of an epoch, as index tensors.
+
+    The k-th batches of all ranks together are the k-th batch of one process, whatever
+    `world_size` is. All `n` rows are used once. Every rank gets the same number of
+    batches, or some would wait for ever in an all-reduce that the others never call;
+    so its share of a small last batch can be empty.
+
+    Where `world_size` divides `batch_size`, these are the batches that a DataLoader
+    with a `DistributedSampler` gives, but for the last one, which that pads.
+
+    Args:
+        batch_size: rows of all ranks together; see `rank_batch_size` for one rank's.
+
+    Raises:
+        ValueError: `rank` is not one of the ranks, or a rank would have no row.
+    """
+    rank_batch_size(batch_size, world_size, rank)  # raises what is said above
+    for batch in _shuffled(n, seed + epoch).split(batch_size):
+        yield batch[rank::world_size]
+
+
+def _shuffled(n: int, seed: int) -> Tensor:
+    """0 to n-1 in an order that follows from `seed` alone; no other draw changes."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"There is no rank {rank} among {world_size}: they are numbered from 0 on."
+        )
+
+
+# ------------------------------------------------------------------------ start alike
+@torch.no_grad()
+def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
+    """Make all models equal to the one of rank `src`: parameters and buffers.
+
+    Every rank calls it, with models of the same shapes, once before the training. The
+    same seed on every rank does it as well, until a rank draws one number more.
+
+    Cost: one broadcast for each parameter and buffer.
+    """
+    for tensor in chain(model.parameters(), model.buffers()):
+        # Ranks exchange memory, so it must lie in the same order on all of them.
+        values = tensor.contiguous()  # the tensor itself, if it is so already
+        dist.broadcast(values, src)
+        tensor.copy_(values)
+
+
+# -------------------------------------------------------------- average the gradients
+@torch.no_grad()
+def average_gradients_naive(model: nn.Module) -> None:
+    """Replace each gradient by its mean over the ranks: one all-reduce a parameter.
+
+    Every rank calls it, after `backward()` and before `step()`. A rank that has no
+    gradient for a parameter takes part with zeros: if it stayed away, the others would
+    wait for it. So a parameter that no rank has used gets zeros, where one process
+    leaves None. Momentum and weight decay move it then.
+
+    Raises:
+        TypeError: a gradient is sparse.
+
+    Cost: one all-reduce of its bytes for each parameter that requires a gradient.
+    """
+    for parameter in _trained(model):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        mean = parameter.grad.contiguous() / dist.get_world_size()
+        dist.all_reduce(mean)
+        parameter.grad.copy_(mean)
+
+
+@torch.no_grad()
+def average_gradients(model: nn.Module) -> None:
+    """Replace each gradient by its mean over the ranks: one all-reduce in all.
+
+    Every rank calls it, after `backward()` and before `step()`. The gradients are laid
+    behind each other in one flat tensor. Behind them comes one number for each: above 0
+    if this rank has that gradient. After the sum it is above 0 if any rank has it.
+
+    A rank without a gradient counts as zeros, so it gets the others' share; a parameter
+    that no rank has used keeps None, as in one process, and the optimizer leaves it
+    alone. Frozen parameters are not sent. Tied ones are one parameter: sent once.
+
+    Raises:
+        TypeError: a gradient is sparse.
+
+    Cost: one all-reduce for each dtype and device among the parameters, of the bytes of
+    the gradients and one number for each. Memory: a copy of the gradients.
+    """
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in _trained(model):
+        groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    for (dtype, device), parameters in groups.items():
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        has_grad = [float(p.grad is not None) for p in parameters]
+        grads.append(torch.tensor(has_grad, dtype=dtype, device=device))
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        # Before the sum, as DDP does: n float16 gradients might overflow in it.
+        flat /= dist.get_world_size()
+        dist.all_reduce(flat)
+        *means, used = flat.split([grad.numel() for grad in grads])
+        for parameter, mean, is_used in zip(
+            parameters, means, (used != 0).tolist(), strict=True
+        ):
+            if is_used:
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                parameter.grad.copy_(mean.view_as(parameter))
+
+
+@torch.no_grad()
+def average_gradients_weighted(
+    model: nn.Module,
+    rows: int,
+    average: Callable[[nn.Module], None] = average_gradients,
+) -> None:
+    """The mean over all rows of all ranks, where ranks have different numbers of rows.
+
+    Every rank calls it, after `backward()` of the *mean* loss of its rows. A gradient
+    counts rows times; so a rank with no rows takes part, and has no backward to run.
+    With the same number everywhere it is `average_gradients`.
+
+    Args:
+        rows: how many rows this rank's loss is the mean of; 0 is fine.
+        average: what does the rest: `average_gradients` or `average_gradients_naive`.
+
+    Raises:
+        ValueError: rows is negative, or no rank has a row.
+        TypeError: a gradient is sparse.
+
+    Cost: that of `average`, and an all-reduce of one number (8 bytes).
+    """
+    if rows < 0:
+        raise ValueError(f"rows must be 0 or more, not {rows}.")
+    parameters = _trained(model)
+    device = parameters[0].device if parameters else "cpu"
+    (all_rows,) = sum_over_ranks(rows, device=device)
+    if all_rows == 0:
+        raise ValueError("No rank has a row: there is nothing to average.")
+    for parameter in parameters:
+        if rows == 0:
+            parameter.grad = None  # it counts for nothing, even if it is nan
+        elif parameter.grad is not None:
+            parameter.grad *= rows * dist.get_world_size() / all_rows
+    average(model)
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that require a gradient, each once, in the model's order."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise TypeError(
+                f"The gradient of {name} is sparse; only dense ones can be averaged "
+                "here. Make the embedding with sparse=False."
+            )
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+# --------------------------------------------------------------- count over all ranks
+def sum_over_ranks(*numbers: float, device: torch.device | str = "cpu") -> list[float]:
+    """Each number summed over all ranks, in float64. Every rank calls it.
+
+    For a mean, sum what is above and what is below the line, then divide. The mean of
+    the ranks' means is wrong as soon as one rank has counted more rows than another.
+
+    Args:
+        device: where the message is made: nccl needs the rank's GPU, gloo "cpu".
+
+    Cost: one all-reduce of 8 bytes for each number.
+    """
+    totals = torch.tensor(numbers, dtype=torch.float64, device=device)
+    dist.all_reduce(totals)
+    return totals.tolist()
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]
+) -> tuple[float, float]:
+    """Mean loss and accuracy over the rows of all ranks.
+
+    Every rank calls it, with its own share of the data. The shares may differ in size,
+    and one may be empty: nothing is sent before the end. Do not pad them, as
+    `DistributedSampler` does by default: the repeated rows would count twice.
+
+    Args:
+        batches: pairs of inputs and classes (int64 [rows]), such as a DataLoader.
+
+    Raises:
+        ValueError: no rank has a row.
+
+    Cost: one all-reduce of 24 bytes.
+    """
+    device = next(model.parameters(), torch.empty(0)).device
+    was_training = model.training
+    model.eval()
+    loss_sum, correct, rows = 0.0, 0, 0
+    for inputs, labels in batches:
+        labels = labels.to(device)
+        logits = model(inputs.to(device))
+        loss_sum += F.cross_entropy(logits, labels, reduction="sum").item()
+        correct += (logits.argmax(dim=1) == labels).sum().item()
+        rows += len(labels)
+    model.train(was_training)
+    loss_sum, correct, rows = sum_over_ranks(loss_sum, correct, rows, device=device)
+    if rows == 0:
+        raise ValueError("No rank has a row: there is nothing to evaluate.")
+    return loss_sum / rows, correct / rows
+
+
+# ------------------------------------------------------------------------- all of it
+def train(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    epochs: int = 8,
+    batch_size: int = 64,
+    lr: float | Callable[[int], float] = 0.05,
+    momentum: float = 0.9,
+    seed: int = 0,
+) -> list[dict[str, float]]:
+    """Train a classifier on all ranks, as one process would with the whole batch.
+
+    Every rank calls it with the same arguments; only the start of the model may
+    differ, since that of rank 0 is used. All ranks have all data here, and look at
+    their own rows.
+
+    Args:
+        inputs: [rows, ...], on the model's device.
+        labels: their classes, int64 [rows], on the same device.
+        batch_size: rows of all ranks together; any number from `world_size` on.
+        lr: the learning rate, or a function from the step (0, 1, ...) to it.
+
+    Returns:
+        For each epoch `epoch`, `loss` and `train_accuracy`, over the rows of all ranks,
+        measured while it trains. The same on every rank.
+
+    Cost: two all-reduces a batch, see `average_gradients_weighted`; one an epoch.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    broadcast_parameters(model)
+    lr_at = lr if callable(lr) else lambda step: lr
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr_at(0), momentum=momentum)
+    curve, step = [], 0
+    for epoch in range(1, epochs + 1):
+        loss_sum, correct = 0.0, 0
+        for rows in rank_batches(
+            len(inputs), batch_size, world_size, rank, seed=seed, epoch=epoch
+        ):
+            optimizer.param_groups[0]["lr"] = lr_at(step)
+            optimizer.zero_grad()
+            if len(rows) > 0:
+                logits = model(inputs[rows])
+                loss = F.cross_entropy(logits, labels[rows])
+                loss.backward()
+                loss_sum += loss.item() * len(rows)
+                correct += (logits.argmax(dim=1) == labels[rows]).sum().item()
+            average_gradients_weighted(model, len(rows))
+            optimizer.step()  # the same gradients, so the same step on every rank
+            step += 1
+        loss_sum, correct = sum_over_ranks(loss_sum, correct, device=inputs.device)
+        loss, accuracy = loss_sum / len(inputs), correct / len(inputs)
+        curve.append({"epoch": epoch, "loss": loss, "train_accuracy": accuracy})
+    return curve
+
+
+# --------------------------------------------------------------------- a larger batch
+def linear_scaled_lr(base_lr: float, batch_size: int, base_batch_size: int) -> float:
+    """The learning rate for another batch size, by the linear scaling rule.
+
+    "When the minibatch size is multiplied by k, multiply the learning rate by k." One
+    step with k times the rows then goes about as far as k steps did, as long as the
+    gradient hardly changes on the way. It is a rule of thumb: early in the training it
+    does not hold (hence `warmup_lr`), nor for very large batches.
+
+    >>> linear_scaled_lr(0.1, batch_size=8192, base_batch_size=256)
+    3.2
+
+    Args:
+        base_lr: the rate that is good for batches of `base_batch_size` rows, counted
+            over all ranks, as is `batch_size`.
+
+    Raises:
+        ValueError: a batch size is not above 0.
+
+    Source: Goyal et al. 2017, arXiv 1706.02677, section 2.1.
+    """
+    if batch_size <= 0 or base_batch_size <= 0:
+        raise ValueError(
+            f"Batch sizes must be above 0; got {batch_size} and {base_batch_size}."
+        )
+    return base_lr * batch_size / base_batch_size
+
+
+def warmup_lr(step: int, warmup_steps: int, base_lr: float, lr: float) -> float:
+    """The learning rate of a step in a gradual warm-up: from `base_lr` up to `lr`.
+
+    It starts with the small rate, grows by the same amount at each step, and is `lr`
+    from step `warmup_steps` on. (The paper takes the steps of 5 epochs.)
+
+    >>> [warmup_lr(step, 4, base_lr=0.1, lr=0.5) for step in (0, 1, 4, 100)]
+    [0.1, 0.2, 0.5, 0.5]
+
+    Args:
+        step: the number of steps taken so far, 0 for the first one.
+
+    `torch.optim.SGD` multiplies the velocity by the rate when it steps, so the paper's
+    momentum correction (section 3) is not needed.
+
+    Source: Goyal et al. 2017, arXiv 1706.02677, section 2.2.
+    """
+    if step >= warmup_steps:
+        return lr
+    return base_lr + (lr - base_lr) * step / warmup_steps

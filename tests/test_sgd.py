@@ -1,0 +1,837 @@
+"""from_scratch/sgd.py: n ranks against one process that has the whole batch."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import random
+from collections import Counter
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks_support import settle
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from course_utils.from_scratch import sgd as ours
+from course_utils.ranks import Ranks, RanksError
+
+SIZES = (1, 2, 3, 4)
+every_number = pytest.mark.parametrize("n", SIZES)
+several = pytest.mark.parametrize("n", SIZES[1:])
+
+
+@pytest.fixture(scope="module")
+def on():
+    """A function: run something on n ranks. Ranks are started once for each n."""
+
+    def start(n: int) -> Ranks:
+        return Ranks(n, output="grouped", quiet=True, timeout=30)
+
+    started = {1: start(1)}
+    settle(started[1])  # or each rank would import for a second at its first optimizer
+    started[1].restart()
+
+    def run(n: int, fn, *args, **kwargs) -> list:
+        if n not in started:
+            started[n] = start(n)
+        return started[n].run(fn, *args, **kwargs)
+
+    yield run
+    for ranks in started.values():
+        ranks.close()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As the ranks have: more threads add up in another order, and slowly."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# --------------------------------------------------------------------- share the data
+def test_a_partition_is_a_data_set():
+    part = ours.Partition("abcdef", [4, 0, 4])
+    assert (len(part), list(part), part[-1]) == (3, ["e", "a", "e"], "e")
+    data = TensorDataset(torch.arange(6.0), torch.arange(6) * 10)
+    (batch,) = DataLoader(ours.Partition(data, [5, 1]), batch_size=2)
+    assert [x.tolist() for x in batch] == [[5, 1], [50, 10]]
+    with pytest.raises(IndexError):
+        part[3]
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+@pytest.mark.parametrize("items", [0, 1, 2, 10, 97, 1440])
+def test_every_item_is_in_exactly_one_part(items, n):
+    parts = ours.DataPartitioner(range(items), [1 / n] * n, seed=3)
+    used = [list(parts.use(rank)) for rank in range(n)]
+    assert Counter(sum(used, [])) == Counter(range(items))
+    counts = [len(part) for part in used]
+    assert counts == [items // n + (rank < items % n) for rank in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("items", "sizes", "counts"),
+    [
+        (10, [0.7, 0.2, 0.1], [7, 2, 1]),
+        (100, [0.29, 0.71], [29, 71]),  # 0.29 * 100 is 28.999...
+        (100, [0.71, 0.29], [71, 29]),
+        (3, [0.0, 0.5, 0.5], [0, 2, 1]),  # a part of 0 does not get what is left
+        (11, [0.5, 0.3, 0.2], [6, 3, 2]),  # 5.5, 3.3, 2.2
+        (10, [1, 0.0], [10, 0]),
+        (7, [1.0], [7]),
+        (10, [3, 0, 7], [3, 0, 7]),
+        (7, [7], [7]),
+        (0, [0, 0], [0, 0]),
+    ],
+)
+def test_sizes_are_fractions_or_counts(items, sizes, counts):
+    parts = ours.DataPartitioner(range(items), sizes)
+    assert [len(part) for part in parts.partitions] == counts
+    assert sorted(sum(parts.partitions, [])) == list(range(items))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([0.33] * 3, "sum to 0.99, not to 1"),
+        ([0.6, 0.6], "sum to 1.2, not to 1"),
+        ([3, 3, 3], "sum to 9, but there are 10 items"),
+        ([1], "sum to 1, but there are 10 items. As integers they are numbers"),
+        ([], "one or more numbers from 0 on, not"),
+        ([1.5, -0.5], r"from 0 on, not \[1.5, -0.5\]"),
+        ([float("nan"), 1.0], "sum to nan, not to 1"),
+    ],
+)
+def test_sizes_that_lose_or_repeat_items_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        ours.DataPartitioner(range(10), sizes)
+
+
+def test_there_is_no_part_for_a_rank_too_many():
+    parts = ours.DataPartitioner(range(10), [0.5, 0.5])
+    for rank in (2, -1):
+        with pytest.raises(IndexError, match=f"2 parts.* none for rank {rank}"):
+            parts.use(rank)
+
+
+def test_the_seed_alone_decides_the_parts(on):
+    def parts(seed, world_seed=None):
+        if world_seed is not None:
+            torch.manual_seed(world_seed + dist.get_rank())
+        return ours.DataPartitioner(range(50), [0.5, 0.5], seed).partitions
+
+    here = parts(1)
+    assert on(2, parts, 1, world_seed=5) == [here, here]
+    assert parts(2) != here
+    assert here[0] != sorted(here[0])  # shuffled
+    before = torch.get_rng_state(), random.getstate()
+    parts(1)
+    ours.strided_indices(9, 2, 0, seed=1)
+    list(ours.rank_batches(9, 4, 2, 0, seed=1))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+
+
+def test_the_ranks_batches_add_up_to_the_batch():
+    for n, batch in product(range(1, 10), range(1, 40)):
+        if batch < n:
+            continue
+        sizes = [ours.rank_batch_size(batch, n, rank) for rank in range(n)]
+        assert all(type(size) is int for size in sizes)
+        assert sum(sizes) == batch
+        assert sizes == [len(range(batch)[rank::n]) for rank in range(n)]
+        DataLoader(range(100), batch_size=sizes[-1])
+
+
+@pytest.mark.parametrize("batch", [3, 0, -4, 128 / 4])
+def test_a_batch_that_cannot_be_shared_is_refused(batch):
+    with pytest.raises(ValueError, match=f"of {batch} rows cannot be .* from 4 on"):
+        ours.rank_batch_size(batch, 4, 0)
+    with pytest.raises(ValueError, match="cannot be shared by 4 ranks"):
+        list(ours.rank_batches(10, batch, 4, 0))
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_that_is_none_is_refused(rank):
+    for call in (
+        lambda: ours.rank_batch_size(8, 4, rank),
+        lambda: ours.strided_indices(8, 4, rank),
+        lambda: list(ours.rank_batches(8, 4, 4, rank)),
+    ):
+        with pytest.raises(ValueError, match=f"no rank {rank} among 4"):
+            call()
+
+
+def test_strided_indices_are_those_of_the_sampler():
+    cases = 0
+    for items, n in product([*range(14), 97], range(1, 7)):
+        for shuffle, drop_last, seed in product((True, False), (True, False), (0, 7)):
+            for rank in range(n):
+                sampler = DistributedSampler(
+                    range(items), n, rank, shuffle, seed=seed, drop_last=drop_last
+                )
+                for epoch in (0, 3):
+                    sampler.set_epoch(epoch)
+                    assert list(sampler) == ours.strided_indices(
+                        items,
+                        n,
+                        rank,
+                        shuffle=shuffle,
+                        seed=seed,
+                        epoch=epoch,
+                        drop_last=drop_last,
+                    )
+                    cases += 1
+    assert cases == 15 * 21 * 8 * 2
+
+
+def test_the_batches_of_all_ranks_are_those_of_one_process():
+    for items, batch, n in product((0, 1, 10, 23), (4, 5, 9), (1, 2, 3, 4)):
+        whole = list(ours.rank_batches(items, batch, 1, 0, seed=1, epoch=2))
+        shares = [
+            list(ours.rank_batches(items, batch, n, rank, seed=1, epoch=2))
+            for rank in range(n)
+        ]
+        assert sorted(torch.cat([torch.empty(0), *whole]).tolist()) == [*range(items)]
+        assert all(len(share) == len(whole) for share in shares)
+        for k, rows in enumerate(whole):
+            together = torch.cat([share[k] for share in shares])
+            assert sorted(together.tolist()) == sorted(rows.tolist())
+
+
+def test_rank_batches_are_those_of_a_loader_with_the_sampler():
+    """But for the last batch, where the sampler leaves out or pads."""
+    for rank in range(3):
+        sampler = DistributedSampler(range(20), 3, rank, seed=5, drop_last=True)
+        sampler.set_epoch(2)
+        loader = DataLoader(range(20), batch_size=2, sampler=sampler)
+        batches = ours.rank_batches(20, 6, 3, rank, seed=5, epoch=2)
+        full = [batch.tolist() for batch in batches][:3]
+        assert full == [batch.tolist() for batch in loader][:3]
+
+
+# ------------------------------------------------------------------------ start alike
+def test_all_ranks_get_the_parameters_and_buffers_of_one(on):
+    def start(src):
+        torch.manual_seed(dist.get_rank())
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last),
+            nn.BatchNorm2d(4),
+            nn.Linear(2, 2, dtype=torch.bfloat16).requires_grad_(False),
+        )
+        model.register_buffer("mask", torch.rand(5) > 0.5)
+        model.register_buffer("row", torch.rand(4, 2).t()[1])
+        for tensor in (model[1].running_mean, model[1].num_batches_tracked):
+            tensor.add_(dist.get_rank())
+        before = {name: t.clone() for name, t in model.state_dict().items()}
+        ours.broadcast_parameters(model, *src)
+        layout = model[0].weight.is_contiguous(memory_format=torch.channels_last)
+        return before, model.state_dict(), layout
+
+    for src in ((), (2,)):
+        results = on(3, start, src)
+        wanted = results[src[0] if src else 0][0]
+        for _, after, layout in results:
+            assert all(torch.equal(after[name], wanted[name]) for name in wanted)
+            assert layout
+        assert not torch.equal(results[0][0]["0.weight"], results[1][0]["0.weight"])
+
+
+# ------------------------------------------- n ranks are one process with the big batch
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.Tanh(), nn.Linear(16, 5))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 5),
+    )
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5)
+    )
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 16), nn.Dropout(0.5), nn.Linear(16, 5)
+    )
+
+
+def rows_of(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, 1, 6, 6, generator=generator, dtype=torch.float64)
+    return inputs.to(dtype), torch.randint(5, (count,), generator=generator)
+
+
+STEPS, BATCH = 5, 24  # 24 rows are 12, 8 or 6 on each of 2, 3, 4 ranks
+
+
+def steps(model, share, average, reduction="mean", count=STEPS) -> torch.Tensor:
+    """Train for a few steps on `share(rows of the batch)`. Returns the parameters."""
+    dtype = next(model.parameters()).dtype
+    inputs, labels = rows_of(BATCH * count, dtype)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01
+    )
+    for rows in torch.arange(len(inputs)).split(BATCH):
+        rows = share(rows)
+        optimizer.zero_grad()
+        logits = model(inputs[rows])
+        F.cross_entropy(logits, labels[rows], reduction=reduction).backward()
+        average(model, len(rows))
+        optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def strided(rows: torch.Tensor) -> torch.Tensor:
+    return rows[dist.get_rank() :: dist.get_world_size()]
+
+
+def uneven(rows: torch.Tensor) -> torch.Tensor:
+    """5 rows for rank 0, 1 for rank 1 (and so on), the rest for the last one."""
+    ends = [0, 5, 6, 13][: dist.get_world_size()] + [len(rows)]
+    return rows[ends[dist.get_rank()] : ends[dist.get_rank() + 1]]
+
+
+def averaged(model, rows):
+    ours.average_gradients(model)
+
+
+def averaged_naively(model, rows):
+    ours.average_gradients_naive(model)
+
+
+def weighted_naively(model, rows):
+    ours.average_gradients_weighted(model, rows, ours.average_gradients_naive)
+
+
+def alone(make, dtype=torch.float64, train=True, **options) -> torch.Tensor:
+    """What one process gets with the whole batch."""
+    torch.manual_seed(0)
+    model = make().to(dtype).train(train)
+    return steps(model, lambda rows: rows, lambda *_: None, **options)
+
+
+def on_rank(
+    make, share, average, dtype=torch.float64, train=True, seed=None, **options
+):
+    """The same on a rank. Only rank 0 has the seed of the start."""
+    torch.manual_seed(dist.get_rank())
+    model = make().to(dtype).train(train)
+    ours.broadcast_parameters(model)
+    torch.manual_seed(dist.get_rank() if seed is None else seed)
+    return steps(model, share, average, **options)
+
+
+def distance(results: list[torch.Tensor], expected: torch.Tensor) -> float:
+    """How far the parameters are from those expected. All ranks must be equal."""
+    assert all(torch.equal(result, results[0]) for result in results)
+    return (results[0] - expected).abs().max().item()
+
+
+# What may differ after all steps. Rounding makes 6e-17 and 5e-8 of it here.
+EXACT = {torch.float64: 1e-14, torch.float32: 1e-6}
+DIFFERENT = 1e-3
+
+
+@every_number
+@pytest.mark.parametrize("make", [mlp, cnn])
+def test_n_ranks_are_one_process_with_the_big_batch(on, n, make):
+    start = alone(make, count=0)
+    for dtype in EXACT:
+        expected = alone(make, dtype)
+        assert (expected - start).abs().max() > 0.05  # it has moved: that means much
+        for average in (averaged, averaged_naively, ours.average_gradients_weighted):
+            results = on(n, on_rank, make, strided, average, dtype)
+            assert distance(results, expected) <= EXACT[dtype]
+
+
+@several
+def test_uneven_shares_need_weights(on, n):
+    """Else a row of a small share counts more than a row of a large one."""
+    expected = alone(mlp)
+    for average in (ours.average_gradients_weighted, weighted_naively):
+        results = on(n, on_rank, mlp, uneven, average)
+        assert distance(results, expected) <= EXACT[torch.float64]
+    for average in (averaged, averaged_naively):
+        assert distance(on(n, on_rank, mlp, uneven, average), expected) > DIFFERENT
+
+
+@several
+def test_a_rank_without_rows_takes_part(on, n):
+    """It need not call backward, and if it does, with nan, that reaches nobody."""
+
+    def first_ranks_only(rows):
+        return rows[dist.get_rank() :: n - 1] if dist.get_rank() < n - 1 else rows[:0]
+
+    weighted = ours.average_gradients_weighted
+    results = on(n, on_rank, mlp, first_ranks_only, weighted)
+    assert distance(results, alone(mlp)) <= EXACT[torch.float64]
+
+    def given_or_nan(given):
+        model = nn.Linear(1, 1, bias=False)
+        rank = dist.get_rank()
+        if rank > 0 or given is not None:
+            model.weight.grad = torch.full((1, 1), float(rank or given))
+        ours.average_gradients_weighted(model, rank)
+        return model.weight.grad.item()
+
+    mean = sum(rank * rank for rank in range(n)) / sum(range(n))
+    for given in (None, float("nan")):
+        results = on(n, given_or_nan, given)
+        assert results == [results[0]] * n
+        assert results[0] == pytest.approx(mean)
+
+
+@several
+def test_gradients_of_a_summed_loss_are_to_be_summed(on, n):
+    """Averaged, they are the n-th part of what one process has."""
+
+    def added_up(model, rows):
+        ours.average_gradients(model)
+        for parameter in model.parameters():
+            parameter.grad *= n
+
+    def run(average):
+        options = {"reduction": "sum", "count": 1}
+        results = on(n, on_rank, mlp, strided, average, **options)
+        return distance(results, alone(mlp, **options))
+
+    assert run(added_up) <= EXACT[torch.float64] * 100
+    assert run(averaged) > DIFFERENT
+
+
+@several
+def test_adding_up_is_n_times_the_learning_rate(on, n):
+    """What happens to those who forget the division: mean losses, gradients summed."""
+
+    def step(average, lr):
+        torch.manual_seed(0)
+        model = mlp().double()
+        inputs, labels = rows_of(24, torch.float64)
+        mine = slice(dist.get_rank(), None, n)
+        F.cross_entropy(model(inputs[mine]), labels[mine]).backward()
+        average(model)
+        torch.optim.SGD(model.parameters(), lr=lr).step()
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    def add_up(model):
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+
+    summed = on(n, step, add_up, 0.05)
+    large = on(n, step, ours.average_gradients, 0.05 * n)
+    assert distance(summed, large[0]) <= 1e-14
+    right = on(n, step, ours.average_gradients, 0.05)
+    assert distance(summed, right[0]) > DIFFERENT
+
+
+@several
+def test_batch_norm_sees_the_share_and_not_the_batch(on, n):
+    """So n ranks are one process that normalizes each share by itself."""
+    results = on(n, on_rank, with_batch_norm, strided, averaged)
+    assert distance(results, alone(with_batch_norm)) > DIFFERENT
+
+    torch.manual_seed(0)
+    model = with_batch_norm().double()
+    inputs, labels = rows_of(BATCH * STEPS, torch.float64)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01
+    )
+    for rows in torch.arange(len(inputs)).split(BATCH):
+        optimizer.zero_grad()
+        for rank in range(n):
+            mine = rows[rank::n]
+            (F.cross_entropy(model(inputs[mine]), labels[mine]) / n).backward()
+        optimizer.step()
+    by_share = nn.utils.parameters_to_vector(model.parameters()).detach()
+    assert distance(results, by_share) <= EXACT[torch.float64] * 10
+
+    # With the statistics fixed, rows do not look at each other any more.
+    results = on(n, on_rank, with_batch_norm, strided, averaged, train=False)
+    expected = alone(with_batch_norm, train=False)
+    assert distance(results, expected) <= EXACT[torch.float64]
+
+
+@several
+def test_dropout_drops_other_units_than_one_process_does(on, n):
+    expected = alone(with_dropout)
+    for seed in (None, 0):  # a seed for each rank, or the same for all
+        results = on(n, on_rank, with_dropout, strided, averaged, seed=seed)
+        assert distance(results, expected) > DIFFERENT
+    results = on(n, on_rank, with_dropout, strided, averaged, train=False)
+    expected = alone(with_dropout, train=False)
+    assert distance(results, expected) <= EXACT[torch.float64]
+
+
+# -------------------------------------------------------------- average the gradients
+class Odd(nn.Module):
+    """Everything that a gradient can be, and some that it can't."""
+
+    def __init__(self):
+        super().__init__()
+        self.tied = nn.Linear(3, 3)
+        self.tie = nn.Linear(3, 3)
+        self.tie.weight = self.tied.weight
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.stale = nn.Parameter(torch.ones(2))  # frozen after a step
+        self.unused = nn.Parameter(torch.ones(2, 2))
+        self.on_rank_1 = nn.Parameter(torch.ones(3))
+        self.not_on_rank_0 = nn.Parameter(torch.ones(2, 3))
+        self.number = nn.Parameter(torch.tensor(2.0))
+        self.empty = nn.Parameter(torch.ones(0, 4))
+        self.brain = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        self.imaginary = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        self.image = nn.Parameter(
+            torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+        )
+        self.turned = nn.Parameter(torch.ones(3, 5).t())
+
+    def forward(self, x):
+        rank = dist.get_rank()
+        y = self.tie(torch.tanh(self.tied(x))).sum() * self.number
+        y = y + (self.brain * (rank + 1)).sum() + self.empty.sum() + self.stale.sum()
+        y = y + (self.imaginary * torch.tensor(rank + 2j)).sum().real
+        y = y + (self.image * torch.arange(96.0).view(2, 3, 4, 4)).sum() * (rank + 1)
+        y = y + (self.turned * torch.arange(15.0).view(5, 3)).sum() * (rank + 3)
+        if rank == 1:
+            y = y + (self.on_rank_1**2).sum()
+        if rank != 0:
+            y = y + (self.not_on_rank_0 * rank).sum()
+        return y
+
+
+def odd_gradients(name):
+    """Each parameter's gradient before and after, and the messages that it took."""
+    torch.manual_seed(dist.get_rank())
+    model = Odd()
+    model(torch.randn(4, 3)).backward()
+    model.stale.requires_grad_(False)
+
+    def gradients():
+        parameters = model.named_parameters()
+        return {k: p.grad if p.grad is None else p.grad.clone() for k, p in parameters}
+
+    before, sent, all_reduce = gradients(), [], dist.all_reduce
+
+    def counted(tensor, *args, **kwargs):
+        sent.append((tensor.dtype, tensor.numel()))
+        return all_reduce(tensor, *args, **kwargs)
+
+    dist.all_reduce = counted
+    try:
+        getattr(ours, name)(model)
+    finally:
+        dist.all_reduce = all_reduce
+    after = gradients()
+    layout = model.image.grad.stride() == model.image.stride()
+    grads = [p.grad for p in model.parameters() if p.grad is not None and p.numel()]
+    apart = len({grad.untyped_storage().data_ptr() for grad in grads}) == len(grads)
+    return before, after, sent, layout and apart
+
+
+@several
+@pytest.mark.parametrize("name", ["average_gradients", "average_gradients_naive"])
+def test_every_kind_of_gradient_is_averaged(on, n, name):
+    results = on(n, odd_gradients, name)
+    expected = {}
+    for key in results[0][0]:
+        befores = [before[key] for before, *_ in results]
+        given = [grad for grad in befores if grad is not None]
+        expected[key] = sum(given) / n if given else None
+    assert expected.pop("unused") is None
+    stale = expected.pop("stale")
+    assert torch.equal(stale, torch.ones(2))
+    assert expected.pop("frozen") is None
+    assert "tie.weight" not in expected  # it is tied.weight
+
+    for before, after, _, tidy in results:
+        assert after["frozen"] is None
+        assert torch.equal(after["stale"], before["stale"])  # frozen: left alone
+        if name == "average_gradients":
+            assert after["unused"] is None
+        else:
+            assert torch.equal(after["unused"], torch.zeros(2, 2))
+        for key, mean in expected.items():
+            torch.testing.assert_close(
+                after[key], mean, msg=lambda m, k=key: f"{k}\n{m}"
+            )
+            assert torch.equal(after[key], results[0][1][key])  # on all ranks
+        assert tidy
+
+
+def test_a_flat_message_instead_of_one_a_parameter(on):
+    (_, _, naive, _), _ = on(2, odd_gradients, "average_gradients_naive")
+    (_, _, flat, _), _ = on(2, odd_gradients, "average_gradients")
+    assert len(naive) == 12
+    sizes = Counter()
+    for dtype, numel in naive:
+        sizes[dtype] += numel + 1  # behind the gradients, one number for each
+    assert dict(flat) == dict(sizes)
+    assert len(flat) == 3  # float32, bfloat16, complex64
+
+
+def test_the_gradients_of_all_ranks_may_be_none(on):
+    def nothing():
+        model = mlp()
+        ours.average_gradients(model)
+        ours.average_gradients(nn.Flatten())
+        return [parameter.grad for parameter in model.parameters()]
+
+    assert on(2, nothing) == [[None] * 4] * 2
+
+
+def test_float16_does_not_overflow_in_the_sum(on):
+    def large():
+        model = nn.Linear(1, 1, bias=False, dtype=torch.float16)
+        values = []
+        for average in (ours.average_gradients, ours.average_gradients_naive):
+            model.weight.grad = torch.full((1, 1), 60_000.0, dtype=torch.float16)
+            average(model)
+            values.append(model.weight.grad.item())
+        return values
+
+    assert on(4, large) == [[60_000.0, 60_000.0]] * 4
+
+
+def test_what_counts_is_the_values_and_not_how_they_lie_in_memory(on):
+    """gloo adds up what lies at the same place: without a word, the wrong numbers."""
+
+    def turned_on_rank_1(call):
+        values = torch.arange(6.0).view(2, 3) + dist.get_rank()
+        if dist.get_rank() == 1:
+            values = values.t().contiguous().t()
+        model = nn.Linear(3, 2, bias=False)
+        model.weight.grad, model.weight.data = values.clone(), values
+        getattr(ours, call)(model)
+        return model.weight.tolist(), model.weight.grad.tolist()
+
+    rank_0 = [[0, 1, 2], [3, 4, 5]]
+    mean = [[0.5, 1.5, 2.5], [3.5, 4.5, 5.5]]
+    for call in ("average_gradients", "average_gradients_naive"):
+        assert [grad for _, grad in on(2, turned_on_rank_1, call)] == [mean] * 2
+    weights = [w for w, _ in on(2, turned_on_rank_1, "broadcast_parameters")]
+    assert weights == [rank_0] * 2
+
+
+def test_averaging_leaves_no_trace_in_autograd(on):
+    def second_order():
+        model = nn.Linear(2, 2, bias=False)
+        (model(torch.ones(1, 2)) ** 2).sum().backward(create_graph=True)
+        comes_from, same = model.weight.grad.grad_fn, []
+        for average in (
+            ours.average_gradients,
+            ours.average_gradients_naive,
+            lambda model: ours.average_gradients_weighted(model, 3),
+        ):
+            average(model)
+            same.append(model.weight.grad.grad_fn is comes_from)
+        return same
+
+    assert on(2, second_order) == [[True] * 3] * 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_gradients_are_refused_by_name(on):
+    def sparse(name, *args):
+        model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 1))
+        model(torch.tensor([1])).sum().backward()
+        getattr(ours, name)(model, *args)
+
+    for job in (
+        ("average_gradients",),
+        ("average_gradients_naive",),
+        ("average_gradients_weighted", 3),
+    ):
+        with pytest.raises(RanksError) as caught:
+            on(2, sparse, *job)
+        assert caught.value.root.error == "TypeError"
+        assert "gradient of 0.weight is sparse" in caught.value.root.message
+        assert "sparse=False" in caught.value.root.message
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"), [(0, "No rank has a row"), (-1, "must be 0 or more, not -1")]
+)
+def test_weights_must_be_numbers_of_rows(on, rows, message):
+    def weigh():
+        ours.average_gradients_weighted(nn.Linear(1, 1), rows)
+
+    with pytest.raises(RanksError) as caught:
+        on(2, weigh)
+    assert caught.value.root.error == "ValueError"
+    assert message in caught.value.root.message
+
+
+# --------------------------------------------------------------- count over all ranks
+def test_numbers_are_summed_exactly(on):
+    def total():
+        return ours.sum_over_ranks(2**51 + dist.get_rank(), 0.5)
+
+    assert on(2, total) == [[2.0**52 + 1, 1.0]] * 2
+
+
+SHARES = [[7, 3], [1], [], [20, 0, 9]]  # sizes of the batches of each of 4 ranks
+
+
+@every_number
+def test_evaluate_counts_each_row_once(on, n):
+    rows = sum(sum(batches) for batches in SHARES[:n])
+    inputs, labels = rows_of(rows, torch.float64)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 5)).double()
+    logits = model(inputs).detach()
+    labels[:9] = logits[:9].argmax(1)  # rank 0 has 9 of 10 right, or all 10
+    loss = F.cross_entropy(logits, labels).item()
+    accuracy = (logits.argmax(1) == labels).double().mean().item()
+
+    def share():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 5)).double()
+        rank = dist.get_rank()
+        start = sum(sum(batches) for batches in SHARES[:rank])
+        end = start + sum(SHARES[rank])
+        batches = list(
+            zip(
+                inputs[start:end].split(SHARES[rank]),
+                labels[start:end].split(SHARES[rank]),
+                strict=True,
+            )
+            if SHARES[rank]
+            else []
+        )
+        result = ours.evaluate(model, batches)
+        training = model.training, ours.evaluate(model.eval(), batches), model.training
+        correct = (model(inputs[start:end]).argmax(1) == labels[start:end]).double()
+        return result, training, correct.mean().item()
+
+    results = on(n, share)
+    for result, (training, again, evaluating), _ in results:
+        assert result == again == results[0][0]
+        assert result == pytest.approx((loss, accuracy), rel=1e-12)
+        assert (training, evaluating) == (True, False)  # as it was before
+    if n == 2:  # the trap: rank 1 has one row, and it would count as much as the ten
+        means = [mean for *_, mean in results]
+        assert abs(sum(means) / n - accuracy) > 0.1
+
+
+def test_evaluate_needs_a_row(on):
+    with pytest.raises(RanksError, match="No rank has a row"):
+        on(2, lambda: ours.evaluate(nn.Linear(1, 1), []))
+
+
+# ------------------------------------------------------------------------- all of it
+ROWS, EPOCHS = 83, 2  # batches of 20: the last one has 3 rows, for up to 4 ranks
+
+
+def train_on_rank(lr):
+    torch.manual_seed(dist.get_rank())  # train must see to the same start
+    model = mlp().double()
+    inputs, labels = rows_of(ROWS, torch.float64)
+    curve = ours.train(
+        model, inputs, labels, epochs=EPOCHS, batch_size=20, lr=lr, seed=4
+    )
+    return curve, nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def train_alone(lr):
+    """Without anything of sgd.py: the reference."""
+    torch.manual_seed(0)
+    model = mlp().double()
+    inputs, labels = rows_of(ROWS, torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    curve, step = [], 0
+    for epoch in range(1, EPOCHS + 1):
+        loss_sum = correct = 0
+        generator = torch.Generator().manual_seed(4 + epoch)
+        for rows in torch.randperm(ROWS, generator=generator).split(20):
+            optimizer.param_groups[0]["lr"] = lr(step)
+            optimizer.zero_grad()
+            logits = model(inputs[rows])
+            loss = F.cross_entropy(logits, labels[rows])
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.item() * len(rows)
+            correct += (logits.argmax(1) == labels[rows]).sum().item()
+            step += 1
+        line = {"epoch": epoch, "loss": loss_sum / ROWS}
+        curve.append(line | {"train_accuracy": correct / ROWS})
+    return curve, nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+@every_number
+def test_training_has_the_curve_of_one_process(on, n):
+    def rising(step):
+        return 0.05 + 0.01 * step
+
+    for lr in (0.1, rising):
+        curve, expected = train_alone(lr if callable(lr) else lambda step: 0.1)
+        results = on(n, train_on_rank, lr)
+        assert distance([parameters for _, parameters in results], expected) <= 1e-12
+        for lines, _ in results:
+            assert lines == results[0][0]
+            for line, wanted in zip(lines, curve, strict=True):
+                assert line == pytest.approx(wanted, rel=1e-12)
+    assert curve[1]["loss"] < curve[0]["loss"]
+
+
+# --------------------------------------------------------------------- a larger batch
+def test_the_linear_rule_gives_the_rates_of_the_paper():
+    assert ours.linear_scaled_lr(0.1, 256, 256) == 0.1
+    assert ours.linear_scaled_lr(0.1, 8192, 256) == pytest.approx(3.2)  # section 2.1
+    assert ours.linear_scaled_lr(0.1, 64, 256) == 0.025  # also downwards
+    for sizes in ((0, 256), (256, 0), (-1, 1)):
+        with pytest.raises(ValueError, match="must be above 0"):
+            ours.linear_scaled_lr(0.1, *sizes)
+
+
+def test_the_warm_up_is_a_straight_line():
+    rates = [ours.warmup_lr(step, 10, 0.1, 0.8) for step in range(15)]
+    assert rates[0] == 0.1
+    assert rates[10:] == [0.8] * 5
+    increments = [b - a for a, b in zip(rates[:10], rates[1:11], strict=True)]
+    assert increments == pytest.approx([0.07] * 10)
+    assert ours.warmup_lr(0, 0, 0.1, 0.8) == 0.8  # no warm-up
+
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.8)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / 8, total_iters=10)
+    for rate in rates:
+        assert schedule.get_last_lr() == pytest.approx([rate])
+        optimizer.step()
+        schedule.step()
+
+
+# ------------------------------------------------------------------ what it promises
+def test_it_imports_torch_alone():
+    tree = ast.parse(Path(ours.__file__).read_text())
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules.add(node.module.partition(".")[0])
+    assert modules <= {"torch", "collections", "itertools", "math", "typing"}
+
+
+def test_the_examples_are_true():
+    result = doctest.testmod(ours)
+    assert (result.failed, result.attempted > 4) == (0, True)
+
+
+def test_the_tutorials_partitioner_loses_items():
+    """What the docstring says of its source: 10 items in three parts are 9."""
+    assert sum(int(fraction * 10) for fraction in [1 / 3] * 3) == 9
