@@ -1,4 +1,4 @@
-// Three sliders and what follows from them. Python computes `summary` and `body`.
+// Sliders and lists, and what follows from them. Python computes all that is shown.
 
 let views = 0; // two views of one explorer need different ids
 
@@ -9,48 +9,46 @@ function render({ model, el }) {
     className: "course-explorer-body",
     tabIndex: 0, // wide tables scroll: the keyboard must reach them, too
     role: "region",
-    ariaLabel: "Table of ranks and commands",
+    ariaLabel: model.get("region"),
   });
-  const sliders = [
-    slider("nodes", "Nodes", 1, () => model.get("most")),
-    slider("gpus_per_node", "GPUs on each node", 1, () => model.get("most")),
-    slider("rank", "Rank to point out", 0, () =>
-      model.get("nodes") * model.get("gpus_per_node") - 1),
-  ];
+  const controls = model.get("controls").map(control);
   el.append(
     make(
       "div",
       { className: "course-explorer" },
-      make("div", { className: "course-explorer-sliders" }, ...sliders.map((s) => s.row)),
+      make("div", { className: "course-explorer-controls" }, ...controls.map((c) => c.row)),
       summary,
       body,
     ),
   );
 
-  function slider(name, label, min, max) {
+  function control({ name, label, options }) {
     const id = `course-explorer-${view}-${name}`;
-    const input = make("input", { type: "range", id, min, step: 1 });
+    const input = options
+      ? make("select", { id }, ...options.map((value) => make("option", { value }, value)))
+      : make("input", { type: "range", id, step: 1 });
     // JupyterLab looks at the focused element: else arrow keys would move between cells.
     input.setAttribute("data-lm-suppress-shortcuts", "true");
     // Not <output>: that is a live region, and the slider says its value by itself.
     const shown = make("span", { ariaHidden: "true" });
     input.addEventListener("input", () => {
-      shown.textContent = input.value;
-      model.set(name, Number(input.value));
+      if (!options) shown.textContent = input.value;
+      model.set(name, options ? input.value : Number(input.value));
       model.save_changes();
     });
     const row = make("div", {}, make("label", { htmlFor: id }, label), input, shown);
     function refresh() {
-      input.max = max();
-      input.disabled = input.max === input.min;
+      const now = model.get("controls").find((other) => other.name === name);
+      if (!options) Object.assign(input, { min: now.min, max: now.max });
+      input.disabled = Boolean(now.disabled) || (!options && input.max === input.min);
       input.value = model.get(name);
-      shown.textContent = model.get(name);
+      if (!options) shown.textContent = model.get(name);
     }
-    return { row, refresh };
+    return { name, row, refresh };
   }
 
   function refresh() {
-    for (const one of sliders) one.refresh();
+    for (const one of controls) one.refresh();
     // A live region speaks when it changes: not again for the same words.
     if (summary.textContent !== model.get("summary")) {
       summary.textContent = model.get("summary");
@@ -58,7 +56,7 @@ function render({ model, el }) {
     body.innerHTML = model.get("body"); // from Python, with nothing typed in it
   }
 
-  const names = ["nodes", "gpus_per_node", "rank", "summary", "body"];
+  const names = [...controls.map((c) => c.name), "controls", "summary", "body"];
   for (const name of names) model.on(`change:${name}`, refresh);
   refresh();
   return () => {

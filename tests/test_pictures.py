@@ -20,7 +20,7 @@ from PIL import Image
 from course_utils import pictures
 from course_utils.doctor import Gpu, Link, Machine, inspect_machine
 from course_utils.lessons import LESSONS
-from course_utils.pictures import Picture, charts, draw, ranks
+from course_utils.pictures import Picture, draw, ranks, training
 
 # ---------------------------------------------------------------- data to draw
 
@@ -215,10 +215,11 @@ def assert_texts_are_readable(picture):
 
 
 def assert_labels_fit(picture):
-    for text, box in picture.labels:
-        assert inside(extent(text), extent(box)), f"{text.get_text()!r} does not fit"
-    for (text, box), (_, later) in itertools.combinations(picture.labels, 2):
-        covered = later is not box and overlap(extent(text), extent(later))
+    places = [(text, extent(text), box, extent(box)) for text, box in picture.labels]
+    for text, words, _, around in places:
+        assert inside(words, around), f"{text.get_text()!r} does not fit"
+    for (text, words, box, _), (*_, later, around) in itertools.combinations(places, 2):
+        covered = later is not box and overlap(words, around)
         assert not covered, f"{text.get_text()!r} is covered"
 
 
@@ -338,8 +339,8 @@ def test_no_meaning_is_in_a_colour_alone():
     patterns = [
         (looks.get("hatch"), looks.get("dashed")) for looks in ranks._KINDS.values()
     ]
-    assert len(set(patterns)) == len(ranks._KINDS) == 4
-    curves = charts._CURVES
+    assert len(set(patterns)) == len(ranks._KINDS) == 5
+    curves = training._CURVES
     assert len({looks["marker"] for looks in curves}) == len(curves) == 4
     widths = [looks["linewidth"] for looks in curves]
     assert widths == sorted(widths, reverse=True)
@@ -631,7 +632,7 @@ def test_tensors_of_torch():
             lambda: pictures.timeline([[], [(0, 1, "x", "sleep")]]),
             ValueError,
             "The kind 'sleep' of rank 1 is unknown: use 'compute', 'communicate', "
-            "'wait' and 'idle'.",
+            "'wait', 'stuck' and 'idle'.",
         ),
         (
             lambda: pictures.timeline([[(2, 1, "x", "wait")]]),
@@ -660,9 +661,11 @@ def test_tensors_of_torch():
             "Row 0 of the run 'a' has no 'test_accuracy': it has 'epoch' and 'loss'.",
         ),
         (
-            lambda: pictures.training_curves({"a": [{**run(1)[0], "loss": np.nan}]}),
+            lambda: pictures.training_curves(
+                {"a": [run(1)[0] | {"test_accuracy": np.nan}]}
+            ),
             ValueError,
-            "loss in row 0 of 'a' is nan: only a finite number can be drawn.",
+            "test_accuracy in row 0 of 'a' is nan: only a finite number can be drawn.",
         ),
         (
             lambda: pictures.training_curves(

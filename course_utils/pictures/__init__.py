@@ -20,7 +20,12 @@ from course_utils.pictures.charts import (
     bars,
     course_map,
     guess_and_measured,
-    training_curves,
+)
+from course_utils.pictures.collectives import (
+    collective,
+    collective_bandwidth,
+    collective_table,
+    message_steps,
 )
 from course_utils.pictures.devices import (
     Work,
@@ -39,7 +44,13 @@ from course_utils.pictures.machines import (
     transfer_ladder,
     transfer_times,
 )
-from course_utils.pictures.ranks import Interval, collective, timeline
+from course_utils.pictures.ranks import Interval, timeline
+from course_utils.pictures.training import (
+    difference_by_step,
+    learning_rates,
+    partition,
+    training_curves,
+)
 
 __all__ = [
     "Interval",
@@ -48,14 +59,20 @@ __all__ = [
     "bandwidth_ladder",
     "bars",
     "collective",
+    "collective_bandwidth",
+    "collective_table",
     "course_map",
     "data_parallel_steps",
     "device_memory",
     "device_timeline",
+    "difference_by_step",
     "four_ways",
     "guess_and_measured",
+    "learning_rates",
     "machine",
+    "message_steps",
     "micro_batch_times",
+    "partition",
     "ranks_on_cores",
     "ranks_on_nodes",
     "timeline",

@@ -1,11 +1,9 @@
 """Charts, and the map of the course."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from course_utils.pictures import draw
 from course_utils.pictures.draw import (
@@ -19,7 +17,6 @@ from course_utils.pictures.draw import (
     NORMAL,
     ORANGE,
     PAPER,
-    PURPLE,
     QUIET,
     SKY,
     SMALL,
@@ -194,182 +191,6 @@ def _map_in_words(
     return (
         f"The course: {draw.count(len(lessons), 'lesson')}. {path}. "
         + draw.sentence("; ".join(state))
-    )
-
-
-# --- training curves ---------------------------------------------------------------
-
-# From thick and pale to thin and dark, so that curves which lie on top of each other
-# all stay visible.
-_CURVES = (
-    {"color": PURPLE, "linewidth": 7.0, "marker": "o", "markersize": 11},
-    {"color": GREEN, "linewidth": 4.6, "marker": "s", "markersize": 7.5},
-    {"color": BLUE, "linewidth": 2.6, "marker": "D", "markersize": 5},
-    {"color": INK, "linewidth": 1.1, "marker": ".", "markersize": 4, "linestyle": "--"},
-)
-
-
-@draw.picture
-def training_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Picture:
-    """Loss and test accuracy by epoch, one curve a run.
-
-    Args:
-        runs: From a run's name, such as "2 ranks", to its metrics, one dict an epoch
-            with "epoch", "loss" and "test_accuracy" (0 to 1). At most four runs.
-
-    Raises:
-        ValueError: no run, more than four, a run without metrics, a metric that is
-            missing, not finite, or an accuracy outside 0 to 1.
-    """
-    if not 1 <= len(runs) <= len(_CURVES):
-        raise ValueError(f"runs holds {len(runs)} runs: expected 1 to {len(_CURVES)}.")
-    curves = {str(name): _curve(str(name), metrics) for name, metrics in runs.items()}
-    picture, board = draw.board(3.7, "Training, epoch by epoch")
-    gutter = max(draw.width_of(name, SMALL) for name in curves)
-    gutter = min(gutter, 1.2) + 0.6
-    width = (WIDTH - 2 * MARGIN - 2 * 0.42 - 2 * gutter) / 2
-    bottom, tall = 0.92, 2.05
-    for panel, (what, heading) in enumerate(
-        [("loss", "loss"), ("test_accuracy", "test accuracy (%)")]
-    ):
-        left = MARGIN + 0.42 + panel * (width + gutter + 0.42)
-        axis = draw.chart(picture, left, bottom, width, tall)
-        _panel(axis, curves, what)
-        draw.write(board, left, bottom + tall + 0.13, heading, weight="bold")
-        draw.write(board, left + width / 2, bottom - 0.4, "epoch", ha="center")
-        _name_curves(board, axis, curves, what, (left, bottom, width, tall), gutter)
-    note = _differences(curves)
-    draw.write(
-        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
-    )
-    ends = "; ".join(
-        f"{name}: loss from {draw.number(curve['loss'][0], 3)} to "
-        f"{draw.number(curve['loss'][-1], 3)}, test accuracy "
-        f"{100 * curve['test_accuracy'][-1]:.1f} % after "
-        f"{draw.count(len(curve['epoch']), 'epoch')}"
-        for name, curve in curves.items()
-    )
-    picture.summary = f"{ends}. {note}".strip()
-    return picture
-
-
-def _curve(name: str, metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The metrics of one run as columns."""
-    if not metrics:
-        raise ValueError(f"The run {name!r} has no metrics.")
-    columns: dict[str, list[float]] = {"epoch": [], "loss": [], "test_accuracy": []}
-    for row, values in enumerate(metrics):
-        for key, column in columns.items():
-            if key not in values:
-                raise ValueError(
-                    f"Row {row} of the run {name!r} has no {key!r}: it has "
-                    f"{draw.listed(map(repr, values)) if values else 'nothing'}."
-                )
-            column.append(draw.finite(values[key], f"{key} in row {row} of {name!r}"))
-        accuracy = columns["test_accuracy"][-1]
-        if not 0 <= accuracy <= 1:
-            raise ValueError(
-                f"test_accuracy in row {row} of {name!r} is {accuracy}: expected a "
-                "share from 0 to 1."
-            )
-    return columns
-
-
-def _looks(curves: Mapping[str, Mapping]) -> Sequence[dict[str, Any]]:
-    """The looks of one to four curves, as far apart as the number allows."""
-    thick, middle, thin, _ = _CURVES
-    return {1: [thin], 2: [thick, thin], 3: [thick, middle, thin]}.get(
-        len(curves), _CURVES
-    )
-
-
-def _scaled(curve: Mapping[str, list[float]], what: str) -> list[float]:
-    return [100 * v for v in curve[what]] if what == "test_accuracy" else curve[what]
-
-
-def _panel(axis: Axes, curves: Mapping[str, Mapping], what: str) -> None:
-    for looks, curve in zip(_looks(curves), curves.values(), strict=True):
-        last = len(curve["epoch"]) - 1
-        every = math.ceil((last + 1) / 10)
-        axis.plot(
-            curve["epoch"],
-            _scaled(curve, what),
-            markevery=list(range(last % every, last + 1, every)),
-            clip_on=False,
-            **looks,
-        )
-    values = [v for curve in curves.values() for v in _scaled(curve, what)]
-    low, high = min(values), max(values)
-    room = 0.08 * (high - low) or 0.08 * abs(high) or 1.0
-    axis.set_ylim(low - room, high + room)
-    axis.grid(axis="y", color="#E3E3E3", linewidth=0.8)
-    axis.set_axisbelow(True)
-    epochs = [epoch for curve in curves.values() for epoch in curve["epoch"]]
-    room = 0.06 * (max(epochs) - min(epochs)) or 0.5
-    axis.set_xlim(min(epochs) - room, max(epochs) + room)
-    axis.xaxis.set_major_locator(
-        MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10])
-    )
-    axis.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-
-
-def _name_curves(
-    board: Axes,
-    axis: Axes,
-    curves: Mapping[str, Mapping],
-    what: str,
-    place: tuple[float, float, float, float],
-    gutter: float,
-) -> None:
-    """Each run's name beside the end of its curve, apart even where curves meet."""
-    left, bottom, width, height = place
-    low, high = axis.get_ylim()
-    first, last = axis.get_xlim()
-
-    def inches(x: float, y: float) -> tuple[float, float]:
-        across = left + width * (x - first) / (last - first)
-        return across, bottom + height * (y - low) / (high - low)
-
-    ends = []
-    for looks, (name, curve) in zip(_looks(curves), curves.items(), strict=True):
-        x, y = inches(curve["epoch"][-1], _scaled(curve, what)[-1])
-        ends.append((y, len(ends), x, name, looks))
-    step = 0.2
-    ends.sort(key=lambda end: (-round(end[0] / step), end[1]))
-    # Each label wants to be level with its end; the one above pushes it down, and the
-    # floor of the panel pushes all of them up again.
-    levels: list[float] = []
-    for y, *_ in ends:
-        levels.append(min(y, levels[-1] - step) if levels else y)
-    for index in range(len(levels) - 1, -1, -1):
-        floor = bottom + 0.02 + (len(levels) - 1 - index) * step
-        levels[index] = max(levels[index], floor)
-    for level, (y, _, x, name, looks) in zip(levels, ends, strict=True):
-        start = left + width + 0.16
-        board.plot([x + 0.1, start], [y, level], color=LINE, lw=0.7)
-        xs = [start, start + 0.14, start + 0.28]
-        board.plot(xs, [level] * 3, markevery=[1], **looks)
-        text = draw.cut(name, gutter - 0.6, SMALL)
-        draw.write(board, start + 0.38, level, text)
-
-
-def _differences(curves: Mapping[str, Mapping]) -> str:
-    """How far apart the runs are at most, in words; "" for a single run."""
-    first, *others = curves.values()
-    if not others:
-        return ""
-    if any(other["epoch"] != first["epoch"] for other in others):
-        return "The runs are not of the same epochs."
-    worst = {}
-    for what in ("loss", "test_accuracy"):
-        columns = zip(*(_scaled(curve, what) for curve in curves.values()), strict=True)
-        worst[what] = max(max(values) - min(values) for values in columns)
-    if not any(worst.values()):
-        return "The runs are equal in every epoch."
-    return (
-        "Largest difference between the runs in one epoch: loss "
-        f"{draw.number(worst['loss'], 2)}, test accuracy "
-        f"{draw.number(worst['test_accuracy'], 2)} percentage points."
     )
 
 

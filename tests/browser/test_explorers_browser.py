@@ -1,4 +1,4 @@
-"""The rank explorer in a real JupyterLab: by keyboard, by mouse, for screen readers."""
+"""The explorers in a real JupyterLab: by keyboard, by mouse, for screen readers."""
 
 from playwright.sync_api import Locator, expect
 
@@ -59,3 +59,42 @@ def test_accessible_and_shown_once(open_notebook) -> None:
     expect(cell.get_by_role("table")).to_have_count(1)  # the text form hides
     assert notebook.violations() == []
     notebook.screenshot("explorer")
+
+
+COLLECTIVE = (
+    "from course_utils.explorers import CollectiveExplorer\n"
+    'CollectiveExplorer("reduce", world_size=3, op="MAX", root=2)'
+)
+
+
+def test_collectives_by_keyboard(open_notebook) -> None:
+    notebook = open_notebook(COLLECTIVE, "pass")
+    notebook.run_all()
+    cell, page = notebook.cell(0), notebook.page
+    status = cell.get_by_role("status")
+    expect(status).to_have_text(
+        "reduce MAX on 3 ranks: rank 2 gets the largest of each element: [3, 4, 5]."
+    )
+    operation = cell.get_by_role("combobox", name="Operation (op)")
+    operation.focus()
+    page.keyboard.press("ArrowDown")
+    expect(status).to_have_text(
+        "reduce AVG on 3 ranks: rank 2 gets the average of each element: [2, 3, 4]."
+    )
+    page.keyboard.press("Shift+Tab")
+    expect(slider(cell, "World size")).to_be_focused()
+    page.keyboard.press("ArrowLeft")
+    # With two ranks the root is rank 1, the last there is.
+    expect(status).to_contain_text("reduce AVG on 2 ranks: rank 1 gets the average")
+    expect(slider(cell, "Root")).to_have_value("1")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.type("all_t")  # a list of choices jumps to what is typed
+    expect(status).to_have_text(
+        "all_to_all on 2 ranks: rank r gets piece r of every rank."
+    )
+    expect(operation).to_be_disabled()
+    expect(slider(cell, "Root")).to_be_disabled()
+    expect(cell.get_by_text("dist.all_to_all(received, pieces)")).to_be_visible()
+    expect(cell.get_by_role("table")).to_have_count(2)
+    assert notebook.violations() == []
+    notebook.screenshot("collective-explorer")
