@@ -1,0 +1,269 @@
+"""DistributedDataParallel, built in four rungs. Each trains like one process would.
+
+    1  broadcast_module     all ranks start from the parameters and buffers of rank 0
+    2  average_gradients    after backward(): one all-reduce after the other
+    3  HookedDDP            during backward(): each gradient as soon as it is there
+    4  DDP                  the same in buckets, for any model
+
+    model = DDP(model)
+    for inputs, labels in batches_of_this_rank:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+Every rank makes the same calls, with the same model and batches of the same size. A
+gradient is divided by n before the sum, as in torch's DistributedDataParallel.
+
+Cost of a step for gradients of S bytes: an all-reduce of S, in as many calls as there
+are parameters (rungs 2 and 3) or buckets (rung 4).
+
+Source: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel
+Training", VLDB 13 (2020), arXiv 2006.15704; torch/nn/parallel/distributed.py.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+MiB = 1 << 20
+
+
+# ---------------------------------------------------------------------------- rung 1
+def broadcast_module(module: nn.Module, src: int = 0) -> None:
+    """Give all ranks the parameters *and the buffers* of rank `src`. Every rank calls.
+
+    Without it each rank trains a model of its own: averaged gradients do not help.
+
+    Cost: one broadcast for each dtype, of all its bytes.
+    """
+    broadcast_tensors([*module.parameters(), *module.buffers()], src)
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Iterable[Tensor], src: int = 0) -> None:
+    """Overwrite the tensors with those of rank `src`, all of a dtype in one message."""
+    for alike in _by_dtype(tensors):
+        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+        dist.broadcast(flat, src)
+        values = flat.split([tensor.numel() for tensor in alike])
+        for tensor, value in zip(alike, values, strict=True):
+            tensor.copy_(value.view_as(tensor))
+
+
+# ---------------------------------------------------------------------------- rung 2
+def average_gradients(module: nn.Module) -> None:
+    """Replace each gradient by its mean over the ranks. Every rank calls it.
+
+    Call it between backward() and step(). Nothing else happens in the meantime: all
+    computing is over, and the network has only just begun.
+    """
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= dist.get_world_size()
+            dist.all_reduce(parameter.grad)
+
+
+# ---------------------------------------------------------------------------- rung 3
+class HookedDDP(nn.Module):
+    """Sends each gradient off as soon as it is ready, while backward() goes on.
+
+    Call `wait()` between backward() and step(): until then a gradient may still be a
+    sum in the making. Every parameter that requires a gradient must get one on every
+    rank; where one has none, the others wait for it for ever.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.sent: list[dist.Work] = []
+        broadcast_module(module)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._send)
+
+    def _send(self, parameter: nn.Parameter) -> None:
+        # The hook gets the parameter, not the gradient: that is in .grad by now.
+        parameter.grad /= dist.get_world_size()
+        self.sent.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def wait(self) -> None:
+        """Wait until all gradients are averaged."""
+        for request in self.sent:
+            request.wait()
+        self.sent.clear()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the module."""
+        return self.module(*args, **kwargs)
+
+
+# ---------------------------------------------------------------------------- rung 4
+class DDP(nn.Module):
+    """Averages gradients in buckets, during backward(). Afterwards all are averaged.
+
+    The last layers' gradients are ready first, so buckets are filled from the last
+    parameter to the first. A full bucket is all-reduced while backward() goes on; at
+    its end the rest is sent, and all answers are awaited.
+
+    A parameter that this rank has not used counts as zeros in the mean. One that no
+    rank has used keeps the gradient that it has, mostly None. Frozen parameters are not
+    sent; tied ones are one parameter. Dtypes do not share a bucket.
+
+    Args:
+        module: the model, the same on every rank; overwritten with that of rank 0.
+        bucket_bytes: a bucket that has reached them is closed. Smaller ones leave
+            earlier, larger ones pay fewer latencies.
+        first_bucket_bytes: the same for the first one, which should leave early.
+        broadcast_buffers: whether the buffers of rank 0 (such as BatchNorm's means)
+            replace those of the others before each forward that is to be synchronised.
+
+    Cost of a step: one all-reduce for each bucket, of its gradients and one number for
+    each; one broadcast of the buffers. Memory: a copy of the gradients.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        bucket_bytes: int = 25 * MiB,
+        first_bucket_bytes: int = 1 * MiB,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.broadcast_buffers = broadcast_buffers
+        self._sync = True
+        broadcast_module(module)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.buckets = [
+            _Bucket(members)
+            for alike in _by_dtype(reversed(trained))
+            for members in _cut(alike, bucket_bytes, first_bucket_bytes)
+        ]
+        self._begin()
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                hook = self._hook_of(bucket)
+                parameter.register_post_accumulate_grad_hook(hook)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the module. In a forward without gradients nothing is sent."""
+        if self._sync and torch.is_grad_enabled():
+            self._begin()
+            if self.broadcast_buffers:
+                broadcast_tensors(self.module.buffers())
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients add up on each rank, for the next backward() outside to send.
+
+        Forward and backward both belong inside. The gradients of k batches add up:
+        divide each loss by k for their mean.
+        """
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """That of the module: its names have no prefix."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load what `state_dict` of this or of the bare module has saved."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def _begin(self) -> None:
+        self._next, self._in_backward = 0, False
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def _hook_of(self, bucket: "_Bucket") -> Any:
+        def hook(parameter: nn.Parameter) -> None:
+            if not self._sync:
+                return
+            if not self._in_backward:
+                self._in_backward = True
+                Variable._execution_engine.queue_callback(self._finish)
+            bucket.missing -= 1
+            # All ranks must send in one order: a full bucket waits for those before it.
+            while self._next < len(self.buckets):
+                if self.buckets[self._next].missing > 0:
+                    break
+                self._send_next()
+
+        return hook
+
+    def _send_next(self) -> None:
+        self.buckets[self._next].send()
+        self._next += 1
+
+    def _finish(self) -> None:
+        """At the end of backward()."""
+        while self._next < len(self.buckets):
+            self._send_next()
+        for bucket in self.buckets:
+            bucket.receive()
+        self._begin()
+
+
+class _Bucket:
+    """Parameters of one dtype whose gradients travel together."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.missing = len(parameters)
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """Lay the gradients behind each other, and behind them a 1 for each."""
+        parts = [
+            torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
+        ]
+        has_grad = [float(p.grad is not None) for p in self.parameters]
+        parts.append(parts[0].new_tensor(has_grad))
+        self.sizes = [part.numel() for part in parts]
+        self.flat = torch.cat([part.reshape(-1) for part in parts])
+        self.flat /= dist.get_world_size()
+        self.work = dist.all_reduce(self.flat, async_op=True)
+
+    @torch.no_grad()
+    def receive(self) -> None:
+        """Wait, and write the means into the gradients."""
+        self.work.wait()
+        *means, shares = self.flat.split(self.sizes)
+        for parameter, mean, share in zip(self.parameters, means, shares, strict=True):
+            if share > 0:  # of the ranks have this gradient
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                parameter.grad.copy_(mean.view_as(parameter))
+        del self.flat, self.work
+
+
+# ------------------------------------------------------------------------ what it takes
+def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(groups.values())
+
+
+def _cut(
+    parameters: list[nn.Parameter], bucket_bytes: int, first_bucket_bytes: int
+) -> Iterator[list[nn.Parameter]]:
+    members, held, limit = [], 0, first_bucket_bytes
+    for parameter in parameters:
+        members.append(parameter)
+        held += parameter.numel() * parameter.element_size()
+        if held >= limit:
+            yield members
+            members, held, limit = [], 0, bucket_bytes
+    if members:
+        yield members

@@ -1,0 +1,351 @@
+"""``from_scratch/ring.py`` against ``torch.distributed``, on 1 to 5 real ranks.
+
+The numbers in the tensors are small and whole: their sums are the same in any order.
+The work is done in functions that every rank runs; an assertion that fails there ends
+the test with the rank's own message.
+"""
+
+import contextlib
+import glob
+import math
+import os
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+from course_utils import costs
+from course_utils.from_scratch import ring
+from course_utils.ranks import Ranks, RanksError
+
+# The ranks get the functions below as they are, and need not import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+OPS = {
+    op.name: op
+    for op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG)
+}
+SIZES = (0, 1, 2, 3, 4, 5, 7, 12, 101)
+DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.int64, torch.int32, torch.uint8, torch.complex64),
+)
+
+
+@pytest.fixture(scope="module")
+def started():
+    """Ranks by their number: all tests share them."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            n: stack.enter_context(Ranks(n, output="grouped", quiet=True, timeout=30))
+            for n in range(1, 6)
+        }
+
+
+@pytest.fixture(params=[1, 2, 3, 4, 5])
+def ranks(request, started):
+    return started[request.param]
+
+
+def in_small_pieces(tensor, op=ReduceOp.SUM, group=None):
+    ring.all_reduce_pipelined(tensor, op, group, piece_bytes=8)
+
+
+def in_shared_memory(tensor, op=ReduceOp.SUM, group=None):
+    shared = ring.SharedMemoryRing(tensor.numel(), tensor.dtype, group)
+    shared.all_reduce(tensor, op)
+
+
+def functions(n):
+    some = [
+        ring.all_reduce_ring,
+        ring.all_reduce_pipelined,
+        in_small_pieces,
+        ring.all_reduce_tree,
+        in_shared_memory,
+    ]
+    if n & (n - 1) == 0:
+        some.append(ring.all_reduce_halving_doubling)
+    return some
+
+
+def numbers(seed, shape, dtype=torch.float32):
+    """Small whole numbers, from 1 to 3, that depend on the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    tensor = torch.randint(1, 4, shape, generator=generator)
+    if dtype.is_complex:
+        return torch.complex(tensor.double(), tensor.double() - 3).to(dtype)
+    return tensor.to(dtype)
+
+
+def expected_of(seed, shape, dtype, op):
+    """From all ranks' numbers, in this process alone."""
+    everybody = [numbers(seed + r, shape, dtype) for r in range(dist.get_world_size())]
+    if op in (ReduceOp.SUM, ReduceOp.AVG):
+        total = sum(everybody[1:], everybody[0])
+        return total / len(everybody) if op == ReduceOp.AVG else total
+    both = {
+        ReduceOp.PRODUCT: torch.mul,
+        ReduceOp.MIN: torch.minimum,
+        ReduceOp.MAX: torch.maximum,
+    }[op]
+    total = everybody[0]
+    for tensor in everybody[1:]:
+        total = both(total, tensor)
+    return total
+
+
+def check(shapes, dtypes, ops):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    seed = 0
+    for shape in shapes:
+        for dtype in dtypes:
+            for name in ops:
+                op, seed = OPS[name], seed + 100
+                whole = not (dtype.is_floating_point or dtype.is_complex)
+                if name == "AVG" and whole:
+                    continue
+                if dtype.is_complex and name in ("MIN", "MAX"):
+                    continue
+                expected = expected_of(seed, shape, dtype, op)
+                for function in functions(n):
+                    made = numbers(seed + rank, shape, dtype)
+                    where = made.data_ptr()
+                    function(made, op)
+                    what = (function.__name__, shape, dtype, name, made, expected)
+                    assert made.dtype == dtype and torch.equal(made, expected), what
+                    assert made.data_ptr() == where, "not in place"
+
+
+def test_every_size(ranks):
+    ranks.run(check, [(size,) for size in SIZES], [torch.float32], ["SUM"])
+    ranks.run(check, [(), (2, 3), (3, 0), (4, 5, 3)], [torch.float32], ["SUM"])
+
+
+def test_every_dtype_and_op(ranks):
+    ranks.run(check, [(11,)], DTYPES, list(OPS))
+
+
+def check_with_gaps():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for function in functions(n):
+        square = numbers(rank, (5, 7))
+        transposed = square.t()
+        every_second = numbers(rank, (9, 2))[:, 0]
+        sums = [torch.stack([numbers(r, (5, 7)) for r in range(n)]).sum(0).t()]
+        sums += [torch.stack([numbers(r, (9, 2)) for r in range(n)]).sum(0)[:, 0]]
+        for made, expected in zip([transposed, every_second], sums, strict=True):
+            function(made)
+            assert torch.equal(made, expected), function.__name__
+        assert torch.equal(square, sums[0].t()), "the tensor behind it"
+
+
+def test_tensors_with_gaps(ranks):
+    ranks.run(check_with_gaps)
+
+
+def check_parameters():
+    model = torch.nn.Linear(3, 2, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1)
+    ring.all_reduce_ring(model.weight)
+    assert model.weight.eq(dist.get_world_size()).all()
+    assert model.weight.requires_grad and model.weight.grad_fn is None
+
+
+def test_past_autograd(started):
+    started[3].run(check_parameters)
+
+
+def check_halves():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    tensor = numbers(rank, (2 * n + 1,))
+    total = torch.stack([numbers(r, (2 * n + 1,)) for r in range(n)]).sum(0)
+    chunks, sums = tensor.tensor_split(n), total.tensor_split(n)
+    ring.reduce_scatter_ring(chunks)
+    mine = (rank + 1) % n
+    assert torch.equal(chunks[mine], sums[mine])
+    # The docstring: chunk c has gone from rank c on, and all it met are in it.
+    for c, chunk in enumerate(chunks):
+        met = [numbers((c + k) % n, (2 * n + 1,)) for k in range((rank - c) % n + 1)]
+        partial = torch.stack(met).sum(0).tensor_split(n)[c]
+        assert torch.equal(chunk, partial), (rank, c)
+    ring.all_gather_ring(chunks)
+    assert torch.equal(tensor, total)
+
+
+def test_the_halves_hold_what_they_say(ranks):
+    ranks.run(check_halves)
+
+
+def count(nbytes):
+    """Bytes that this rank sends, by function, and how many messages."""
+    n, sent = dist.get_world_size(), []
+    send, isend = dist.send, dist.isend
+
+    def counting(real):
+        def wrapper(tensor, *args, **kwargs):
+            sent.append(tensor.numel() * tensor.element_size())
+            return real(tensor, *args, **kwargs)
+
+        return wrapper
+
+    dist.send, dist.isend = counting(send), counting(isend)
+    try:
+        counts = {}
+        for function in functions(n):
+            if function is not in_shared_memory:
+                sent.clear()
+                function(torch.zeros(nbytes // 4))
+                counts[function.__name__] = (sum(sent), len(sent))
+        shared = ring.SharedMemoryRing(nbytes // 4)
+        sent.clear()
+        shared.all_reduce(torch.zeros(nbytes // 4))
+        counts["shared"] = (sum(sent), len(sent))
+    finally:
+        dist.send, dist.isend = send, isend
+    return counts
+
+
+def test_messages_and_bytes_are_those_of_the_docstrings(ranks):
+    n, size = ranks.n, 240
+    by_rank = ranks.run(count, size)
+    least = 2 * (n - 1) * size // n
+    cost = costs.collective_cost("all_reduce", n, size)
+    for counts in by_rank:
+        assert counts["all_reduce_ring"] == (least, 2 * (n - 1))
+        assert counts["all_reduce_ring"][0] == pytest.approx(cost.most_sent)
+        assert counts["all_reduce_pipelined"] == (least, 2 * (n - 1))
+        assert counts["in_small_pieces"][0] == least
+        assert counts["in_small_pieces"][1] == math.ceil(size // n / 8) * 2 * (n - 1)
+        assert counts["shared"] == ((2 * n - 1, 2 * n - 1) if n > 1 else (0, 0))
+        if n & (n - 1) == 0:
+            log = n.bit_length() - 1
+            assert counts["all_reduce_halving_doubling"] == (least, 2 * log)
+    tree = [counts["all_reduce_tree"][0] for counts in by_rank]
+    assert sum(tree) == 2 * (n - 1) * size
+    assert max(tree) <= (n - 1).bit_length() * size
+
+
+def record():
+    """Which chunk this rank sends in each step of the ring."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    sent, isend = [], dist.isend
+
+    def recording(tensor, *args, group_dst, **kwargs):
+        sent.append((group_dst, tensor.storage_offset()))
+        return isend(tensor, *args, group_dst=group_dst, **kwargs)
+
+    dist.isend = recording
+    try:
+        ring.all_reduce_ring(torch.full((n,), float(rank)))
+    finally:
+        dist.isend = isend
+    return sent
+
+
+def test_which_chunk_is_sent_in_which_step(ranks):
+    n = ranks.n
+    for rank, sent in enumerate(ranks.run(record)):
+        first = [((rank + 1) % n, (rank - k) % n) for k in range(n - 1)]
+        second = [((rank + 1) % n, (rank + 1 - k) % n) for k in range(n - 1)]
+        assert sent == first + second
+
+
+def check_groups():
+    rank = dist.get_rank()
+    group = dist.new_group([4, 1, 2])
+    if rank in (1, 2, 4):
+        for function in functions(3):
+            made = numbers(rank, (10,))
+            function(made, ReduceOp.SUM, group)
+            total = sum(numbers(r, (10,)) for r in (1, 2, 4))
+            assert torch.equal(made, total), function.__name__
+    dist.barrier()
+
+
+def test_in_a_group_of_some_ranks(started):
+    started[5].run(check_groups)
+
+
+def check_many():
+    """No message of one call is taken for one of the next."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    shared = ring.SharedMemoryRing(50)
+    made = numbers(rank, (50,))
+    expected = torch.stack([numbers(r, (50,)) for r in range(n)]).sum(0)
+    for number in range(12):
+        for function in [*functions(n)[:4], lambda t: shared.all_reduce(t)]:
+            made = numbers(rank, (50,)) + number
+            function(made)
+            assert torch.equal(made, expected + n * number), number
+        # A tensor in the shared memory itself, whose next user comes at once.
+        shared.buffer.copy_(numbers(rank, (50,)))
+        shared.all_reduce(shared.buffer)
+        assert torch.equal(shared.buffer, expected)
+
+
+def test_many_in_a_row(ranks):
+    ranks.run(check_many)
+
+
+def test_large_tensors(started):
+    def run():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        expected = torch.arange(1_000_001, dtype=torch.float64) * (n * (n + 1) / 2)
+        for function in functions(n):
+            if function is in_small_pieces:
+                continue  # a million messages
+            tensor = torch.arange(1_000_001, dtype=torch.float64) * (rank + 1)
+            function(tensor)
+            assert torch.equal(tensor, expected), function.__name__
+
+    for n in (3, 4):
+        started[n].run(run)
+
+
+def test_shared_memory_leaves_nothing_behind(started):
+    def files():
+        return {f for f in glob.glob("/dev/shm/*") if os.path.isfile(f)}
+
+    def make():
+        return ring.SharedMemoryRing(10**6).buffer.sum().item()
+
+    before = files()
+    started[4].run(make)
+    assert {f for f in files() - before if os.path.getsize(f) >= 16_000_000} == set()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("all_reduce_ring(torch.ones(3), 'sum')", "op is sum: expected SUM, PRODUCT"),
+        (
+            "all_reduce_ring(torch.ones(3).int(), ReduceOp.AVG)",
+            "AVG needs a dtype with",
+        ),
+        ("all_reduce_tree(torch.ones(2).cfloat(), ReduceOp.MAX)", "have an order, not"),
+        (
+            "all_reduce_halving_doubling(torch.ones(3))",
+            "needs 2, 4, 8, ... ranks, not 3",
+        ),
+        (
+            "SharedMemoryRing(4).all_reduce(torch.ones(3))",
+            "has 3 elements of torch.float32: expected 4 of torch.float32",
+        ),
+    ],
+)
+def test_bad_input_is_named_before_anything_is_sent(started, call, says):
+    def run(call):
+        from course_utils.from_scratch import ring
+
+        eval(call, {**vars(ring), "torch": torch, "ReduceOp": ReduceOp})
+
+    with pytest.raises(RanksError) as caught:
+        started[3].run(run, call)
+    kinds = {failure.error for failure in caught.value.failures.values()}
+    assert kinds == {"ValueError"} and len(caught.value.failures) == 3
+    assert says in str(caught.value)
