@@ -28,7 +28,11 @@ Direction = Literal["one way", "both ways together", "shared"]
 Place = Literal["in a GPU", "in a node", "between nodes"]
 
 
-def _number(value: object, what: str) -> float:
+# --- arguments ------------------------------------------------------------------
+
+
+def number(value: object, what: str) -> float:
+    """`value`, if it is a finite number; else a `ValueError` that names `what`."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{what} is {value!r}: expected a number.")
     if not math.isfinite(value):
@@ -36,19 +40,22 @@ def _number(value: object, what: str) -> float:
     return value
 
 
-def _not_negative(value: object, what: str) -> float:
-    if _number(value, what) < 0:
+def not_negative(value: object, what: str) -> float:
+    """`value`, if it is a number from 0 up; else a `ValueError` that names `what`."""
+    if number(value, what) < 0:
         raise ValueError(f"{what} is {value}: expected 0 or more.")
     return value
 
 
-def _positive(value: object, what: str) -> float:
-    if _number(value, what) <= 0:
+def positive(value: object, what: str) -> float:
+    """`value`, if it is a number above 0; else a `ValueError` that names `what`."""
+    if number(value, what) <= 0:
         raise ValueError(f"{what} is {value}: expected more than 0.")
     return value
 
 
-def _count(value: object, what: str, *, least: int = 0) -> int:
+def count(value: object, what: str, *, least: int = 0) -> int:
+    """`value`, if it is a whole number from `least` up; else a `ValueError`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(
             f"{what} is {value!r}: expected a whole number from {least} up."
@@ -64,7 +71,7 @@ def gigabits(number: float) -> float:
     Raises:
         ValueError: `number` is negative, or no number.
     """
-    return _not_negative(number, "number") * 10**9 / BITS_PER_BYTE
+    return not_negative(number, "number") * 10**9 / BITS_PER_BYTE
 
 
 # --- ranks ----------------------------------------------------------------------
@@ -87,9 +94,9 @@ def rank_of(node: int, local_rank: int, gpus_per_node: int) -> int:
         ValueError: a number is not whole or negative, there is no GPU on a node, or
             `local_rank` is not on it.
     """
-    node = _count(node, "node")
-    local_rank = _count(local_rank, "local_rank")
-    gpus_per_node = _count(gpus_per_node, "gpus_per_node", least=1)
+    node = count(node, "node")
+    local_rank = count(local_rank, "local_rank")
+    gpus_per_node = count(gpus_per_node, "gpus_per_node", least=1)
     if local_rank >= gpus_per_node:
         raise ValueError(
             f"local_rank is {local_rank}, but a node with {gpus_per_node} GPU(s) has "
@@ -107,8 +114,8 @@ def node_and_local_rank(rank: int, gpus_per_node: int) -> tuple[int, int]:
     Raises:
         ValueError: a number is not whole or negative, or there is no GPU on a node.
     """
-    rank = _count(rank, "rank")
-    return divmod(rank, _count(gpus_per_node, "gpus_per_node", least=1))
+    rank = count(rank, "rank")
+    return divmod(rank, count(gpus_per_node, "gpus_per_node", least=1))
 
 
 # --- the time of one message ----------------------------------------------------
@@ -131,9 +138,9 @@ def transfer_seconds(nbytes: float, *, latency: float, bandwidth: float) -> floa
     Raises:
         ValueError: a number is negative, or the bandwidth is 0.
     """
-    nbytes = _not_negative(nbytes, "nbytes")
-    latency = _not_negative(latency, "latency")
-    return latency + nbytes / _positive(bandwidth, "bandwidth")
+    nbytes = not_negative(nbytes, "nbytes")
+    latency = not_negative(latency, "latency")
+    return latency + nbytes / positive(bandwidth, "bandwidth")
 
 
 def half_bandwidth_bytes(*, latency: float, bandwidth: float) -> float:
@@ -146,7 +153,7 @@ def half_bandwidth_bytes(*, latency: float, bandwidth: float) -> float:
     Raises:
         ValueError: a number is negative, or the bandwidth is 0.
     """
-    return _not_negative(latency, "latency") * _positive(bandwidth, "bandwidth")
+    return not_negative(latency, "latency") * positive(bandwidth, "bandwidth")
 
 
 def fit_transfer(sizes: Sequence[float], seconds: Sequence[float]) -> "Transfer":
@@ -169,8 +176,8 @@ def fit_transfer(sizes: Sequence[float], seconds: Sequence[float]) -> "Transfer"
             f"There are {len(sizes)} sizes and {len(seconds)} times: expected as many "
             "times as sizes."
         )
-    sizes = [_not_negative(size, "a size") for size in sizes]
-    seconds = [_positive(time, "a time") for time in seconds]
+    sizes = [not_negative(size, "a size") for size in sizes]
+    seconds = [positive(time, "a time") for time in seconds]
     if len(set(sizes)) < 2:
         raise ValueError(
             "A latency and a bandwidth need messages of at least 2 different sizes, "
@@ -237,8 +244,8 @@ def training_seconds(
     Raises:
         ValueError: a number is negative, or there is no GPU, or it does nothing.
     """
-    work = 8 * _not_negative(tokens, "tokens") * _not_negative(parameters, "parameters")
-    speed = _count(gpus, "gpus", least=1) * _positive(flops_per_gpu, "flops_per_gpu")
+    work = 8 * not_negative(tokens, "tokens") * not_negative(parameters, "parameters")
+    speed = count(gpus, "gpus", least=1) * positive(flops_per_gpu, "flops_per_gpu")
     return work / speed
 
 
@@ -259,8 +266,8 @@ def bubble_of_total(stages: int, micro_batches: int) -> float:
     Raises:
         ValueError: a number is not whole or below 1.
     """
-    stages = _count(stages, "stages", least=1)
-    micro_batches = _count(micro_batches, "micro_batches", least=1)
+    stages = count(stages, "stages", least=1)
+    micro_batches = count(micro_batches, "micro_batches", least=1)
     return (stages - 1) / (micro_batches + stages - 1)
 
 
@@ -286,9 +293,9 @@ def bubble_of_ideal(stages: int, micro_batches: int, *, chunks: int = 1) -> floa
     Raises:
         ValueError: a number is not whole or below 1.
     """
-    stages = _count(stages, "stages", least=1)
-    micro_batches = _count(micro_batches, "micro_batches", least=1)
-    return (stages - 1) / micro_batches / _count(chunks, "chunks", least=1)
+    stages = count(stages, "stages", least=1)
+    micro_batches = count(micro_batches, "micro_batches", least=1)
+    return (stages - 1) / micro_batches / count(chunks, "chunks", least=1)
 
 
 def pipeline_seconds(
@@ -313,10 +320,10 @@ def pipeline_seconds(
     Raises:
         ValueError: a number is negative, or a count is below 1.
     """
-    stage_seconds = _not_negative(stage_seconds, "stage_seconds")
-    overhead = _not_negative(overhead, "overhead")
-    stages = _count(stages, "stages", least=1)
-    micro_batches = _count(micro_batches, "micro_batches", least=1)
+    stage_seconds = not_negative(stage_seconds, "stage_seconds")
+    overhead = not_negative(overhead, "overhead")
+    stages = count(stages, "stages", least=1)
+    micro_batches = count(micro_batches, "micro_batches", least=1)
     return (micro_batches + stages - 1) * (stage_seconds / micro_batches + overhead)
 
 
@@ -335,9 +342,9 @@ def best_micro_batches(stage_seconds: float, stages: int, *, overhead: float) ->
         ValueError: a number is negative, there is no stage, or no overhead: then more
             micro-batches are always better.
     """
-    stage_seconds = _not_negative(stage_seconds, "stage_seconds")
-    stages = _count(stages, "stages", least=1)
-    return math.sqrt((stages - 1) * stage_seconds / _positive(overhead, "overhead"))
+    stage_seconds = not_negative(stage_seconds, "stage_seconds")
+    stages = count(stages, "stages", least=1)
+    return math.sqrt((stages - 1) * stage_seconds / positive(overhead, "overhead"))
 
 
 # --- collectives ----------------------------------------------------------------
@@ -402,8 +409,8 @@ def collective_cost(name: str, world_size: int, nbytes: float) -> CollectiveCost
     Raises:
         ValueError: there is no such function, no rank, or a negative size.
     """
-    n = _count(world_size, "world_size", least=1)
-    size = _not_negative(nbytes, "nbytes")
+    n = count(world_size, "world_size", least=1)
+    size = not_negative(nbytes, "nbytes")
     others = n - 1
     depth = others.bit_length()  # of the tree: ceil(log2(n))
     direct = (n * others, others, size / n, others, others)
@@ -452,7 +459,7 @@ def bus_bandwidth_factor(collective: str, world_size: int) -> float:
     Raises:
         ValueError: there is no such collective, or no rank.
     """
-    n = _count(world_size, "world_size", least=1)
+    n = count(world_size, "world_size", least=1)
     part = (n - 1) / n
     factors = {
         "all_reduce": 2 * part,
@@ -484,7 +491,7 @@ def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
     Raises:
         ValueError: a number is negative, or the time is 0.
     """
-    return _not_negative(nbytes, "nbytes") / _positive(seconds, "seconds")
+    return not_negative(nbytes, "nbytes") / positive(seconds, "seconds")
 
 
 def bus_bandwidth(
@@ -507,6 +514,136 @@ def bus_bandwidth(
     """
     factor = bus_bandwidth_factor(collective, world_size)
     return factor * algorithm_bandwidth(nbytes, seconds)
+
+
+# --- all-reduce, by algorithm ---------------------------------------------------
+
+
+def all_reduce_seconds(
+    algorithm: str,
+    world_size: int,
+    nbytes: float,
+    *,
+    latency: float,
+    bandwidth: float,
+) -> float:
+    """Seconds of an all-reduce where every link is the same.
+
+    With n ranks, a tensor of S bytes, latency α and bandwidth B:
+
+    - "naive", all send to rank 0, which answers all: `2((n-1)S/B + α)`. The messages
+      queue up at one port, so that their latencies overlap.
+    - "tree", up a binomial tree and down again: `2·ceil(log2 n)·(α + S/B)`. Where n is
+      no power of two, the tree is up to 2α faster than that.
+    - "halving-doubling": `2·log2(n)·α + 2(n-1)/n·S/B`.
+    - "ring": `2(n-1)(α + S/(nB))`.
+
+        >>> link = {"latency": 5e-6, "bandwidth": 10e9}
+        >>> for nbytes in (1_000, 1_000_000_000):
+        ...     times = {
+        ...         name: all_reduce_seconds(name, 64, nbytes, **link)
+        ...         for name in ("naive", "tree", "halving-doubling", "ring")
+        ...     }
+        ...     print(min(times, key=times.get))
+        naive
+        halving-doubling
+
+    Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
+    Communication Operations in MPICH", IJHPCA 19 (2005) 49-66, section 4.5, without its
+    cost of adding up (tree, halving-doubling); P. Patarasuk, X. Yuan, JPDC 69 (2009)
+    117-124 (ring). `course_utils.simulator` finds the same, message by message.
+
+    Args:
+        algorithm: One of these names.
+        world_size: n, the number of ranks.
+        nbytes: S, the size of the tensor.
+        latency: α, seconds that even an empty message takes.
+        bandwidth: B, bytes a second that a rank can send, and receive at the same time.
+
+    Raises:
+        ValueError: there is no such algorithm, a number makes no sense, or
+            halving-doubling is asked of ranks that are no power of two.
+    """
+    n = count(world_size, "world_size", least=1)
+    whole = transfer_seconds(nbytes, latency=0, bandwidth=bandwidth)
+    latency = not_negative(latency, "latency")
+    depth = (n - 1).bit_length()
+    if algorithm == "halving-doubling" and n & (n - 1):
+        raise ValueError(
+            f"Halving-doubling needs a power of two of ranks, not {n}: use a ring."
+        )
+    if n == 1:
+        latency = 0  # there is nobody to send to
+    seconds = {
+        "naive": 2 * ((n - 1) * whole + latency),
+        "tree": 2 * depth * (latency + whole),
+        "halving-doubling": 2 * depth * latency + 2 * (n - 1) / n * whole,
+        "ring": 2 * (n - 1) * (latency + whole / n),
+    }
+    if algorithm not in seconds:
+        raise ValueError(
+            f"There is no formula for {algorithm!r}. There are: {', '.join(seconds)}; "
+            "and hierarchical_seconds()."
+        )
+    return seconds[algorithm]
+
+
+def hierarchical_seconds(
+    nodes: int,
+    gpus_per_node: int,
+    nbytes: float,
+    *,
+    inside: "Transfer",
+    between: "Transfer",
+) -> float:
+    """Seconds of an all-reduce in two levels, where all nodes and links are alike.
+
+    Three parts, one after the other: a reduce-scatter in each node, a ring all-reduce
+    between GPUs with the same local rank, and an all-gather in each node. With g GPUs
+    on each of N nodes: `2(g-1)(α + S/(gB)) + 2(N-1)(α' + S/(gNB'))`.
+
+    Source: the three parts are those of Horovod's hierarchical all-reduce
+    (NCCLReduceScatter, MPIAllreduce, NCCLAllgather: github.com/horovod/horovod, pull
+    request 411); the cost of each ring is that of `all_reduce_seconds`.
+
+    Args:
+        nodes: N.
+        gpus_per_node: g.
+        nbytes: S, the size of the tensor.
+        inside: α and B of a message between GPUs of a node.
+        between: α' and B' of a message to another node, while all g GPUs of a node send
+            one. Where they share one network card, each has a g-th of it:
+            `Cluster.between_nodes(g)` of the simulator.
+
+    Raises:
+        ValueError: a number makes no sense.
+    """
+    nodes = count(nodes, "nodes", least=1)
+    gpus_per_node = count(gpus_per_node, "gpus_per_node", least=1)
+    part = not_negative(nbytes, "nbytes") / gpus_per_node
+    in_nodes = 2 * (gpus_per_node - 1) * inside.seconds(part)
+    return in_nodes + 2 * (nodes - 1) * between.seconds(part / nodes)
+
+
+def tree_wins_below(world_size: int, *, latency: float, bandwidth: float) -> float:
+    """Bytes at which a tree and a ring take equally long; the tree wins below.
+
+    `(n - 1 - d)·α·B / (d - (n-1)/n)` with d = ceil(log2 n). It is 0 up to 3 ranks:
+    there, a ring has no more rounds than a tree.
+
+        >>> f"{tree_wins_below(64, latency=5e-6, bandwidth=10e9):,.0f} bytes"
+        '568,224 bytes'
+
+    Source: "tree" and "ring" of `all_reduce_seconds`, set equal.
+
+    Raises:
+        ValueError: there is no rank, a number is negative, or the bandwidth is 0.
+    """
+    n = count(world_size, "world_size", least=1)
+    half = half_bandwidth_bytes(latency=latency, bandwidth=bandwidth)
+    depth = (n - 1).bit_length()
+    more_rounds = n - 1 - depth
+    return half * more_rounds / (depth - (n - 1) / n) if more_rounds else 0.0
 
 
 # --- DDP ------------------------------------------------------------------------
@@ -547,14 +684,14 @@ def ddp_buckets(
     Raises:
         ValueError: a size is negative, or a cap is not above 0.
     """
-    limit = _positive(first_cap, "first_cap")
-    _positive(cap, "cap")
+    limit = positive(first_cap, "first_cap")
+    positive(cap, "cap")
     buckets: list[list[int]] = []
     members: list[int] = []
     held = 0.0
     for place, size in enumerate(nbytes):
         members.append(place)
-        held += _not_negative(size, f"nbytes[{place}]")
+        held += not_negative(size, f"nbytes[{place}]")
         if held >= limit:
             buckets.append(members)
             members, held, limit = [], 0.0, cap

@@ -249,7 +249,7 @@ def all_reduce(
             "not behave like the others. Leave every_gpu out."
         )
     network = _Network(cluster, ready or {}, slow_links or {}, every_gpu)
-    return ALGORITHMS[algorithm](network, costs._not_negative(nbytes, "nbytes"))
+    return ALGORITHMS[algorithm](network, costs.not_negative(nbytes, "nbytes"))
 
 
 class _Network:
@@ -272,11 +272,11 @@ class _Network:
         self.now = np.zeros(cluster.gpus)
         for rank, seconds in ready.items():
             self._check(rank, "ready")
-            self.now[rank] = costs._not_negative(seconds, f"ready of rank {rank}")
+            self.now[rank] = costs.not_negative(seconds, f"ready of rank {rank}")
         for pair, factor in slow_links.items():
             for rank in pair:
                 self._check(rank, "slow_links")
-            costs._positive(factor, f"the factor of the link {pair}")
+            costs.positive(factor, f"the factor of the link {pair}")
         self.slow_links = slow_links
         self.sent = np.zeros(cluster.gpus)
         self.messages = 0
@@ -359,7 +359,8 @@ class _Network:
             self.now[ranks] = now
         else:
             # What all nodes do alike, one node does; the same for GPUs of a node.
-            alike = np.s_[: cluster.gpus_per_node] if way == "all" else np.s_[:1, :1]
+            one_by_one = cluster.gpus_per_node if cluster.nodes > 1 else 1
+            alike = np.s_[:one_by_one] if way == "all" else np.s_[:1, :1]
             now = np.full_like(latency[alike], self.now[0])
             _steady_rounds(now, latency[alike], nbytes * per_byte[alike], rounds)
             self.now[:] = now.max()
@@ -669,8 +670,8 @@ def ddp_step(
     Raises:
         ValueError: a number is out of range, or there is no such rank.
     """
-    costs._positive(samples, "samples")
-    if not 0 < costs._positive(utilization, "utilization") <= 1:
+    costs.positive(samples, "samples")
+    if not 0 < costs.positive(utilization, "utilization") <= 1:
         raise ValueError(f"utilization is {utilization}: expected a share up to 1.")
     slowest = 1.0
     for rank, factor in (slow_gpus or {}).items():
@@ -679,7 +680,7 @@ def ddp_step(
                 f"slow_gpus names rank {rank}, but the ranks are 0 to "
                 f"{cluster.gpus - 1}."
             )
-        slowest = max(slowest, costs._positive(factor, f"the factor of rank {rank}"))
+        slowest = max(slowest, costs.positive(factor, f"the factor of rank {rank}"))
         if factor < 1:
             raise ValueError(
                 f"slow_gpus has {factor} for rank {rank}: expected 1 or more. A GPU "
@@ -707,7 +708,8 @@ def ddp_step(
     ):
         nbytes = math.fsum(sizes[i] for i in members)
         if nbytes not in durations:
-            durations[nbytes] = all_reduce(cluster, nbytes, algorithm).seconds
+            run = all_reduce(cluster, nbytes, algorithm, every_gpu=False)
+            durations[nbytes] = run.seconds
         start = max(free, ready[members[-1]])
         free = start + durations[nbytes]
         buckets.append(Bucket(nbytes, ready[members[-1]], start, free))

@@ -3,22 +3,26 @@
 No timing is tested here, only that what is printed is what was measured.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+import cloudpickle
 import psutil
 import pytest
 
 from course_utils.lessons import LESSONS
+from course_utils.ranks import Ranks
 from tests import benchmarks
-from tests.benchmarks import checks, ranks
+from tests.benchmarks import checks, ddp, prediction, ranks, ring, simulator
 from tests.benchmarks.__main__ import descriptions, main
-from tests.benchmarks._harness import Row, compare, to_itself
+from tests.benchmarks._harness import Row, compare, compared, to_itself
 from tests.benchmarks._kernel import ROOT, Kernel
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 FIELDS = "row ratio unit aa goal better met samples note".split()
 
 
@@ -94,6 +98,12 @@ def test_compare_takes_turns_and_divides_by_the_neighbours():
     assert found.ratio == 2.0
     assert found.aa == 1.5
     assert (found.measured, found.peer, found.samples) == (30.0, 10.0, 3)
+
+
+def test_values_that_were_measured_in_turns_are_compared_in_the_same_way():
+    values, peers = [20.0, 30.0, 90.0], [8.0, 12.0, 18.0, 2.0]
+    taken = compare(scripted("", values, []), scripted("", peers, []), 3)
+    assert compared(values, peers) == taken
 
 
 def test_compare_is_not_fooled_by_a_machine_that_slows_down():
@@ -307,3 +317,121 @@ def test_the_summary_is_over_all_runs_of_all_tasks():
     assert median.samples == 6
     assert median.detail["slowest"] == "check(b)"
     assert median.detail["first_check_seconds"] == 2.5
+
+
+# --- ring, ddp, prediction: what ranks measure on themselves --------------------------
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    with Ranks(2, quiet=True, timeout=60) as started:
+        yield started
+
+
+def take_turns() -> tuple[list[str], object]:
+    from tests.benchmarks._turns import in_turns
+
+    calls: list[str] = []
+    turns = in_turns(lambda: calls.append("work"), lambda: calls.append("peer"), 2)
+    return calls, turns
+
+
+def test_ranks_take_turns_and_all_know_the_slowest(pair):
+    (calls, turns), (_, others) = pair.run(take_turns)
+    assert calls == ["peer", "work"] * 2 + ["peer", "work"] * 2 + ["peer"]
+    assert turns == others
+    for measured, peers in (
+        (turns.seconds, turns.peer_seconds),
+        (turns.cpu, turns.peer_cpu),
+    ):
+        assert (len(measured), len(peers)) == (2, 3)
+    assert min(turns.seconds + turns.peer_seconds) > 0
+
+
+@pytest.mark.parametrize("race", ring.RACES, ids=lambda race: race.row)
+def test_races_of_rings(pair, race):
+    here = dataclasses.replace(race, goal={2: 1.5})
+    row = ring.race_row(pair, here, 1 << 16, 3)
+    assert row.row.startswith(f"speed of {race.row} / ")
+    assert "0.0625 MiB, 2 ranks" in row.row
+    assert (row.unit, row.better, row.goal, row.samples) == ("x", "higher", 1.5, 3)
+    assert row.conditions == {"same_result": True}
+    assert row.ratio > 0 and row.aa > 0 and row.detail["seconds"] > 0
+    assert ("memcpy_seconds" in row.detail) is (race.way == "shared")
+
+
+def test_the_goals_of_the_races():
+    goals = {race.row: race.goal for race in ring.RACES}
+    assert goals == {
+        "all_reduce_pipelined": {2: 0.90, 4: 0.95},
+        "all_reduce_ring": {4: 1.3},
+        "SharedMemoryRing": {2: 6.0, 4: 4.0},
+    }
+
+
+def race_with_a_ring_that_does_nothing() -> bool:
+    from course_utils.from_scratch import ring as module
+
+    real, module.all_reduce_ring = module.all_reduce_ring, lambda tensor: None
+    try:
+        return ring.run_race("ring", "gloo", 4000, 1)[1]
+    finally:
+        module.all_reduce_ring = real
+
+
+def test_a_ring_with_another_result_is_seen(pair):
+    assert pair.run(race_with_a_ring_that_does_nothing) == [False, False]
+
+
+def test_steps_of_ddp(pair):
+    cpu, wall = ddp.ddp_rows(pair, 2)
+    assert (cpu.goal, wall.goal) == (1.0, 1.08)
+    for row in (cpu, wall):
+        assert row.conditions == {"parameters_equal": True}
+        assert row.samples == 2 and row.ratio > 0 and row.aa > 0
+    naive = ddp.naive_row(pair, 1)
+    assert naive.goal == 1.3 and naive.better == "higher"
+    assert naive.conditions == {"parameters_within_1e-5": True}
+
+
+def train_without_averages() -> float:
+    from course_utils.from_scratch import ddp as module
+
+    real, module.DDP = module.DDP, lambda model: model
+    try:
+        return ddp.train_in_turns("own", "torch", 1)[1]
+    finally:
+        module.DDP = real
+
+
+def test_parameters_that_differ_are_seen(pair):
+    assert min(pair.run(train_without_averages)) > 1e-5
+
+
+@pytest.mark.parametrize("link", [None, {"latency": 1e-3, "bandwidth": 100e6}])
+def test_predictions(pair, link):
+    messages = (1 << 12, 1 << 20) if link else (1 << 12, 1 << 23)
+    rows = list(prediction.prediction_rows(pair, messages, 2, link, 0.05))
+    assert len(rows) == 2
+    for row, message in zip(rows, messages, strict=True):
+        assert f" {2 * message / 2**20:g} MiB, 2 ranks" in row.row
+        assert ("emulated" in row.row) is bool(link)
+        assert row.goal == 0.05 if link else row.goal >= 0.05
+        predicted, measured = (row.detail[k] for k in ("predicted_seconds", "seconds"))
+        assert row.ratio == pytest.approx(abs(predicted / measured - 1))
+        assert row.detail["ping_pong_error"] >= 0 and row.detail["latency"] >= 0
+
+
+# --- simulator -----------------------------------------------------------------------
+@pytest.mark.parametrize("every_gpu", [True, False])
+def test_a_simulated_ring_must_equal_the_formula(every_gpu, monkeypatch):
+    row = simulator.ring_row(300, 2, every_gpu=every_gpu)
+    assert (row.unit, row.goal, row.samples) == ("s", 1.0, 2)
+    assert row.conditions == {"equal_to_formula": True}
+    assert row.detail["messages"] == 2 * 299 * 300
+    formula = simulator.costs.all_reduce_seconds
+
+    def another(*args: object, **link: float) -> float:
+        return 1.000001 * formula(*args, **link)
+
+    monkeypatch.setattr(simulator.costs, "all_reduce_seconds", another)
+    row = simulator.ring_row(300, 1, every_gpu=every_gpu)
+    assert row.conditions == {"equal_to_formula": False} and row.met is False

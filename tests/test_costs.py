@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from course_utils import costs
-from course_utils.costs import LADDER, Link
+from course_utils.costs import LADDER, Link, Transfer
 
 
 def test_units():
@@ -103,11 +103,12 @@ def test_fit_never_finds_a_latency_below_zero():
     assert found.bandwidth > 0
 
 
-def test_training_seconds_of_the_paper():
-    seconds = costs.training_seconds(300e9, 175e9, gpus=1024, flops_per_gpu=140e12)
-    assert seconds / 86_400 == pytest.approx(33.9, abs=0.05)  # the paper says 34
-    one = costs.training_seconds(300e9, 175e9, gpus=1, flops_per_gpu=140e12)
-    assert one == pytest.approx(1024 * seconds)
+def test_more_gpus_train_in_less_time():
+    """The days that the paper gives are in `test_published_numbers.py`."""
+    run = {"tokens": 300e9, "parameters": 175e9, "flops_per_gpu": 140e12}
+    one, many = (costs.training_seconds(**run, gpus=n) for n in (1, 1024))
+    assert one == pytest.approx(1024 * many)
+    assert many == pytest.approx(8 * 300e9 * 175e9 / (1024 * 140e12))
 
 
 # ---------------------------------------------------------------- the ladder
@@ -187,14 +188,6 @@ def test_only_two_way_figures_are_halved():
 # ---------------------------------------------------------------------- pipelines
 
 
-def test_the_bubbles_of_the_papers():
-    """Megatron's idle share of the ideal time, GPipe's of the whole time."""
-    assert costs.bubble_of_ideal(8, 64) == 7 / 64  # 10.94 %
-    assert costs.bubble_of_total(8, 64) == pytest.approx(0.0986, abs=5e-5)
-    assert costs.bubble_of_total(4, 16) == pytest.approx(0.158, abs=5e-4)
-    assert costs.bubble_of_ideal(8, 64, chunks=4) == 7 / 256
-
-
 def schedule(stages, micro_batches, seconds):
     """Each stage's end: a micro-batch waits for its input, and for its turn."""
     ends = [0.0] * stages
@@ -251,22 +244,6 @@ def test_bus_bandwidth_is_the_algorithm_bandwidth_times_the_factor(collective, n
     assert costs.bus_bandwidth(collective, n, 6e9, 2.0) == pytest.approx(factor * 3e9)
 
 
-def test_the_factors_for_eight_gpus():
-    values = [costs.bus_bandwidth_factor(name, 8) for name in FACTORS]
-    assert values == [1.75, 0.875, 0.875, 0.875, 1, 1]
-
-
-def test_the_number_of_ranks_follows_from_a_line_of_a_benchmark():
-    """algbw 47.32 and busbw 91.69, in GB/s: only 32 ranks fit."""
-    fitting = [
-        n
-        for n in range(2, 200)
-        if 47.32 * costs.bus_bandwidth_factor("all_reduce", n)
-        == pytest.approx(91.69, abs=0.01)
-    ]
-    assert fitting == [32]
-
-
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 33])
 def test_no_algorithm_beats_what_the_factor_says(n):
     """A rank sends or receives at least factor * size; the direct ones no more."""
@@ -295,9 +272,68 @@ def test_seconds_of_a_collective():
     assert alone.seconds(**link) == 0
 
 
+# ---------------------------------------------------------------------- all-reduce
+
+SLOW = {"latency": 1e-3, "bandwidth": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "n", "seconds"),
+    [
+        ("naive", 4, 2 * (3 * 8e-3 + 1e-3)),
+        ("tree", 4, 4 * (1e-3 + 8e-3)),
+        ("tree", 5, 6 * (1e-3 + 8e-3)),
+        ("halving-doubling", 8, 6 * 1e-3 + 2 * 7e-3),
+        ("ring", 4, 6 * (1e-3 + 2e-3)),
+        ("ring", 5, 8 * (1e-3 + 1.6e-3)),
+    ],
+)
+def test_seconds_of_an_all_reduce(algorithm, n, seconds):
+    made = costs.all_reduce_seconds(algorithm, n, 8000, **SLOW)
+    assert made == pytest.approx(seconds)
+    assert costs.all_reduce_seconds(algorithm, 1, 8000, **SLOW) == 0
+
+
+def test_two_levels_are_faster_than_one_ring_over_all_nodes():
+    inside, between = Transfer(2e-6, 400e9), Transfer(10e-6, 50e9)
+    for nbytes in (1e6, 1e9):
+        two = costs.hierarchical_seconds(16, 8, nbytes, inside=inside, between=between)
+        one = costs.all_reduce_seconds(
+            "ring", 128, nbytes, latency=between.latency, bandwidth=between.bandwidth
+        )
+        assert two < one / 4
+    # With one GPU a node, or with one node, a single ring is left.
+    ring = costs.all_reduce_seconds("ring", 8, 1e6, latency=2e-6, bandwidth=400e9)
+    both = {"inside": inside, "between": inside}
+    assert costs.hierarchical_seconds(8, 1, 1e6, **both) == pytest.approx(ring)
+    assert costs.hierarchical_seconds(1, 8, 1e6, **both) == pytest.approx(ring)
+
+
+@pytest.mark.parametrize("n", [4, 5, 8, 9, 64, 1000])
+def test_a_tree_wins_below_and_a_ring_above(n):
+    def seconds(algorithm, nbytes):
+        return costs.all_reduce_seconds(algorithm, n, nbytes, **SLOW)
+
+    size = costs.tree_wins_below(n, **SLOW)
+    assert seconds("tree", size) == pytest.approx(seconds("ring", size))
+    assert seconds("tree", 0.9 * size) < seconds("ring", 0.9 * size)
+    assert seconds("tree", 1.1 * size) > seconds("ring", 1.1 * size)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_tree_of_up_to_three_ranks_never_wins(n):
+    assert costs.tree_wins_below(n, **SLOW) == 0
+    for nbytes in (0, 1, 1e6):
+        tree, ring = (
+            costs.all_reduce_seconds(a, n, nbytes, **SLOW) for a in ("tree", "ring")
+        )
+        assert tree >= ring
+
+
 # ---------------------------------------------------------------- wrong arguments
 
 ONE = {"latency": 0, "bandwidth": 1}
+BOTH = {"inside": Transfer(0, 1), "between": Transfer(0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -372,6 +408,29 @@ ONE = {"latency": 0, "bandwidth": 1}
         (lambda: costs.bus_bandwidth_factor("reduce", 2.0), "world_size is 2.0"),
         (lambda: costs.algorithm_bandwidth(8, 0), "seconds is 0: expected more than"),
         (lambda: costs.bus_bandwidth("reduce", 2, -1, 1), "nbytes is -1: expected 0"),
+        (
+            lambda: costs.all_reduce_seconds("star", 4, 8, **ONE),
+            "There is no formula for 'star'. There are: naive, tree, halving-doubling, "
+            "ring; and hierarchical_seconds().",
+        ),
+        (
+            lambda: costs.all_reduce_seconds("halving-doubling", 6, 8, **ONE),
+            "needs a power of two of ranks, not 6",
+        ),
+        (lambda: costs.all_reduce_seconds("ring", 0, 8, **ONE), "world_size is 0"),
+        (lambda: costs.all_reduce_seconds("ring", 2, -8, **ONE), "nbytes is -8"),
+        (
+            lambda: costs.all_reduce_seconds("ring", 2, 8, latency=-1, bandwidth=1),
+            "latency is -1",
+        ),
+        (lambda: costs.hierarchical_seconds(0, 8, 8, **BOTH), "nodes is 0: expected"),
+        (lambda: costs.hierarchical_seconds(2, 0, 8, **BOTH), "gpus_per_node is 0"),
+        (lambda: costs.hierarchical_seconds(2, 2, -8, **BOTH), "nbytes is -8"),
+        (lambda: costs.tree_wins_below(0, **ONE), "world_size is 0: expected a whole"),
+        (
+            lambda: costs.tree_wins_below(4, latency=1, bandwidth=0),
+            "bandwidth is 0: expected more than 0.",
+        ),
         (lambda: costs.link("NVLink"), "There is no link 'NVLink' on the ladder."),
     ],
 )

@@ -5,6 +5,7 @@ the test with the rank's own message.
 """
 
 import contextlib
+import copy
 import sys
 
 import cloudpickle
@@ -364,6 +365,26 @@ class Fails(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         raise RuntimeError("on purpose")
+
+
+def check_memory():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    module = mlp()
+    ours, torchs = ddp.DDP(module, **SMALL), TorchDDP(copy.deepcopy(module))
+    for step in range(4):
+        inputs, labels = batch_of("mlp", 2 * n, seed=step)
+        for model in (ours, torchs):
+            model.zero_grad(set_to_none=step % 2 == 0)
+            F.cross_entropy(model(inputs[rank::n]), labels[rank::n]).backward()
+        for bucket in ours.buckets:
+            for parameter, mean in zip(bucket.parameters, bucket.means, strict=True):
+                assert parameter.grad.data_ptr() == mean.data_ptr()
+        for one, other in zip(ours.parameters(), torchs.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad), step
+
+
+def test_gradients_are_parts_of_their_bucket_zeroed_or_dropped(started):
+    started[2].run(check_memory)
 
 
 def check_after_an_error():

@@ -44,17 +44,11 @@ def two_levels(nodes, gpus_per_node, cards=1):
 
 def formula(algorithm, n, nbytes, link=LINK):
     """Seconds of an all-reduce where all links are alike."""
-    a, b = link.latency, nbytes / link.bandwidth
-    if n == 1:
-        return 0.0
-    log = (n - 1).bit_length()
-    return {
-        "naive": 2 * ((n - 1) * b + a),
-        "tree": 2 * log * (a + b),
-        "halving-doubling": 2 * log * a + 2 * (n - 1) / n * b,
-        "ring": 2 * (n - 1) * (a + b / n),
-        "hierarchical": 2 * (n - 1) * (a + b / n),
-    }[algorithm]
+    if algorithm == "hierarchical":
+        return costs.hierarchical_seconds(n, 1, nbytes, inside=link, between=link)
+    return costs.all_reduce_seconds(
+        algorithm, n, nbytes, latency=link.latency, bandwidth=link.bandwidth
+    )
 
 
 POWERS_ONLY = {"tree", "halving-doubling"}
@@ -120,15 +114,11 @@ def test_bytes_and_messages_are_those_of_the_formulas():
 def test_hierarchical_is_three_rings_one_after_the_other():
     g, nodes = 4, 6
     cluster = two_levels(nodes, g, cards=2)
-    share = cluster.between.bandwidth * 2 / g
-    inside = (g - 1) * cluster.inside.seconds(S / g)
-    between = (
-        2
-        * (nodes - 1)
-        * Transfer(cluster.between.latency, share).seconds(S / g / nodes)
-    )
     run = all_reduce(cluster, S, "hierarchical")
-    assert run.seconds == pytest.approx(2 * inside + between, rel=1e-9)
+    expected = costs.hierarchical_seconds(
+        nodes, g, S, inside=cluster.inside, between=cluster.between_nodes(g)
+    )
+    assert run.seconds == pytest.approx(expected, rel=1e-9)
     assert run.messages == 2 * (g - 1) * g * nodes + 2 * (nodes - 1) * g * nodes
 
 
@@ -157,11 +147,18 @@ def test_a_tree_wins_with_small_tensors_and_loses_with_large_ones():
     large = {a: all_reduce(cluster, 1e9, a).seconds for a in ("ring", "tree", "naive")}
     assert small["naive"] < small["tree"] < small["ring"]
     assert large["ring"] < large["tree"] < large["naive"]
-    # Where ring and tree take the same time, by the formulas.
-    n, log = 64, 6
-    size = (n - 1 - log) * LINK.latency * LINK.bandwidth / (log - (n - 1) / n)
+    size = costs.tree_wins_below(64, latency=LINK.latency, bandwidth=LINK.bandwidth)
     ring, tree = (all_reduce(cluster, size, a).seconds for a in ("ring", "tree"))
     assert ring == pytest.approx(tree, rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [3, 5, 6, 7, 12, 100])
+@pytest.mark.parametrize("nbytes", [0, 1e3, S])
+def test_a_tree_of_any_number_of_gpus(n, nbytes):
+    """The formula is that of a full tree: it is at most two latencies too long."""
+    run, full = all_reduce(flat(n), nbytes, "tree"), formula("tree", n, nbytes)
+    assert full - 2 * LINK.latency <= run.seconds * (1 + 1e-12)
+    assert run.seconds <= full * (1 + 1e-12)
 
 
 # --- late GPUs and slow links ---------------------------------------------------

@@ -123,7 +123,9 @@ class DDP(nn.Module):
             replace those of the others before each forward that is to be synchronised.
 
     Cost of a step: one all-reduce for each bucket, of its gradients and one number for
-    each; one broadcast of the buffers. Memory: a copy of the gradients.
+    each; one broadcast of the buffers. Memory: a copy of the gradients. The buckets
+    keep it, and each `.grad` is a part of it afterwards, as with torch's
+    `gradient_as_bucket_view=True`.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class DDP(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self.broadcast_buffers = broadcast_buffers
+        self.broadcast_buffers = broadcast_buffers and bool(list(module.buffers()))
         self._sync = True
         broadcast_module(module)
         trained = [p for p in module.parameters() if p.requires_grad]
@@ -193,13 +195,15 @@ class DDP(nn.Module):
                 self._in_backward = True
                 Variable._execution_engine.queue_callback(self._finish)
             bucket.missing -= 1
-            # All ranks must send in one order: a full bucket waits for those before it.
-            while self._next < len(self.buckets):
-                if self.buckets[self._next].missing > 0:
-                    break
-                self._send_next()
+            if bucket.missing == 0:
+                self._send_full()
 
         return hook
+
+    def _send_full(self) -> None:
+        # All ranks must send in one order: a full bucket waits for those before it.
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            self._send_next()
 
     def _send_next(self) -> None:
         self.buckets[self._next].send()
@@ -220,31 +224,37 @@ class _Bucket:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.missing = len(parameters)
+        # The gradients lie behind each other, and behind them a 1 for each that is
+        # there. The memory is kept: to get it anew in each step would cost more.
+        sizes = [parameter.numel() for parameter in parameters]
+        self.flat = parameters[0].detach().new_empty(sum(sizes) + len(sizes))
+        *parts, self.there = self.flat.split([*sizes, len(sizes)])
+        self.means = [
+            part.view(p.shape) for part, p in zip(parts, parameters, strict=True)
+        ]
 
     @torch.no_grad()
     def send(self) -> None:
-        """Lay the gradients behind each other, and behind them a 1 for each."""
-        parts = [
-            torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
-        ]
-        has_grad = [float(p.grad is not None) for p in self.parameters]
-        parts.append(parts[0].new_tensor(has_grad))
-        self.sizes = [part.numel() for part in parts]
-        self.flat = torch.cat([part.reshape(-1) for part in parts])
-        self.flat /= dist.get_world_size()
+        """Divide the gradients by n, and send them off."""
+        n = dist.get_world_size()
+        for parameter, mean in zip(self.parameters, self.means, strict=True):
+            if parameter.grad is None:
+                mean.zero_()
+            else:
+                torch.div(parameter.grad, n, out=mean)
+        there = [float(p.grad is not None) for p in self.parameters]
+        self.there.copy_(torch.tensor(there))
         self.work = dist.all_reduce(self.flat, async_op=True)
 
-    @torch.no_grad()
     def receive(self) -> None:
-        """Wait, and write the means into the gradients."""
+        """Wait: the means are the gradients now, and need not be copied back."""
         self.work.wait()
-        *means, shares = self.flat.split(self.sizes)
-        for parameter, mean, share in zip(self.parameters, means, shares, strict=True):
-            if share > 0:  # of the ranks have this gradient
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-                parameter.grad.copy_(mean.view_as(parameter))
-        del self.flat, self.work
+        there = self.there.tolist()
+        for parameter, mean, ranks in zip(
+            self.parameters, self.means, there, strict=True
+        ):
+            if ranks > 0:
+                parameter.grad = mean
 
 
 # ------------------------------------------------------------------------ what it takes

@@ -75,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found: medians over its rounds.
+    """What :func:`compare` or :func:`compared` found: medians over the rounds.
 
     Attributes:
         ratio: measured over peer, round by round.
@@ -109,13 +109,18 @@ def compare(
     for _ in range(rounds):
         measured.append(measure())
         peers.append(peer())
+    return compared(measured, peers)
+
+
+def compared(measured: Sequence[float], peers: Sequence[float]) -> Comparison:
+    """The same, for values that were measured in that order already."""
     between = [(before + after) / 2 for before, after in pairwise(peers)]
     return Comparison(
         ratio=statistics.median(m / p for m, p in zip(measured, between, strict=True)),
         aa=to_itself(peers),
         measured=statistics.median(measured),
         peer=statistics.median(peers),
-        samples=rounds,
+        samples=len(measured),
     )
 
 

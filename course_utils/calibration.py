@@ -1,0 +1,298 @@
+"""What a link costs: measured between real ranks, or made slow on purpose.
+
+    ring_shift_seconds      a message between neighbours, while all ranks send
+    ping_pong_seconds       the same between two ranks, while nobody else does anything
+    slowest_seconds         any work of all ranks
+    EmulatedLink            a network as slow as you want, on one machine
+
+All run on the ranks, and every rank of the group calls them:
+
+    SIZES = [4096, 65_536, 1_048_576, 4_194_304]
+    fit = costs.fit_transfer(SIZES, ranks.run(ring_shift_seconds, SIZES)[0])
+    print(fit.latency, fit.bandwidth)
+
+For CPU tensors and gloo. Sizes are bytes, times are seconds, bandwidths are bytes a
+second.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from course_utils import costs
+
+# ------------------------------------------------------------------------ measuring
+
+
+def slowest_seconds(
+    work: Callable[[], object], rounds: int = 5, *, group: ProcessGroup | None = None
+) -> list[float]:
+    """Time what all ranks do together, as often as `rounds`. Every rank calls it.
+
+    A barrier lets all ranks begin at the same time. What counts is the slowest rank:
+    the others' time says how long they were idle as well. One round before these is
+    not counted: memory is touched and connections are made in it.
+
+    Args:
+        work: What each rank does.
+        rounds: How often.
+        group: Its ranks; all, if left out.
+
+    Returns:
+        The seconds of each round, the same on all ranks.
+
+    Raises:
+        ValueError: there is no round.
+    """
+    rounds = costs.count(rounds, "rounds", least=1)
+    work()
+    seconds = torch.zeros(rounds, dtype=torch.float64)
+    for number in range(rounds):
+        dist.barrier(group)
+        start = time.perf_counter()
+        work()
+        seconds[number] = time.perf_counter() - start
+    dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
+    return seconds.tolist()
+
+
+def ring_shift_seconds(
+    sizes: Sequence[int], rounds: int = 20, *, group: ProcessGroup | None = None
+) -> list[float]:
+    """Seconds of one step of a ring: all send to the next rank at the same time.
+
+    Each rank sends a message of so many bytes to the next rank and receives one from
+    the rank before it. On one machine all of them share its cores and its memory, and a
+    ring all-reduce has to live with that: its steps are these.
+
+    Args:
+        sizes: Bytes of a message, each of them 1 or more.
+        rounds: Exchanges that are timed for each size; they follow each other at once.
+        group: Its ranks; all, if left out. Every rank of it calls this.
+
+    Returns:
+        For each size the seconds of one exchange, the same on all ranks: the median of
+        the rounds, and of all ranks the slowest.
+
+    Raises:
+        ValueError: a size or the number of rounds is not a whole number from 1 up.
+
+    Cost: `rounds` + 2 messages of each size sent by each rank.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+
+    def exchange(outgoing: Tensor, incoming: Tensor) -> None:
+        request = dist.isend(outgoing, group=group, group_dst=(rank + 1) % n)
+        dist.recv(incoming, group=group, group_src=(rank - 1) % n)
+        request.wait()
+
+    return _medians(exchange if n > 1 else _nothing, sizes, rounds, group)
+
+
+def ping_pong_seconds(
+    sizes: Sequence[int], rounds: int = 20, *, group: ProcessGroup | None = None
+) -> list[float]:
+    """Seconds of a message between ranks 0 and 1, one way, with nobody else sending.
+
+    Rank 0 sends a message, rank 1 sends it back: half of that time. This is how a link
+    is measured in most tools. Other ranks of the group call it too, and wait.
+
+    Args:
+        sizes, rounds, group: As in `ring_shift_seconds`.
+
+    Returns:
+        For each size the seconds of one message, the same on all ranks.
+
+    Raises:
+        ValueError: as in `ring_shift_seconds`; or the group has only one rank.
+
+    Cost: `rounds` + 2 messages of each size, there and back.
+    """
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    if n < 2:
+        raise ValueError("A ping-pong needs 2 ranks: this group has 1.")
+
+    def there_and_back(outgoing: Tensor, incoming: Tensor) -> None:
+        if rank == 0:
+            dist.send(outgoing, group=group, group_dst=1)
+            dist.recv(incoming, group=group, group_src=1)
+        else:
+            dist.recv(incoming, group=group, group_src=0)
+            dist.send(incoming, group=group, group_dst=0)
+
+    work = there_and_back if rank < 2 else _nothing
+    return [seconds / 2 for seconds in _medians(work, sizes, rounds, group)]
+
+
+def _nothing(outgoing: Tensor, incoming: Tensor) -> None:
+    """What a rank does that takes no part."""
+
+
+def _medians(
+    exchange: Callable[[Tensor, Tensor], None],
+    sizes: Sequence[int],
+    rounds: int,
+    group: ProcessGroup | None,
+) -> list[float]:
+    """For each size the median of the rounds, and of all ranks the slowest."""
+    rounds = costs.count(rounds, "rounds", least=1)
+    sizes = [costs.count(size, "a size", least=1) for size in sizes]
+    medians = torch.zeros(len(sizes), dtype=torch.float64)
+    for place, size in enumerate(sizes):
+        outgoing, incoming = torch.ones(2, size, dtype=torch.uint8)
+        dist.barrier(group)
+        times = []
+        for _ in range(rounds + 2):
+            start = time.perf_counter()
+            exchange(outgoing, incoming)
+            times.append(time.perf_counter() - start)
+        medians[place] = statistics.median(times[2:])  # the first two warm up
+    dist.all_reduce(medians, dist.ReduceOp.MAX, group=group)
+    return medians.tolist()
+
+
+# ---------------------------------------------------------------------- slow links
+
+
+class EmulatedLink:
+    """Lets messages between ranks on one machine take the time of a slow network.
+
+        with EmulatedLink(latency=2e-3, bandwidth=100e6):
+            all_reduce_ring(tensor)
+
+    Inside the block, what `send`, `recv`, `isend`, `irecv` and `batch_isend_irecv` of
+    `torch.distributed` do on this rank is the same, but takes longer, by sleeping:
+
+    - A message of b bytes starts when it is sent, and this rank has finished sending
+      the one before. It keeps the rank's way out busy for b / bandwidth: `send`, or the
+      `wait()` of an `isend`, ends then.
+    - It arrives at the other rank no earlier than its start + b / bandwidth + latency,
+      and no earlier than b / bandwidth after the one that arrived there before: `recv`,
+      or the `wait()` of an `irecv`, ends then. A rank's way in takes messages in the
+      order in which it waits for them.
+    - Nothing gets faster: where the machine itself takes longer, that is the time.
+
+    A sleep ends late, by about 0.1 ms. That would add up over the steps of an
+    algorithm, so a rank's next message starts as if the rank had woken in time.
+
+    Every rank that sends or receives is inside such a block, with the same numbers; a
+    number goes ahead of each message, its time. Collectives such as
+    `torch.distributed.all_reduce` do not use these functions and stay as fast as they
+    are.
+
+    Args:
+        latency: Seconds that even an empty message takes.
+        bandwidth: Bytes a second, of each rank's way out and way in.
+
+    Raises:
+        ValueError: a number is negative, or the bandwidth is 0.
+            In the block: a `recv` or `irecv` does not say whom it is from.
+        RuntimeError: on entering a block inside another one.
+    """
+
+    _active = False
+
+    def __init__(self, latency: float, bandwidth: float) -> None:
+        self.latency = costs.not_negative(latency, "latency")
+        self.bandwidth = costs.positive(bandwidth, "bandwidth")
+
+    def __enter__(self) -> "EmulatedLink":
+        if EmulatedLink._active:
+            raise RuntimeError("This is inside another EmulatedLink: leave it first.")
+        self._out = self._in = 0.0  # when this rank's two ways are free again
+        self._overslept = 0.0
+        group = dist.ProcessGroup
+        self._real = {name: getattr(group, name) for name in _REPLACED}
+        # What __exit__ puts back: unlike the functions, these become methods.
+        self._methods = {name: vars(group)[name] for name in _REPLACED}
+        EmulatedLink._active = True
+        # Functions of the class, so that they are called with the group.
+        group.send = lambda *args, **kwargs: self._send(*args, **kwargs)
+        group.recv = lambda *args, **kwargs: self._recv(*args, **kwargs)
+        group.recv_anysource = lambda *args, **kwargs: self._recv_any(*args, **kwargs)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for name, method in self._methods.items():
+            setattr(dist.ProcessGroup, name, method)
+        EmulatedLink._active = False
+
+    # Parameters have the names that they have in torch, and may be given by name.
+    def _send(
+        self, group: ProcessGroup, tensors: list[Tensor], dstRank: int, tag: int = 0
+    ) -> "_Message":
+        start = max(self._now(), self._out)
+        self._out = start + self._busy(tensors)
+        sent = torch.tensor([self._out], dtype=torch.float64)
+        works = [
+            self._real["send"](group, [sent], dstRank, tag),
+            self._real["send"](group, tensors, dstRank, tag),
+        ]
+        free = self._out
+        return _Message(works, (sent, *tensors), lambda: self._sleep(free))
+
+    def _recv(
+        self, group: ProcessGroup, tensors: list[Tensor], srcRank: int, tag: int = 0
+    ) -> "_Message":
+        sent = torch.zeros(1, dtype=torch.float64)
+        works = [
+            self._real["recv"](group, [sent], srcRank, tag),
+            self._real["recv"](group, tensors, srcRank, tag),
+        ]
+        return _Message(works, (sent, *tensors), lambda: self._arrive(sent, tensors))
+
+    def _recv_any(
+        self, group: ProcessGroup, tensors: list[Tensor], tag: int = 0
+    ) -> "_Message":
+        raise ValueError(
+            "An EmulatedLink has to know which rank a message comes from: give `src` "
+            "to recv and irecv."
+        )
+
+    def _busy(self, tensors: Sequence[Tensor]) -> float:
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return nbytes / self.bandwidth
+
+    def _arrive(self, sent: Tensor, tensors: Sequence[Tensor]) -> None:
+        arrival = max(sent.item() + self.latency, self._in + self._busy(tensors))
+        self._in = arrival
+        self._sleep(arrival)
+
+    def _now(self) -> float:
+        # All processes of a machine have this clock in common.
+        return time.monotonic() - self._overslept
+
+    def _sleep(self, until: float) -> None:
+        if self._now() < until:
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(left)
+            self._overslept = time.monotonic() - until
+
+
+_REPLACED = ("send", "recv", "recv_anysource")
+
+
+class _Message:
+    """Stands for the `Work` of a message that takes longer."""
+
+    def __init__(
+        self, works: list[dist.Work], kept: tuple[Tensor, ...], after: Callable
+    ) -> None:
+        self._works, self._after = works, after
+        self._kept = kept  # gloo reads and writes them until it is done
+        self._done = False
+
+    def wait(self, *args: Any, **kwargs: Any) -> bool:
+        """Until the message has arrived, or left."""
+        if not self._done:
+            for work in self._works:
+                work.wait(*args, **kwargs)
+            self._after()
+            self._done = True
+        return True
