@@ -1,9 +1,10 @@
 // Sliders and lists, and what follows from them. Python computes all that is shown.
 
-let views = 0; // two views of one explorer need different ids
+const STEP_MS = 1500; // time to look at a step while they are played
 
 function render({ model, el }) {
-  const view = ++views;
+  // Each explorer has a copy of this module, so counting would give equal ids.
+  const view = Math.random().toString(36).slice(2);
   const summary = make("p", { role: "status" });
   const body = make("div", {
     className: "course-explorer-body",
@@ -22,29 +23,84 @@ function render({ model, el }) {
     ),
   );
 
-  function control({ name, label, options }) {
+  function control({ name, label, options, values, check, play }) {
     const id = `course-explorer-${view}-${name}`;
+    const slides = !options && !check;
     const input = options
       ? make("select", { id }, ...options.map((value) => make("option", { value }, value)))
-      : make("input", { type: "range", id, step: 1 });
+      : make("input", { type: check ? "checkbox" : "range", id, step: 1 });
     // JupyterLab looks at the focused element: else arrow keys would move between cells.
     input.setAttribute("data-lm-suppress-shortcuts", "true");
     // Not <output>: that is a live region, and the slider says its value by itself.
     const shown = make("span", { ariaHidden: "true" });
     input.addEventListener("input", () => {
-      if (!options) shown.textContent = input.value;
-      model.set(name, options ? input.value : Number(input.value));
-      model.save_changes();
+      player?.stop();
+      if (check) set(name, input.checked);
+      else if (options) set(name, input.value);
+      else set(name, values ? values[input.value] : Number(input.value));
+      if (slides) show(model.get(name));
     });
-    const row = make("div", {}, make("label", { htmlFor: id }, label), input, shown);
+    const player = play && makePlayer(name, input);
+    const text = make("label", { htmlFor: id });
+    const row = make("div", {}, text, input, shown, ...(play ? [player.button] : []));
+    function show(value) {
+      shown.textContent = value;
+      // Else a screen reader would say the number of the stop, not what it stands for.
+      if (values) input.setAttribute("aria-valuetext", value);
+    }
     function refresh() {
       const now = model.get("controls").find((other) => other.name === name);
-      if (!options) Object.assign(input, { min: now.min, max: now.max });
-      input.disabled = Boolean(now.disabled) || (!options && input.max === input.min);
-      input.value = model.get(name);
-      if (!options) shown.textContent = model.get(name);
+      const value = model.get(name);
+      text.textContent = now.label;
+      if (slides) {
+        const ends = values ? { min: 0, max: values.length - 1 } : now;
+        Object.assign(input, { min: ends.min, max: ends.max });
+        show(value);
+      }
+      input.disabled = Boolean(now.disabled) || (slides && input.max === input.min);
+      if (check) input.checked = value;
+      else input.value = values ? nearest(values, value) : value;
+      player?.refresh();
     }
-    return { name, row, refresh };
+    return { name, row, refresh, stop: () => player?.stop() };
+  }
+
+  // A button that moves a slider to its end; by one step at a time for those who have
+  // asked their system for less motion.
+  function makePlayer(name, input) {
+    const button = make("button", { type: "button" });
+    button.setAttribute("data-lm-suppress-shortcuts", "true");
+    const less = matchMedia("(prefers-reduced-motion: reduce)");
+    let timer = null;
+    button.addEventListener("click", () => {
+      if (timer !== null) return stop();
+      if (atEnd()) set(name, Number(input.min));
+      else advance();
+      if (!less.matches && !atEnd()) timer = setInterval(advance, STEP_MS);
+      refresh();
+    });
+    const atEnd = () => model.get(name) >= Number(input.max);
+    function advance() {
+      set(name, model.get(name) + 1);
+      if (atEnd()) stop();
+    }
+    function stop() {
+      clearInterval(timer);
+      timer = null;
+      refresh();
+    }
+    function refresh() {
+      const play = less.matches ? "Next step" : "Play";
+      const word = timer !== null ? "Pause" : atEnd() ? "From the start" : play;
+      if (button.textContent !== word) button.textContent = word;
+      button.disabled = input.disabled;
+    }
+    return { button, stop, refresh };
+  }
+
+  function set(name, value) {
+    model.set(name, value);
+    model.save_changes();
   }
 
   function refresh() {
@@ -60,8 +116,14 @@ function render({ model, el }) {
   for (const name of names) model.on(`change:${name}`, refresh);
   refresh();
   return () => {
+    for (const one of controls) one.stop();
     for (const name of names) model.off(`change:${name}`, refresh);
   };
+}
+
+function nearest(values, value) {
+  const far = values.map((other) => Math.abs(other - value));
+  return far.indexOf(Math.min(...far));
 }
 
 function make(tag, properties, ...children) {

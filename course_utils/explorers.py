@@ -10,7 +10,9 @@ lists are the browser's own: Tab reaches them, arrow keys move them. Everything 
 computed in Python. A notebook that was saved keeps the first state as text.
 """
 
+import functools
 import html
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +21,10 @@ from typing import Any, NamedTuple
 import anywidget
 import traitlets
 
-from course_utils import costs
+from course_utils import costs, simulator
+from course_utils.snapshots import History, Moment
 
-__all__ = ["CollectiveExplorer", "RankExplorer"]
+__all__ = ["CollectiveExplorer", "RankExplorer", "RingStepper", "WhatIfExplorer"]
 
 _HERE = Path(__file__)
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -665,3 +668,538 @@ def _shown(held: _Held) -> str:
         _shown(part) if isinstance(part, list) else f"{part:.10g}" for part in held
     ]
     return f"[{', '.join(texts)}]"
+
+
+# --- a ring, step by step ---------------------------------------------------------
+
+_MOST_ELEMENTS = 32
+_MARKS = (
+    "↑ goes out in this step, ↓ came in with the step before, ✓ complete: the sum over "
+    "all ranks."
+)
+
+
+class RingStepper(_Explorer):
+    """Go through a ring all-reduce that real ranks have run, one step after the other.
+
+    The last expression of a cell shows it: a slider, a button that plays the steps, and
+    a table of what every rank held at the start of the step. Each number in it was in
+    a rank's tensor. `step` can also be set in Python.
+
+        >>> recorded = [  # of two ranks; this is what `snapshots` gives
+        ...     [([1.0, 5.0], 0, 1, 1), ([1.0, 11.0], 1, 2, 1), ([3.0, 11.0],)],
+        ...     [([2.0, 6.0], 1, 2, 0), ([3.0, 6.0], 0, 1, 0), ([3.0, 11.0],)],
+        ... ]
+        >>> stepper = RingStepper(recorded)
+        >>> print(stepper.summary)
+        Step 0 (of 0 to 1), reduce-scatter: rank 0 sends chunk 0 to rank 1, \
+rank 1 chunk 1 to rank 0. Complete: 0 of 4 chunks.
+
+    Args:
+        recorded: For each rank, in rank order, what `snapshots.snapshots` noted there.
+            At most 8 ranks and 32 elements.
+
+    Attributes:
+        step: Which step is shown, 0 up to `steps`, the end.
+
+    Raises:
+        ValueError: there are too many ranks or elements, or they do not fit together.
+    """
+
+    _invitation = "go through its steps"
+
+    step = traitlets.Int(0).tag(sync=True)
+
+    def __init__(self, recorded: Sequence[Sequence[Moment]]) -> None:
+        self._history = History(recorded)
+        elements = self._history.chunks[-1][1]
+        if self._history.world_size > _MOST or elements > _MOST_ELEMENTS:
+            raise ValueError(
+                f"recorded is of {self._history.world_size} ranks with {elements} "
+                f"elements: expected at most {_MOST} ranks and {_MOST_ELEMENTS} "
+                "elements."
+            )
+        super().__init__()
+        slider = _slider("step", "Step", 0, self.steps, play=True)
+        self.set_trait("controls", [slider])
+        ranks = _count(self._history.world_size, "rank")
+        self.set_trait("region", f"Table of the chunks on {ranks}")
+        self._refresh()
+
+    @property
+    def steps(self) -> int:
+        """How many steps the ranks made; 2(n-1) in a ring all-reduce on n ranks."""
+        return self._history.steps
+
+    @traitlets.validate("step")
+    def _within(self, proposal: dict) -> int:
+        return min(max(proposal["value"], 0), self.steps)
+
+    @traitlets.observe("step")
+    def _refresh(self, _: object = None) -> None:
+        self.set_trait("summary", self._in_one_line())
+        self.set_trait("body", self._as_html())
+
+    def text(self) -> str:
+        """What is shown, as plain text."""
+        rows = [("", *self._heads())]
+        for rank in range(self._history.world_size):
+            cells = []
+            for chunk in range(len(self._history.chunks)):
+                values, _, arrived, leaves = self._cell(rank, chunk)
+                complete = self._history.is_complete(self.step, rank, chunk)
+                marks = (complete, "✓"), (arrived, "↓"), (leaves, "↑")
+                signs = (sign for true, sign in marks if true)
+                cells.append(" ".join([values, *signs]))
+            rows.append((f"rank {rank}", *cells))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [self.summary, ""]
+        for row in rows:
+            cells = zip(row, widths, strict=True)
+            lines.append("  ".join(f"{cell:{width}}" for cell, width in cells).rstrip())
+        return "\n".join([*lines, "", _MARKS, self._sent_so_far()])
+
+    def _in_one_line(self) -> str:
+        history, step = self._history, self.step
+        cells = [
+            history.is_complete(step, rank, chunk)
+            for rank in range(history.world_size)
+            for chunk in range(len(history.chunks))
+        ]
+        complete = f"Complete: {sum(cells)} of {_count(len(cells), 'chunk')}."
+        if step == self.steps:
+            return f"End, after {_count(step, 'step')}. {complete}"
+        sent = ", ".join(
+            f"rank {rank} {'' if rank else 'sends '}"
+            f"{self._named(one[step].first, one[step].stop)} to rank {one[step].to}"
+            for rank, one in enumerate(history.moments)
+        )
+        last = self.steps - 1
+        which = f"Step {step} (of 0 to {last})" if last else f"Step {step}"
+        return f"{which}{self._half()}: {sent}. {complete}"
+
+    def _half(self) -> str:
+        """Which half of an all-reduce this step belongs to, if it is clear."""
+        done = {
+            taken.how
+            for taken in self._history.taken[self.step]
+            if taken.first < taken.stop
+        }
+        halves = {"added": ", reduce-scatter", "copied": ", all-gather"}
+        return halves.get(done.pop(), "") if len(done) == 1 else ""
+
+    def _named(self, first: int, stop: int) -> str:
+        """The chunks of these elements, in words."""
+        numbers = [
+            str(number)
+            for number, (start, end) in enumerate(self._history.chunks)
+            if first <= start and end <= stop
+        ]
+        if not numbers:
+            return "an empty chunk"
+        *most, last = numbers
+        return f"chunks {', '.join(most)} and {last}" if most else f"chunk {last}"
+
+    def _heads(self) -> list[str]:
+        return [
+            f"chunk {number} x[{first}:{stop}]"
+            for number, (first, stop) in enumerate(self._history.chunks)
+        ]
+
+    def _cell(self, rank: int, chunk: int) -> tuple[str, str, str, str]:
+        """The numbers, whose sum they are, what came in before, what goes out now."""
+        history, step = self._history, self.step
+        first, stop = history.chunks[chunk]
+        values = _shown(history.values(step, rank, chunk))
+        arrived = leaves = ""
+        if step:
+            taken = history.taken[step - 1][rank]
+            if taken.first <= first and stop <= taken.stop:
+                arrived = taken.how or "received"
+        if step < self.steps:
+            moment = history.moments[rank][step]
+            if moment.first <= first and stop <= moment.stop:
+                leaves = "sends"
+        return values, self._whose(rank, chunk), arrived, leaves
+
+    def _whose(self, rank: int, chunk: int) -> str:
+        """Of which ranks the chunk is the sum, in words."""
+        shares = self._history.shares(self.step, rank, chunk)
+        if shares is None:
+            return "no sum of what was sent"
+        if self._history.is_complete(self.step, rank, chunk):
+            return "✓ all ranks"
+        said = []
+        for share, run in itertools.groupby(range(len(shares)), shares.__getitem__):
+            first, *more = run
+            ranks = (
+                f"{first}–{more[-1]}"
+                if len(more) > 1
+                else ", ".join(map(str, [first, *more]))
+            )
+            if share:
+                said.append(ranks if share == 1 else f"{ranks} ({share} times)")
+        return f"rank{'s' if sum(map(bool, shares)) > 1 else ''} {', '.join(said)}"
+
+    def _sent_so_far(self) -> str:
+        elements = self._history.chunks[-1][1]
+        sent = [
+            sum(moment.stop - moment.first for moment in one[: self.step])
+            for one in self._history.moments
+        ]
+        few, many = min(sent), max(sent)
+        numbers = str(many) if few == many else f"{few} to {many}"
+        return (
+            f"Sent so far by each rank: {_count(self.step, 'message')}; elements in "
+            f"them: {numbers}. Its tensor has {elements}."
+        )
+
+    def _as_html(self) -> str:
+        rows = []
+        for rank in range(self._history.world_size):
+            cells = []
+            for chunk in range(len(self._history.chunks)):
+                values, whose, arrived, leaves = self._cell(rank, chunk)
+                kinds = ["course-explorer-chunk"]
+                if self._history.is_complete(self.step, rank, chunk):
+                    kinds.append("course-explorer-complete")
+                if leaves:
+                    kinds.append("course-explorer-leaves")
+                if arrived:
+                    kinds.append("course-explorer-arrived")
+                marks = [f"<span>{whose}</span>"]
+                if arrived:
+                    marks.append(f"<span>↓ {arrived}</span>")
+                if leaves:
+                    marks.append(f"<span>↑ {leaves}</span>")
+                cells.append(
+                    f'<td class="{" ".join(kinds)}"><strong>{values}</strong>'
+                    f"{''.join(marks)}</td>"
+                )
+            rows.append(f'<tr><th scope="row">rank {rank}</th>{"".join(cells)}</tr>')
+        heads = (head.replace(" x", "<br>x") for head in self._heads())
+        return (
+            f"{_table(('', *heads), rows)}<p>{_MARKS}</p><p>{self._sent_so_far()}</p>"
+        )
+
+    def __repr__(self) -> str:
+        ranks = _count(self._history.world_size, "rank")
+        return f"RingStepper({ranks}, step {self.step} of {self.steps})"
+
+
+def _count(number: int, noun: str) -> str:
+    """A number with its noun: 1 rank, 2 ranks."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
+# --- what if there were more GPUs -------------------------------------------------
+
+# Where the sliders stop; in Python each number in between can be set, too.
+_WHAT_IF: dict[str, tuple[float, ...]] = {
+    "nodes": (*(2**k for k in range(11)), 1250),
+    "samples": tuple(2**k for k in range(17)),
+    "bucket_mib": (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 10_000),
+    "straggler": (1.0, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0),
+}
+_SLOWEST = _WHAT_IF["straggler"][-1]
+_MOST_NAIVE = 128  # GPUs: more take too long to simulate between two moves of a slider
+
+
+class WhatIfExplorer(_Explorer):
+    """Train on another cluster: how long a step takes there, and on what.
+
+    The last expression of a cell shows it. Its settings can also be set in Python.
+    Everything shown is simulated, by `simulator.ddp_step`.
+
+        >>> explorer = WhatIfExplorer("H100, InfiniBand", "GPT-2 XL", nodes=2)
+        >>> print(explorer.summary)
+        Simulated, GPT-2 XL on 16 GPUs (2 nodes; H100, InfiniBand): 79.4 ms a step, \
+scaling efficiency 97.3 %.
+
+    Attributes:
+        cluster: One of `simulator.CLUSTERS`.
+        model: One of `simulator.MODELS`.
+        nodes: How many nodes, 1 to 1250.
+        samples: In the batch of each GPU: tokens of a GPT-2, images of a ResNet-50.
+        bucket_mib: The cap of DDP's buckets, in MiB.
+        overlap: Whether all-reduces go on during the backward pass.
+        algorithm: Of the all-reduce; one of `simulator.ALGORITHMS`.
+        straggler: How many times slower than the others one GPU computes.
+        result: The simulated step; None where there is none, and `summary` says why.
+
+    Raises:
+        ValueError: a setting does not exist or is out of range.
+    """
+
+    _invitation = "change its settings"
+
+    cluster = traitlets.Enum([*simulator.CLUSTERS], "H100, InfiniBand").tag(sync=True)
+    model = traitlets.Enum([*simulator.MODELS], "GPT-2 XL").tag(sync=True)
+    nodes = traitlets.Int(1).tag(sync=True)
+    samples = traitlets.Int(4096).tag(sync=True)
+    bucket_mib = traitlets.Int(25).tag(sync=True)
+    overlap = traitlets.Bool(True).tag(sync=True)
+    algorithm = traitlets.Enum([*simulator.ALGORITHMS], "ring").tag(sync=True)
+    straggler = traitlets.Float(1.0).tag(sync=True)
+
+    def __init__(
+        self,
+        cluster: str = "H100, InfiniBand",
+        model: str = "GPT-2 XL",
+        nodes: int = 1,
+        samples: int = 4096,
+        bucket_mib: int = 25,
+        overlap: bool = True,
+        algorithm: str = "ring",
+        straggler: float = 1.0,
+    ) -> None:
+        for value, what, known in (
+            (cluster, "cluster", simulator.CLUSTERS),
+            (model, "model", simulator.MODELS),
+            (algorithm, "algorithm", simulator.ALGORITHMS),
+        ):
+            if value not in known:
+                raise ValueError(
+                    f"{what} is {value!r}: expected one of {'; '.join(known)}."
+                )
+        for value, what in (
+            (nodes, "nodes"),
+            (samples, "samples"),
+            (bucket_mib, "bucket_mib"),
+        ):
+            most = _WHAT_IF[what][-1]
+            if type(value) is not int or not 1 <= value <= most:
+                raise ValueError(
+                    f"{what} is {value!r}: expected a whole number from 1 to {most:,}."
+                )
+        if type(straggler) not in (int, float) or not 1 <= straggler <= _SLOWEST:
+            raise ValueError(
+                f"straggler is {straggler!r}: expected a number from 1 to {_SLOWEST}."
+            )
+        if type(overlap) is not bool:
+            raise ValueError(f"overlap is {overlap!r}: expected True or False.")
+        super().__init__(
+            cluster=cluster,
+            model=model,
+            nodes=nodes,
+            samples=samples,
+            bucket_mib=bucket_mib,
+            overlap=overlap,
+            algorithm=algorithm,
+            straggler=float(straggler),
+        )
+        self.set_trait("region", "Tables of the simulated step")
+        self._refresh()
+
+    @traitlets.validate("nodes", "samples", "bucket_mib", "straggler")
+    def _within(self, proposal: dict) -> float:
+        most = _WHAT_IF[proposal["trait"].name][-1]
+        return min(max(proposal["value"], 1), most)
+
+    @traitlets.observe(
+        *("cluster", "model", "nodes", "samples", "bucket_mib", "overlap"),
+        *("algorithm", "straggler"),
+    )
+    def _refresh(self, _: object = None) -> None:
+        sample = simulator.MODELS[self.model].sample
+        controls = [
+            {"name": "cluster", "label": "Cluster", "options": [*simulator.CLUSTERS]},
+            {"name": "model", "label": "Model", "options": [*simulator.MODELS]},
+            _stops("nodes", "Nodes"),
+            _stops("samples", f"{sample.capitalize()}s for each GPU"),
+            _stops("bucket_mib", "Bucket cap (MiB)"),
+            {"name": "overlap", "label": "Overlap", "check": True},
+            {
+                "name": "algorithm",
+                "label": "All-reduce",
+                "options": [*simulator.ALGORITHMS],
+            },
+            _stops("straggler", "Slowdown of one GPU"),
+        ]
+        self.set_trait("controls", controls)
+        self.set_trait("summary", self._in_one_line())
+        self.set_trait("body", self._as_html())
+
+    @property
+    def result(self) -> simulator.Step | None:
+        """The simulated step; None where the settings do not allow one."""
+        return self._simulated()[0]
+
+    def _simulated(self) -> tuple[simulator.Step | None, str]:
+        """The step, or None and why there is none."""
+        return _simulate(
+            self.cluster,
+            self.model,
+            self.nodes,
+            self.samples,
+            self.bucket_mib,
+            self.overlap,
+            self.algorithm,
+            self.straggler,
+        )
+
+    @property
+    def _pod(self) -> simulator.Cluster:
+        return simulator.CLUSTERS[self.cluster].with_nodes(self.nodes)
+
+    def text(self) -> str:
+        """What is shown, as plain text."""
+        lines = [self.summary, ""]
+        for row in (*self._times(), *self._numbers()):
+            lines.append(f"{row[0]}: {', '.join(row[1:])}")
+        return "\n".join([*lines, "", *self._sources()])
+
+    def _in_one_line(self) -> str:
+        result, problem = self._simulated()
+        where = (
+            f"{self.model} on {_count(self._pod.gpus, 'GPU')} "
+            f"({_count(self.nodes, 'node')}; {self.cluster})"
+        )
+        if result is None:
+            return f"{where}: not simulated. {problem}"
+        return (
+            f"Simulated, {where}: {_duration(result.seconds)} a step, scaling "
+            f"efficiency {100 * result.efficiency:.3g} %."
+        )
+
+    def _times(self) -> list[tuple[str, str, str]]:
+        """(what, time, share of the step), in words."""
+        result = self.result
+        if result is None:
+            return []
+        return [
+            (name, _duration(seconds), f"{100 * seconds / result.seconds:.3g} %")
+            for name, seconds in (
+                ("computing", result.compute),
+                ("waiting for the slowest GPU", result.waiting),
+                ("exposed communication", result.exposed),
+                ("the whole step", result.seconds),
+            )
+        ]
+
+    def _numbers(self) -> list[tuple[str, str]]:
+        """(what, how much), in words."""
+        result, model = self.result, simulator.MODELS[self.model]
+        if result is None:
+            return []
+        batch = self._pod.gpus * self.samples
+        sizes = [bucket.nbytes / costs.MiB for bucket in result.buckets]
+        return [
+            ("batch of all GPUs", _count(batch, model.sample)),
+            ("speed", f"{_digits(batch / result.seconds)} {model.sample}s a second"),
+            (
+                "gradients, 4 bytes each",
+                f"{_digits(sum(sizes))} MiB in {_count(len(sizes), 'bucket')}",
+            ),
+            ("largest bucket", f"{_digits(max(sizes))} MiB"),
+            (
+                "all communication, hidden or not",
+                _duration(result.communication),
+            ),
+        ]
+
+    def _sources(self) -> list[str]:
+        pod, model = self._pod, simulator.MODELS[self.model]
+        return [
+            "All of this is simulated: messages with latency and bandwidth, and GPUs "
+            "that compute at half of their peak. Real clusters are slower.",
+            f"Cluster: {pod.source}.",
+            f"Model: {_millions(model.parameters)} parameters; {model.source}.",
+        ]
+
+    def _as_html(self) -> str:
+        sources = "".join(f"<p>{html.escape(words)}</p>" for words in self._sources())
+        if self.result is None:
+            return sources
+        rows, parts = [], []
+        for (name, seconds, share), kind in zip(
+            self._times(), (*_PARTS, ""), strict=True
+        ):
+            sample = f'<i class="course-explorer-{kind}"></i> ' if kind else ""
+            rows.append(
+                f'<tr><th scope="row">{sample}{name}</th><td>{seconds}</td>'
+                f"<td>{share}</td></tr>"
+            )
+        for kind in _PARTS:
+            share = getattr(self.result, kind) / self.result.seconds
+            if share:
+                parts.append(
+                    f'<i class="course-explorer-{kind}" '
+                    f'style="width: {100 * share:.4g}%"></i>'
+                )
+        numbers = [
+            f'<tr><th scope="row">{name}</th><td>{value}</td></tr>'
+            for name, value in self._numbers()
+        ]
+        return (
+            '<div class="course-explorer-bar" aria-hidden="true">'
+            f"{''.join(parts)}</div>"
+            f"{_table(('', 'simulated time', 'share of the step'), rows)}"
+            f"<p>In numbers:</p>{_table(('', 'simulated'), numbers)}{sources}"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"WhatIfExplorer({self.cluster!r}, {self.model!r}, nodes={self.nodes}, "
+            f"samples={self.samples}, bucket_mib={self.bucket_mib}, "
+            f"overlap={self.overlap}, algorithm={self.algorithm!r}, "
+            f"straggler={self.straggler:g})"
+        )
+
+
+_PARTS = ("compute", "waiting", "exposed")  # of a step; fields of `simulator.Step`
+
+
+def _stops(name: str, label: str) -> dict[str, Any]:
+    return {"name": name, "label": label, "values": [*_WHAT_IF[name]]}
+
+
+@functools.lru_cache(maxsize=256)
+def _simulate(
+    cluster: str,
+    model: str,
+    nodes: int,
+    samples: int,
+    bucket_mib: int,
+    overlap: bool,
+    algorithm: str,
+    straggler: float,
+) -> tuple[simulator.Step | None, str]:
+    """The step with these settings; or None, and why it cannot be simulated."""
+    pod = simulator.CLUSTERS[cluster].with_nodes(nodes)
+    if algorithm == "naive" and pod.gpus > _MOST_NAIVE:
+        return None, (
+            f"On {pod.gpus:,} GPUs, rank 0 would receive and send {pod.gpus - 1:,} "
+            f"messages for each bucket, one after the other: this takes too long, also "
+            f"to simulate. Take at most {_MOST_NAIVE} GPUs."
+        )
+    try:
+        step = simulator.ddp_step(
+            pod,
+            simulator.MODELS[model],
+            samples,
+            algorithm=algorithm,
+            overlap=overlap,
+            bucket_bytes=bucket_mib * costs.MiB,
+            slow_gpus={0: straggler} if straggler > 1 else None,
+        )
+    except ValueError as error:  # not every algorithm runs on every number of GPUs
+        return None, str(error)
+    return step, ""
+
+
+def _duration(seconds: float) -> str:
+    """A time with three digits: 31.1 ms, 1.12 s."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if not seconds or seconds >= size:
+            return f"{_digits(seconds / size)} {unit}"
+    return f"{_digits(seconds / 1e-6)} µs"
+
+
+def _digits(value: float) -> str:
+    """Three or four digits, without an exponent: 0.125, 31.1, 112,200,000."""
+    return f"{float(f'{value:.4g}'):,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _millions(number: int) -> str:
+    return f"{number / 1e6:,.4g} million"

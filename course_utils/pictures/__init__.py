@@ -44,7 +44,9 @@ from course_utils.pictures.machines import (
     transfer_ladder,
     transfer_times,
 )
+from course_utils.pictures.overlap import ddp_buckets, overlap, step_events
 from course_utils.pictures.ranks import Interval, timeline
+from course_utils.pictures.scaling import predicted_and_measured, scaling
 from course_utils.pictures.training import (
     difference_by_step,
     learning_rates,
@@ -63,6 +65,7 @@ __all__ = [
     "collective_table",
     "course_map",
     "data_parallel_steps",
+    "ddp_buckets",
     "device_memory",
     "device_timeline",
     "difference_by_step",
@@ -72,9 +75,13 @@ __all__ = [
     "machine",
     "message_steps",
     "micro_batch_times",
+    "overlap",
     "partition",
+    "predicted_and_measured",
     "ranks_on_cores",
     "ranks_on_nodes",
+    "scaling",
+    "step_events",
     "timeline",
     "training_curves",
     "transfer_ladder",

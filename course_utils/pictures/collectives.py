@@ -714,7 +714,7 @@ def collective_bandwidth(
             x += _key_entry(name)
     note = "Lines: latency + size / bandwidth, fitted to the times."
     if len(halves) > 1:
-        note += " Between the dashed lines latency is half of the time of each."
+        note += " Each collective's half-way point lies between the dashed lines."
     elif halves:
         note += " Dashed: here latency is half of the time."
     unfitted = [name for name, curve in curves.items() if not curve.fit]

@@ -1,6 +1,6 @@
 """The explorers in a real JupyterLab: by keyboard, by mouse, for screen readers."""
 
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 SHOW = (
     "from course_utils.explorers import RankExplorer\n"
@@ -98,3 +98,95 @@ def test_collectives_by_keyboard(open_notebook) -> None:
     expect(cell.get_by_role("table")).to_have_count(2)
     assert notebook.violations() == []
     notebook.screenshot("collective-explorer")
+
+
+RING = (
+    "from course_utils.explorers import RingStepper, WhatIfExplorer\n"
+    "RingStepper([  # what two ranks have noted\n"
+    "    [([1.0, 5.0], 0, 1, 1), ([1.0, 11.0], 1, 2, 1), ([3.0, 11.0],)],\n"
+    "    [([2.0, 6.0], 1, 2, 0), ([3.0, 6.0], 0, 1, 0), ([3.0, 11.0],)],\n"
+    "])"
+)
+WHAT_IF = 'WhatIfExplorer("H100, InfiniBand", "GPT-2 XL", nodes=8, straggler=1.2)'
+
+
+def test_a_ring_and_a_cluster_by_keyboard(open_notebook) -> None:
+    notebook = open_notebook(RING, WHAT_IF, "pass")
+    notebook.run_all()
+    page = notebook.page
+    check_ring(page, notebook.cell(0))
+    check_what_if(page, notebook.cell(1))
+    assert notebook.violations() == []
+    notebook.screenshot("ring-and-what-if")
+
+
+def check_ring(page: Page, cell: Locator) -> None:
+    status, step = cell.get_by_role("status"), slider(cell, "Step")
+    expect(status).to_contain_text("Step 0 (of 0 to 1), reduce-scatter: rank 0 sends")
+    expect(cell.get_by_role("cell", name="[1] rank 0 ↑ sends")).to_be_visible()
+    step.focus()
+    page.keyboard.press("ArrowRight")
+    expect(status).to_contain_text("Step 1 (of 0 to 1), all-gather")
+    expect(cell.get_by_role("cell", name="[3] ✓ all ranks ↓ added")).to_be_visible()
+    expect(step).to_be_focused()
+    page.keyboard.press("Home")
+    expect(status).to_contain_text("Step 0")
+
+    page.keyboard.press("Tab")
+    play = cell.get_by_role("button", name="Play")
+    expect(play).to_be_focused()
+    page.keyboard.press("Space")  # plays to the end, and stops there
+    expect(cell.get_by_role("button", name="Pause")).to_be_focused()
+    expect(status).to_contain_text("Step 1")
+    expect(status).to_have_text("End, after 2 steps. Complete: 4 of 4 chunks.")
+    again = cell.get_by_role("button", name="From the start")
+    expect(again).to_be_focused()
+    page.keyboard.press("Space")
+    page.keyboard.press("Space")  # pauses at once
+    expect(play).to_be_focused()
+    expect(step).to_have_value("0")
+
+    # Who has asked for less motion moves on by one step at a time.
+    page.emulate_media(reduced_motion="reduce")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Tab")
+    next_step = cell.get_by_role("button", name="Next step")
+    expect(next_step).to_be_focused()
+    page.keyboard.press("Space")
+    expect(status).to_contain_text("Step 1")
+    expect(next_step).to_be_focused()
+
+
+def check_what_if(page: Page, cell: Locator) -> None:
+    status, nodes = cell.get_by_role("status"), slider(cell, "Nodes")
+    expect(status).to_contain_text("Simulated, GPT-2 XL on 64 GPUs (8 nodes; H100")
+    expect(nodes).to_have_attribute("aria-valuetext", "8")
+    nodes.focus()
+    page.keyboard.press("ArrowRight")
+    expect(status).to_contain_text("GPT-2 XL on 128 GPUs (16 nodes")
+    expect(nodes).to_have_attribute("aria-valuetext", "16")
+    page.keyboard.press("End")
+    expect(status).to_contain_text("GPT-2 XL on 10,000 GPUs (1,250 nodes")
+    overlap = cell.get_by_role("checkbox", name="Overlap")
+    expect(overlap).to_be_checked()
+    before = status.text_content()
+    overlap.focus()
+    page.keyboard.press("Space")
+    expect(overlap).not_to_be_checked()
+    expect(status).not_to_have_text(before)
+    algorithm = cell.get_by_role("combobox", name="All-reduce")
+    algorithm.focus()
+    page.keyboard.type("halv")
+    expect(status).to_contain_text("not simulated. Halving-doubling needs a power of")
+    expect(cell.get_by_role("table")).to_have_count(0)
+    algorithm.select_option("hierarchical")
+    expect(status).to_contain_text("Simulated, GPT-2 XL on 10,000 GPUs")
+    cell.get_by_role("combobox", name="Model").focus()
+    page.keyboard.type("Res")
+    expect(slider(cell, "Images for each GPU")).to_have_attribute(
+        "aria-valuetext", "4096"
+    )
+    row = cell.get_by_role("row", name="waiting for the slowest GPU")
+    expect(row).to_contain_text("%")

@@ -1,0 +1,257 @@
+"""The pictures of lesson 07: what they say, and that what they draw is right."""
+
+import functools
+import itertools
+
+import pytest
+
+from course_utils import pictures
+from course_utils.pictures import draw
+from course_utils.pictures.scaling import _CURVES
+from tests.test_pictures import (
+    LONG,
+    assert_labels_fit,
+    assert_labels_stand_out,
+    assert_texts_are_readable,
+    contrast,
+    texts_of,
+)
+
+GPUS = (8, 16, 64, 512, 1024, 10_000)
+VALUES = {"seconds": 0.1, "efficiency": 0.9, "busbw": 4e11}
+
+
+def curve(name, *keys, gpus=GPUS, factor=1.0):
+    """Times that grow with the number of GPUs, and the rest that falls."""
+    return [
+        {
+            "name": name,
+            "gpus": number,
+            **{
+                key: factor
+                * VALUES[key]
+                * (number / 8) ** (0.3 if key == "seconds" else -0.3)
+                for key in keys
+            },
+        }
+        for number in gpus
+    ]
+
+
+def both(*keys):
+    return [*curve("ring", *keys), *curve("tree", *keys, factor=0.7, gpus=GPUS[:3])]
+
+
+def predictions(*ratios, name=None, noise=0.05, sizes=(4096, 65536, 2**20, 2**24)):
+    return [
+        {
+            **({"name": name} if name else {}),
+            "nbytes": size,
+            "predicted": (predicted := 2e-3 + size / 4e8),
+            "measured": predicted * ratio,
+            "low": predicted * ratio * (1 - noise),
+            "high": predicted * ratio * (1 + noise),
+        }
+        for size, ratio in zip(sizes, ratios, strict=True)
+    ]
+
+
+DRAWN = {
+    "time": lambda: pictures.scaling(both("seconds"), title="Step time"),
+    "time and efficiency": lambda: pictures.scaling(both("seconds", "efficiency")),
+    "all three": lambda: pictures.scaling(both(*VALUES), title=LONG),
+    "six curves": lambda: pictures.scaling(
+        [row for k in range(6) for row in curve(f"{k} {LONG}", "busbw", factor=1 + k)]
+    ),
+    "every number": lambda: pictures.scaling(
+        curve("hierarchical", "efficiency", gpus=range(8, 200, 8))
+    ),
+    "one point": lambda: pictures.scaling(curve("ring", "seconds", gpus=[1])),
+    "close": lambda: pictures.predicted_and_measured(predictions(1.02, 0.97, 1.1, 1)),
+    "far off": lambda: pictures.predicted_and_measured(
+        predictions(0.2, 1, 7, 30, noise=0.4), title=LONG
+    ),
+    "three series": lambda: pictures.predicted_and_measured(
+        [
+            *predictions(1, 1.1, 1.2, 1.3, name="ring"),
+            *predictions(1, 2, 1.2, 1.3, name="tree, from ping-pong"),
+            *predictions(1, 0.9, 0.8, 0.7, name=LONG, noise=0),
+        ]
+    ),
+    "one size": lambda: pictures.predicted_and_measured(predictions(1, sizes=(8,))),
+}
+every_picture = pytest.mark.parametrize("name", DRAWN)
+
+
+@functools.cache
+def drawn(name):
+    picture = DRAWN[name]()
+    picture.canvas.draw()
+    return picture
+
+
+def words_of(picture):
+    return [text.get_text() for text in texts_of(picture)]
+
+
+@every_picture
+def test_texts_labels_and_size(name):
+    picture = drawn(name)
+    assert_texts_are_readable(picture)
+    assert_labels_fit(picture)
+    assert_labels_stand_out(picture)
+    for text in texts_of(picture):
+        assert contrast(text.get_color(), (1, 1, 1)) >= 4.5
+    width, height = picture.get_size_inches()
+    assert width <= 8.001
+    assert height <= {"all three": 8.1, "three series": 6.4}.get(name, 6.0)
+
+
+SUMMARIES = {
+    "time": "Step time. ring: time 100 ms on 8 GPUs, 849 ms on 10,000. tree: time 70 "
+    "ms on 8 GPUs, 131 ms on 64.",
+    "time and efficiency": "More and more GPUs. ring: time 100 ms on 8 GPUs, 849 ms on "
+    "10,000, scaling efficiency 90 % on 8 GPUs, 10.6 % on 10,000. tree: ",
+    "all three": "bus bandwidth 400 GB/s on 8 GPUs, 47.1 GB/s on 10,000",
+    "one point": "ring: time 53.6 ms on 1 GPU.",
+    "close": "Predicted and measured. Measured / predicted from 0.97 to 1.1; the "
+    "prediction is within the A/A band at 3 of 4 sizes. Farthest off at 1.05 MB: "
+    "predicted 4.62 ms, measured 5.08 ms (A/A 4.83 ms to 5.34 ms).",
+    "three series": "tree, from ping-pong: measured / predicted from 1 to 2; the "
+    "prediction is within the A/A band at 1 of 4 sizes. Farthest off at 65.5 kB: ",
+    "one size": "within the A/A band at 1 of 1 size. Farthest off at 8 B: ",
+}
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_summary(name):
+    assert SUMMARIES[name] in drawn(name).summary
+    assert drawn(name).summary.endswith(".")
+
+
+def test_what_is_far_below_is_as_far_off_as_what_is_far_above():
+    (worst,) = predictions(0.1, sizes=(8,))
+    rows = [worst, *predictions(9, sizes=(16,))]
+    assert "Farthest off at 8 B" in pictures.predicted_and_measured(rows).summary
+
+
+# ---------------------------------------------------------------- scaling
+
+
+def test_all_points_are_drawn_where_they_are():
+    picture = drawn("all three")
+    for axis, key in zip(picture.axes[1:], VALUES, strict=True):
+        rows = both(key)
+        assert [(*line.get_xdata(),) for line in axis.lines] == [GPUS, GPUS[:3]]
+        drawn_values = itertools.chain(*(line.get_ydata() for line in axis.lines))
+        assert [*drawn_values] == [row[key] for row in rows]
+    scales = [(axis.get_xscale(), axis.get_yscale()) for axis in picture.axes[1:]]
+    assert scales == [("log", "log"), ("log", "linear"), ("log", "log")]
+
+
+def test_points_are_in_the_order_of_the_gpus():
+    rows = curve("ring", "seconds")
+    picture = pictures.scaling([*reversed(rows)])
+    assert [*picture.axes[1].lines[0].get_xdata()] == [*GPUS]
+
+
+def test_curves_differ_by_marker_line_and_name():
+    lines = drawn("six curves").axes[1].lines
+    assert len({line.get_marker() for line in lines}) == 6
+    assert len({str(looks["ls"]) for looks in _CURVES}) == 6
+    for name in ("ring", "tree"):
+        assert name in words_of(drawn("time"))
+
+
+def test_the_last_number_of_gpus_has_a_tick():
+    for name in ("time", "every number"):
+        labels = [text.get_text() for text in drawn(name).axes[1].get_xticklabels()]
+        assert labels[0] == {"time": "10,000", "every number": "192"}[name]
+
+
+# ---------------------------------------------------------------- predictions
+
+
+def test_times_and_ratios_are_drawn_where_they_are():
+    rows = predictions(1.02, 0.97, 1.1, 1)
+    times, ratios = drawn("close").axes[1:]
+    sizes = [row["nbytes"] for row in rows]
+    for line, key in zip(times.lines, ("predicted", "measured"), strict=True):
+        assert [*line.get_xdata()] == sizes
+        assert [*line.get_ydata()] == [row[key] for row in rows]
+    (bands,) = ratios.collections
+    ends = [path.vertices[:, 1] for path in bands.get_paths()]
+    for row, (low, high) in zip(rows, ends, strict=True):
+        expected = row["low"] / row["predicted"], row["high"] / row["predicted"]
+        assert (low, high) == pytest.approx(expected)
+
+
+def test_ratios_that_are_far_apart_get_a_logarithmic_axis():
+    assert drawn("close").axes[2].get_yscale() == "linear"
+    assert drawn("far off").axes[2].get_yscale() == "log"
+    assert "1×" in words_of(drawn("close"))
+    assert "1×" in words_of(drawn("far off"))
+
+
+def test_predicted_and_measured_are_told_apart_without_colour():
+    predicted, measured = drawn("close").axes[1].lines
+    assert predicted.get_linestyle() == "--"
+    assert measured.get_linestyle() == "-"
+    assert predicted.get_markerfacecolor() == draw.PAPER != measured.get_color()
+    assert {"predicted", "measured"} <= {*words_of(drawn("close"))}
+    words = words_of(drawn("three series"))
+    assert {"ring, predicted", "tree, from ping-pong, measured"} <= {*words}
+
+
+# ---------------------------------------------------------------- wrong inputs
+
+ROW = predictions(1, sizes=(8,))[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: pictures.scaling([]), "rows are of 0 names: expected 1 to 6."),
+        (
+            lambda: pictures.scaling([{"name": "a", "gpus": 1}]),
+            "The row {'name': 'a', 'gpus': 1} has no value: add 'seconds'",
+        ),
+        (
+            lambda: pictures.scaling([{"name": "a", "seconds": 1}]),
+            "The row {'name': 'a', 'seconds': 1} has no gpus.",
+        ),
+        (
+            lambda: pictures.scaling(
+                [*curve("a", "seconds"), *curve("b", "efficiency")]
+            ),
+            "The row {'name': 'b', 'gpus': 8, 'efficiency': 0.9} has no seconds.",
+        ),
+        (
+            lambda: pictures.scaling(curve("a", "seconds", factor=0)),
+            "seconds is 0.0: expected more than 0.",
+        ),
+        (
+            lambda: pictures.scaling(
+                [row for k in range(7) for row in curve(str(k), "seconds")]
+            ),
+            "rows are of 7 names: expected 1 to 6.",
+        ),
+        (lambda: pictures.predicted_and_measured([]), "rows are of 0 names: expected"),
+        (
+            lambda: pictures.predicted_and_measured([{"nbytes": 1, "low": 1}]),
+            "The row {'name': '', 'nbytes': 1, 'low': 1} has no high, measured and",
+        ),
+        (
+            lambda: pictures.predicted_and_measured([{**ROW, "predicted": 0}]),
+            "predicted is 0: expected more than 0.",
+        ),
+        (
+            lambda: pictures.predicted_and_measured([{**ROW, "measured": 1}]),
+            "Measured were 1 s, outside of the band from",
+        ),
+    ],
+)
+def test_wrong_inputs(wrong, message):
+    with pytest.raises(ValueError) as caught:
+        wrong()
+    assert str(caught.value).startswith(message)
