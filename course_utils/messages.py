@@ -1,0 +1,189 @@
+"""Note the messages that ranks really send, and put them in steps.
+
+On the ranks, around any code that sends and receives::
+
+    with recorded() as calls:
+        collectives.broadcast_tree(x)
+
+In the notebook, with what each rank noted::
+
+    in_steps(ranks.pull("calls"))      # [(1, 0, 1, 4), (2, 0, 2, 4), (2, 1, 3, 4)]
+
+Seen are `send`, `recv`, `isend`, `irecv`, `batch_isend_irecv` and all that is made of
+them. A collective of PyTorch's own sends its messages in C++: these are not seen.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+
+class Call(NamedTuple):
+    """What one rank did, in its own order.
+
+    Attributes:
+        kind: "send", "recv", or "wait" for the end of one of these.
+        number: which of this rank's sends and receives it is, or waits for.
+        peer: the other rank, as numbered in the whole job; -1 until it is known.
+        nbytes: the size of the message; 0 for a wait.
+    """
+
+    kind: str
+    number: int
+    peer: int = -1
+    nbytes: int = 0
+
+
+class Message(NamedTuple):
+    """A message, and the step in which it is sent; steps count from 1."""
+
+    step: int
+    source: int
+    destination: int
+    nbytes: int
+
+
+@contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """Note this rank's sends, receives and waits, until the block ends.
+
+    `send` is noted as a send and a wait for its end, as it is.
+    """
+    calls: list[Call] = []
+    works: list[tuple[Any, Any]] = []  # the group and the request of each
+    originals = {
+        # As they lie in the class: a lookup would bind them in another way.
+        (owner, name): vars(owner)[name]
+        for owner, name in (
+            (dist.ProcessGroup, "send"),
+            (dist.ProcessGroup, "recv"),
+            (dist.ProcessGroup, "recv_anysource"),
+            (dist.Work, "wait"),
+        )
+    }
+
+    def note(kind: str, group: Any, tensors: Sequence[Any], peer: int, work: Any):
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        peer = dist.get_global_rank(group, peer) if peer >= 0 else peer
+        calls.append(Call(kind, len(works), peer, size))
+        works.append((group, work))
+        return work
+
+    # Parameters are named as PyTorch's are, which may be called by name.
+    def send(group, tensors, dstRank, tag=0):
+        work = originals[dist.ProcessGroup, "send"](group, tensors, dstRank, tag)
+        return note("send", group, tensors, dstRank, work)
+
+    def recv(group, tensors, srcRank, tag=0):
+        work = originals[dist.ProcessGroup, "recv"](group, tensors, srcRank, tag)
+        return note("recv", group, tensors, srcRank, work)
+
+    def recv_anysource(group, tensors, tag=0):
+        original = originals[dist.ProcessGroup, "recv_anysource"]
+        return note("recv", group, tensors, -1, original(group, tensors, tag))
+
+    def wait(work, *args, **kwargs):
+        done = originals[dist.Work, "wait"](work, *args, **kwargs)
+        for number, (group, known) in enumerate(works):
+            if known is not work:
+                continue
+            for place, call in enumerate(calls):
+                if call.number == number and call.peer < 0 and call.kind == "recv":
+                    # Any sender was welcome: now it is known who it was.
+                    source = dist.get_global_rank(group, work._source_rank())
+                    calls[place] = call._replace(peer=source)
+            calls.append(Call("wait", number))
+        return done
+
+    replacements = (send, recv, recv_anysource, wait)
+    for (owner, name), replacement in zip(originals, replacements, strict=True):
+        setattr(owner, name, replacement)
+    try:
+        yield calls
+    finally:
+        for (owner, name), original in originals.items():
+            setattr(owner, name, original)
+
+
+def in_steps(calls_by_rank: Sequence[Sequence[Call]]) -> list[Message]:
+    """The messages of all ranks, each in the earliest step that it can be sent in.
+
+    In one step a rank can send one message and receive one. A message needs both: its
+    send must have been called, and its recv. A rank that waits goes on in the step
+    after the one it waited for. So the last step says how often messages had to wait
+    for other messages: that many latencies, whatever the size.
+
+    Args:
+        calls_by_rank: for each rank what `recorded` has noted there.
+
+    Raises:
+        ValueError: a message was sent that nobody received, or the other way round.
+    """
+    return _Timetable(calls_by_rank).messages()
+
+
+class _Timetable:
+    """Follow each rank's calls, as far as the messages it waits for have a step."""
+
+    def __init__(self, calls_by_rank: Sequence[Sequence[Call]]) -> None:
+        self.todo = [deque(calls) for calls in calls_by_rank]
+        self.clock = [0] * len(self.todo)  # the last step that a rank has waited for
+        self.step_of: dict[tuple[int, int], int] = {}  # (rank, number of the call)
+        self.sends: dict[tuple[int, int], deque] = defaultdict(deque)
+        self.recvs: dict[tuple[int, int], deque] = defaultdict(deque)
+        self.busy: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self.done: list[Message] = []
+
+    def messages(self) -> list[Message]:
+        while True:
+            for rank in range(len(self.todo)):
+                self._follow(rank)
+            if not self._send_one():
+                break
+        left = any(self.todo) or any(self.sends.values()) or any(self.recvs.values())
+        if left:
+            raise ValueError("Some messages have no send, or no recv.")
+        return sorted(self.done)
+
+    def _follow(self, rank: int) -> None:
+        """Take calls from the list until one waits for a message without a step."""
+        calls = self.todo[rank]
+        while calls:
+            call = calls[0]
+            if call.kind == "wait":
+                step = self.step_of.get((rank, call.number))
+                if step is None:
+                    return
+                self.clock[rank] = max(self.clock[rank], step)
+            else:
+                is_send = call.kind == "send"
+                pair = (rank, call.peer) if is_send else (call.peer, rank)
+                waiting = (self.sends if is_send else self.recvs)[pair]
+                waiting.append((self.clock[rank], call))
+            calls.popleft()
+
+    def _send_one(self) -> bool:
+        """Give a step to the message that can be sent first, if there is one."""
+        earliest = None
+        for (source, target), sends in self.sends.items():
+            recvs = self.recvs[source, target]
+            if not sends or not recvs:
+                continue
+            step = max(sends[0][0], recvs[0][0]) + 1
+            while step in self.busy["out", source] or step in self.busy["in", target]:
+                step += 1
+            if earliest is None or (step, source, target) < earliest:
+                earliest = (step, source, target)
+        if earliest is None:
+            return False
+        step, source, target = earliest
+        _, send = self.sends[source, target].popleft()
+        _, recv = self.recvs[source, target].popleft()
+        self.step_of[source, send.number] = self.step_of[target, recv.number] = step
+        self.busy["out", source].add(step)
+        self.busy["in", target].add(step)
+        self.done.append(Message(step, source, target, send.nbytes))
+        return True
