@@ -546,6 +546,13 @@ def test_a_wrong_number_of_arguments_is_a_crash_in_words():
     assert "This is a class." in text_of(run_task(make_task(), Total))
 
 
+def test_a_type_error_of_the_check_itself_is_not_blamed_on_the_arguments():
+    task = make_task(run=lambda answer, tensor: [item for item in answer(tensor)])
+    text = text_of(run_task(task, lambda tensor: None))
+    assert "'NoneType' object is not iterable" in text
+    assert "arguments of the stub" not in text
+
+
 class Total:
     def __call__(self, tensor):
         return right_total(tensor)
@@ -555,6 +562,18 @@ def test_otherwise_is_said_where_nothing_else_fits():
     task = here(lambda a: a + 1, (1,), otherwise="Count on by one.")
     assert "Expected 2 Count on by one. A hint" in text_of(run_task(task, lambda a: 5))
     assert "Count on" not in text_of(run_task(task, lambda a: None))
+    # Of a list or a dict, what differs tells where only.
+    task = here(lambda a: [a + 1], (1,), otherwise="Count on by one.")
+    said = text_of(run_task(task, lambda a: [5]))
+    assert "The item at index 0 is wrong. Count on by one. A hint" in said
+    task = here(
+        lambda a: {"sum": a + 1},
+        (1,),
+        run=lambda answer, a: {"sum": answer(a)},
+        otherwise="Count on by one.",
+    )
+    said = text_of(run_task(task, lambda a: 5))
+    assert "The value of 'sum' is wrong. Count on by one. A hint" in said
     value = here(lambda: 3, where="value", otherwise="Count on your fingers.")
     assert "You answered 4. That is not it. Count on" in text_of(run_task(value, 4))
     assert "Count on" not in text_of(run_task(value, "4"))

@@ -374,7 +374,10 @@ def test_no_line_is_drawn_where_nothing_fits():
 def test_collectives_differ_in_shape_and_name():
     looks = collectives._CURVES
     assert len({look["marker"] for look in looks}) == len(looks) == 6
-    assert {*FIVE} <= {*words_of(drawn("five collectives"))}
+    words = words_of(drawn("five collectives"))
+    assert {*FIVE} <= {*words}
+    between = "Each collective's half-way point lies between the dashed lines."
+    assert any(text.endswith(between) for text in words)
     for look in looks:
         assert contrast(look["color"], (1, 1, 1)) >= 3
     assert "reduce_scatter, 2 ranks" in words_of(drawn("world sizes"))

@@ -52,6 +52,8 @@ SAYINGS = (
         "init_process_group.",
     ),
 )
+# What Python says of a call that does not fit, and not of another TypeError.
+WRONG_ARGUMENTS = re.compile(r"(takes|missing|unexpected|multiple values) .*argument")
 # What PyTorch itself writes to stderr, with the time of day in it.
 LOG_LINE = re.compile(r"^\[rank \d+\] (\[rank\d+\]:)?\[?[WEI]\d{4} ")
 
@@ -137,8 +139,18 @@ def _check_value(task: Task, answer: Any) -> Outcome:
     digits = f"{got!r} {task.unit}".rstrip()  # 20.9999999 must not look like 21
     yours = digits if isinstance(got, float) else show(got, task.unit)
     lines = [f"You answered {yours}. That is not it."]
-    lines.append(said or found or task.otherwise)
+    lines.append(said or _found(task, found, got) or task.otherwise)
     return Outcome(task, "wrong", (*filter(None, lines), _more(task)))
+
+
+def _found(task: Task, found: str, got: Any) -> str:
+    """What the comparison says, and after it, where it helps, the task's own words.
+
+    Of a list or dict the comparison tells where it is wrong, not what to do about it.
+    """
+    if found and isinstance(got, (list, tuple, dict)):
+        return f"{found} {task.otherwise}".rstrip()
+    return found
 
 
 # ------------------------------------------------------------------------- on the ranks
@@ -303,7 +315,7 @@ class _Look:
         if got[rank] is None and self._prints_of(rank):
             return "It printed something and returned None: use `return`, not print."
         if found:
-            return found
+            return _found(self.task, found, got[rank])
         for other in range(self.world_size):
             same = difference(got[rank], want[other], self.task.tolerance) is None
             if other != rank and same:
@@ -375,10 +387,11 @@ class _Look:
         if root.error == "TypeError" and not root.traceback:  # at the call itself
             if self.is_class and self.task.run is call_it:
                 return "This is a class. The check wants a function, or an object."
-            return (
-                "The check calls it as the first line shows: it must take the "
-                "arguments of the stub, in the same order."
-            )
+            if WRONG_ARGUMENTS.search(root.message):
+                return (
+                    "The check calls it as the first line shows: it must take the "
+                    "arguments of the stub, in the same order."
+                )
         for error, part, saying in SAYINGS:
             if root.error == error and part in root.message:
                 return saying

@@ -1,0 +1,1135 @@
+"""Lesson 04, processes and collectives: the tasks of its exercise."""
+
+import contextlib
+import itertools
+import math
+import multiprocessing.context
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from course_utils.checks.compare import difference, plain
+from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.on_rank import ForbiddenCall
+from course_utils.checks.task import ANYTHING, Mistake, Such, Task
+from course_utils.from_scratch import collectives, ring
+from course_utils.messages import in_steps, recorded
+from course_utils.ranks.report import INNER_NAMES, is_learners, place
+
+# ------------------------------------------------------ what may not be called here
+
+
+def public(module):
+    """The full names of the functions and classes that a module has of its own."""
+    return tuple(
+        f"{module.__name__}.{name}"
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_")
+        if value.__module__ == module.__name__
+    )
+
+
+# What the course itself has built from messages. PyTorch's own collectives, and what
+# the course builds from those, are noticed below, where all ways to them end.
+OURS = tuple(
+    name
+    for name in public(collectives) + public(ring)
+    if not name.endswith(".barrier")  # it moves no data
+)
+BEGINNINGS = (
+    *("_allgather", "_reduce_scatter", "all_gather", "all_reduce", "all_to_all"),
+    *("allgather", "allreduce", "alltoall", "broadcast", "gather", "reduce_scatter"),
+    "scatter",
+)
+INSTEAD = "Build it from send and recv, or isend and irecv."
+
+
+def collectives_in(owner):
+    """The names of the collectives among its attributes."""
+    names = (name for name in dir(owner) if callable(getattr(owner, name)))
+    return [name for name in names if name.startswith(BEGINNINGS) or name == "reduce"]
+
+
+@contextlib.contextmanager
+def messages_only():
+    """Stop the learner's code where it calls a collective, under whatever name.
+
+    All functions of torch.distributed end in a method of a process group. Only the
+    functional collectives go another way, to operators.
+    """
+    functional = torch.ops._c10d_functional
+    operators = ("all_reduce", "all_reduce_", "broadcast", "broadcast_")
+    operators += (
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "all_to_all_single",
+    )
+    originals = {
+        (dist.ProcessGroup, name): vars(dist.ProcessGroup)[name]
+        for name in collectives_in(dist.ProcessGroup)
+    } | {(functional, name): getattr(functional, name) for name in operators}
+
+    def guard(name, original):
+        def checked(*args, **kwargs):
+            called = call_of_learner(name)
+            if called:
+                raise ForbiddenCall(called)
+            return original(*args, **kwargs)
+
+        return checked
+
+    for (owner, name), original in originals.items():
+        setattr(owner, name, guard(name, original))
+    try:
+        yield
+    finally:
+        for (owner, name), original in originals.items():
+            setattr(owner, name, original)
+
+
+def call_of_learner(name):
+    """What the learner's code has called, and where: "all_gather, line 3 of ..."."""
+    for frame, line in traceback.walk_stack(sys._getframe(2)):
+        file = frame.f_code.co_filename
+        if is_learners(file):
+            return f"{name}, {place(file, line)}"
+        if file == __file__:
+            return ""  # a check has called it
+        if frame.f_code.co_name not in INNER_NAMES:
+            name = frame.f_code.co_name
+    return f"{name}, in a thread"
+
+
+POLLS_SECONDS = 1.0  # no message here is under way for as long
+
+
+class PolledInVain(RuntimeError):
+    """The learner's code asks again and again what is never answered with yes."""
+
+
+@contextlib.contextmanager
+def no_endless_polls():
+    """Stop code that polls `is_completed()`, which gloo answers after wait() only."""
+    original, began = dist.Work.is_completed, {}
+
+    def is_completed(work):
+        done = original(work)
+        start = began.setdefault(id(work), (work, time.monotonic()))[1]
+        if not done and time.monotonic() - start > POLLS_SECONDS:
+            raise PolledInVain("is_completed() has returned False for a second.")
+        return done
+
+    dist.Work.is_completed = is_completed
+    try:
+        yield
+    finally:
+        dist.Work.is_completed = original
+
+
+@contextlib.contextmanager
+def watched():
+    """Let the learner's code send messages, and nothing else; yields its calls."""
+    with messages_only(), no_endless_polls(), recorded() as calls:
+        yield calls
+
+
+_cases = itertools.count()
+
+
+def told_by_all(value, seconds=3.0):
+    """What every rank tells here; None where a rank does not come.
+
+    It is no collective: a rank that never returns from the learner's code is found by
+    the check, and the others must not be found waiting for it in here.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    case, ranks = next(_cases), range(dist.get_world_size())
+    store.set(f"told {case} {dist.get_rank()}", pickle.dumps(value))
+    keys = [f"told {case} {rank}" for rank in ranks]
+    end = time.monotonic() + seconds
+    while not store.check(keys):
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.005)
+    return [pickle.loads(store.get(key)) for key in keys]
+
+
+def all_waited_for(calls):
+    """Was every send and every recv waited for?"""
+    ended = {call.number for call in calls if call.kind == "wait"}
+    return all(call.number in ended for call in calls)
+
+
+def came_by_messages(calls, got, own):
+    """Has this rank received a message, or did it need none?
+
+    What a rank has of others may also come through a file or a store.
+    """
+    received = any(call.kind == "recv" for call in calls)
+    alone = dist.get_world_size() == 1
+    return received or alone or difference(got, own, 0.0) is None
+
+
+WAITED = "every isend and irecv waited for"
+BY_MESSAGES = "what it returned came by messages"
+
+# ------------------------------------------------------------- what mistakes look for
+
+
+def is_wrong_in(name):
+    """Is this the part of the result that is wrong?"""
+
+    def test(attempt):
+        return difference(attempt.got[name], attempt.expected[name], 1e-5) is not None
+
+    return test
+
+
+def says(*texts):
+    """Does the error say one of these?"""
+    return lambda attempt: any(text in attempt.message for text in texts)
+
+
+def waits(attempt):
+    """Was it stuck in a call that waits for another rank?"""
+    return attempt.error == "waiting"
+
+
+NOT_BY_MESSAGES = Mistake(
+    when=lambda attempt: (
+        not any(
+            is_wrong_in(name)(attempt) for name in attempt.got if name != BY_MESSAGES
+        )
+    ),
+    says="This rank has received nothing, and yet it has what was another rank's. Use "
+    "messages: send and recv, or isend and irecv.",
+)
+POLLED = Mistake(
+    when=lambda attempt: attempt.error == "PolledInVain",
+    says="With gloo, is_completed() stays False until wait() has been called, even "
+    "when the message has long arrived. Call wait(): it returns when it has.",
+)
+NOT_WAITED_FOR = Mistake(
+    when=lambda attempt: attempt.got[WAITED] is False,
+    says="isend and irecv return at once. Wait for every request before what is "
+    "received is used, and before the function returns: until then, what was received "
+    "may be incomplete, and what is sent may still be read.",
+)
+TO_ITSELF = Mistake(
+    when=says("should not be the same as the rank", "Pair is not connected"),
+    says="A rank cannot send to itself. That happens here with one rank, which is its "
+    "own neighbour: it has nothing to send at all.",
+)
+NO_SUCH_RANK = Mistake(
+    when=lambda attempt: attempt.error == "SIGSEGV",
+    says="Is there such a rank? They go from 0 to world size - 1, and gloo does not "
+    "look: it can take the process down with it, or wait. Ask dist.get_world_size(); "
+    "for neighbours in a circle compute `% world_size`.",
+)
+STILL_BUSY = Mistake(
+    when=lambda attempt: attempt.error == "running",
+    says="Is there a loop that never ends? If it stands in a send, a recv or an isend, "
+    "there may be no such rank: they go from 0 to world size - 1.",
+)
+OTHER_SIZE = Mistake(
+    when=lambda attempt: attempt.error == "CollectiveMismatch",
+    says="What one rank sends must fit what the other receives, in size and dtype. "
+    "`torch.empty_like(tensor)` makes a buffer that fits.",
+)
+
+# --------------------------------------------------------------------- predict_messages
+
+
+def pair(attempt):
+    """The two numbers of the answer, or []."""
+    numbers = torch.as_tensor(attempt.got).tolist()
+    return numbers if len(numbers) == 2 else []
+
+
+PREDICT_MESSAGES = Task(
+    id="04.predict_messages",
+    title="Predict the messages",
+    stars=1,
+    where="value",
+    expect=lambda: (2 * 5, 2 * 5 * 4000),
+    mistakes=(
+        Mistake(
+            like=lambda: (5, 5 * 4000),
+            says="That is the reduce. Afterwards rank 0 must give the sum to the other "
+            "five.",
+        ),
+        Mistake(
+            like=lambda: (2 * 6, 2 * 6 * 4000),
+            says="Rank 0 sends nothing to itself: five ranks send, and five receive.",
+        ),
+        Mistake(
+            like=lambda: (10, 10 * 1000),
+            says="The messages are right. But a float32 has 4 bytes: a message of "
+            "1,000 of them is larger.",
+        ),
+        Mistake(
+            like=lambda: (10, 4000),
+            says="The messages are right. The bytes are those of all messages "
+            "together, not of one.",
+        ),
+        Mistake(
+            like=lambda: (10, 5 * 4000),
+            says="The messages are right. The sums that rank 0 sends out count, too.",
+        ),
+        Mistake(
+            like=lambda: (6 * 5, 6 * 5 * 4000),
+            says="That is every rank sending to every other. Here all goes through "
+            "rank 0.",
+        ),
+        Mistake(
+            when=lambda attempt: pair(attempt)[::-1] == [10, 40_000],
+            says="First the messages, then the bytes.",
+        ),
+        Mistake(
+            when=lambda attempt: pair(attempt)[0] == 10,
+            says="The messages are right. Each one is a whole tensor: 1,000 numbers of "
+            "4 bytes.",
+        ),
+        Mistake(
+            when=lambda attempt: pair(attempt)[1] == 40_000,
+            says="The bytes are right. How many messages are they in?",
+        ),
+        Mistake(
+            when=lambda attempt: pair(attempt) != [],
+            says="Count first the messages to rank 0, then those from it. Each has all "
+            "the bytes of a tensor.",
+        ),
+    ),
+    otherwise="Two numbers: how many messages all ranks send together, and how many "
+    "bytes these have together.",
+    hints=(
+        "Two parts: all the others send to rank 0, then rank 0 sends to all the "
+        "others. How many ranks are the others?",
+        "Every message is a whole tensor. A float32 has 4 bytes.",
+        "With 3 ranks it goes like this:\n"
+        "  to rank 0      2 messages of 4000 bytes\n"
+        "  from rank 0    2 messages of 4000 bytes\n"
+        "  answer = (4, 16000)",
+    ),
+)
+
+# ----------------------------------------------------------------------- spot_the_tuple
+
+
+class Note:
+    """A worker that leaves a file: who it was told to be, and in which process."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, process, world_size):
+        note = (f"{process!r} {world_size!r}", os.getpid())
+        handle, _ = tempfile.mkstemp(dir=self.folder)
+        with open(handle, "wb") as file:
+            pickle.dump(note, file)
+
+
+@contextlib.contextmanager
+def quick_starts():
+    """Fork where the learner's code asks for spawn, if there is a fork: seconds less.
+
+    All ways to start processes take their context from one table.
+    """
+    contexts = multiprocessing.context._concrete_contexts
+    originals = dict(contexts)
+    contexts.update(dict.fromkeys(originals, originals.get("fork")))
+    try:
+        yield
+    finally:
+        contexts.update(originals)
+
+
+def try_start(answer, n):
+    """Call it, and read what its workers have noted."""
+    can_fork = "fork" in mp.get_all_start_methods()
+    starts = quick_starts() if can_fork else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory() as folder, starts, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
+        try:
+            answer(Note(folder), n)
+        except mp.ProcessRaisedException as error:
+            # Its first lines are a traceback; what it is about is in the last one.
+            last = str(error).strip().splitlines()[-1]
+            text = f"process {error.error_index} ended with {last}"
+            short = mp.ProcessRaisedException(text, error.error_index, error.error_pid)
+            raise short.with_traceback(error.__traceback__) from None
+        notes = []
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), "rb") as file:
+                notes.append(pickle.load(file))
+    pids = [pid for _, pid in notes]
+    return {
+        "what the workers were given": sorted(given for given, _ in notes),
+        "they ran in processes of their own": os.getpid() not in pids,
+        "each ran in another process": len(set(pids)) == len(pids),
+    }
+
+
+def started(n):
+    return {
+        "what the workers were given": [f"{i} {n}" for i in range(n)],
+        "they ran in processes of their own": True,
+        "each ran in another process": True,
+    }
+
+
+SPOT_THE_TUPLE = Task(
+    id="04.spot_the_tuple",
+    title="Spot the tuple",
+    stars=1,
+    run=try_start,
+    cases=((1,), (2,), (3,)),
+    expect=started,
+    seconds=60.0,  # without fork, each process imports torch
+    mistakes=(
+        Mistake(
+            when=says("must be an iterable, not int", "is not iterable"),
+            says="`(n)` is the number n, in parentheses. What makes a tuple is the "
+            "comma.",
+        ),
+        Mistake(
+            when=says("takes 3 positional arguments but", "positional argument"),
+            says="Count the arguments of the worker: spawn itself puts the number of "
+            "the process first. `args` holds what comes after it: n, once.",
+        ),
+        Mistake(
+            when=lambda attempt: not attempt.got["what the workers were given"],
+            says="No worker has run when your function returns. spawn waits for them "
+            "with join=True, its default.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(attempt.got["what the workers were given"]) == 1 != attempt.args[0]
+            ),
+            says="One process was started. `nprocs` says how many.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.got["they ran in processes of their own"] is False
+            ),
+            says="The worker ran in the process that called it. Start processes: "
+            "mp.spawn.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["each ran in another process"] is False,
+            says="One process ran several workers: a pool uses its processes again. "
+            "Workers that talk to each other must all run at the same time.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(attempt.got["what the workers were given"]) < attempt.args[0]
+            ),
+            says="Not every worker has run when your function returns. Start n, and "
+            "wait for all of them.",
+        ),
+    ),
+    otherwise="Each of n processes must run worker(i, n), with its own i from 0 to "
+    "n - 1.",
+    hints=(
+        "Ask Python: `type((3))`. And `type((3,))`? (`args=(n)` and `args=n` are the "
+        "same to Python, and so to the check.)",
+        "spawn calls worker(i, *args). The star unpacks something with elements, and a "
+        "number has none.",
+        "A tuple of one element ends with a comma:\n  mp.spawn(worker, args=(...,), "
+        "nprocs=...)",
+    ),
+)
+
+# ------------------------------------------------------------------------ spot_the_wait
+
+
+def try_hand_out(answer, rows):
+    """Rank 0 is the first to call, so its sends are under way when the others come."""
+    with watched() as calls:
+        if dist.get_rank() > 0:
+            time.sleep(0.05)
+        row = answer(rows)
+    return {"row": row, WAITED: all_waited_for(calls)}
+
+
+def handed_out(rank, inputs, row=None):
+    (rows,) = inputs[0]
+    return {"row": rows[rank if row is None else row], WAITED: True}
+
+
+SPOT_THE_WAIT = Task(
+    id="04.spot_the_wait",
+    title="Spot the missing wait",
+    stars=2,
+    where="ranks",
+    run=try_hand_out,
+    cases=(3, 1, 100_000),  # how long a row is
+    inputs=lambda size, rank, world_size: (whole_numbers((world_size, size), rank),),
+    world_sizes=(1, 2, 3, 4),
+    expect=handed_out,
+    forbids=OURS,
+    instead="Keep isend and irecv (or send and recv), and repair what is around them.",
+    mistakes=(
+        Mistake(
+            when=lambda attempt: attempt.rank > 0 and attempt.got[WAITED] is False,
+            says="irecv returns at once, whether the data has come or not. Its "
+            "request must be waited for before the row is read or returned.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got[WAITED] is False,
+            says="isend returns at once, and what it sends may still be read later. "
+            "Wait for the request before the buffer is written again, and before the "
+            "function ends.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.rank > 0
+                and any(
+                    difference(attempt.got["row"], row, 0.0) is None
+                    for row in attempt.args[0]
+                )
+            ),
+            says="That is a row of this rank's own tensor. What counts is rank 0's.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: handed_out(rank, inputs, row=0),
+            says="Every rank has row 0: what was sent is what stood in the buffer at "
+            "last. It is one buffer for all messages, and it must not be written while "
+            "a message from it is under way: wait inside the loop, or give each "
+            "message memory of its own.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.world_size > 2 and attempt.rank > 0,
+            says="A row that is not this rank's. Is a buffer written again while a "
+            "message from it is under way?",
+        ),
+        Mistake(
+            when=waits,
+            says="A recv needs its send, and the other way round. If nobody keeps the "
+            "request of an isend and waits for it, gloo may drop the message.",
+        ),
+        POLLED,
+        TO_ITSELF,
+    ),
+    otherwise="Row r of rank 0's tensor is for rank r; rank 0 keeps row 0.",
+    hints=(
+        "isend and irecv return at once. What do they return, and what is it for?",
+        "Two waits are missing. One rank reads what may not have come yet; the other "
+        "writes into a buffer from which a message may still be under way.",
+        "Both return a request:\n"
+        "  request = dist.isend(...)\n"
+        "  request.wait()   # from here on the buffer may be written again\n"
+        "or send `rows[other]` itself, and wait for all requests at the end.",
+    ),
+)
+
+# ----------------------------------------------------------------------------- exchange
+
+
+def try_exchange(answer, tensor):
+    own = tensor.clone()
+    with watched() as calls:
+        received = answer(tensor)
+    return {
+        "received": received,
+        WAITED: all_waited_for(calls),
+        BY_MESSAGES: came_by_messages(calls, plain(received), own),
+    }
+
+
+def exchanged(rank, inputs, distance=-1):
+    (tensor,) = inputs[(rank + distance) % len(inputs)]
+    return {"received": tensor, WAITED: True, BY_MESSAGES: True}
+
+
+def a_tensor(case, rank, world_size):
+    shape, dtype = case
+    return (whole_numbers(shape, rank).to(dtype),)
+
+
+EXCHANGE = Task(
+    id="04.exchange",
+    title="A safe exchange",
+    stars=2,
+    where="ranks",
+    run=try_exchange,
+    cases=(
+        ((3,), torch.float32),
+        ((2, 2), torch.int64),
+        ((), torch.float64),
+        ((100_000,), torch.float32),
+    ),
+    inputs=a_tensor,
+    world_sizes=(1, 2, 3, 5),
+    expect=exchanged,
+    forbids=OURS,
+    instead="Use send and recv, or isend and irecv.",
+    mistakes=(
+        Mistake(
+            when=waits,
+            says="Everybody waits: around the circle each rank waits for the next one. "
+            "If all send first, nobody receives. Let one part of the ranks receive "
+            "first, or use isend, which does not wait. (And keep its request: gloo may "
+            "drop a message that nobody waits for.)",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["received"] is None,
+            says="It returned None. recv fills the tensor that it is given: return "
+            "that one.",
+        ),
+        Mistake(
+            when=lambda attempt: isinstance(attempt.got["received"], int),
+            says="That is the number that recv returns: the rank of the sender. The "
+            "message is in the tensor that recv was given: return that one.",
+        ),
+        NOT_WAITED_FOR,
+        NOT_BY_MESSAGES,
+        Mistake(
+            like=lambda rank, inputs: exchanged(rank, inputs, distance=0),
+            says="That is the rank's own tensor. Receive into a new one, and return "
+            "that.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: exchanged(rank, inputs, distance=1),
+            says="That is the tensor of the next rank. Send to the next, and receive "
+            "from the previous.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: exchanged(rank, inputs, distance=-rank),
+            says="Every rank has rank 0's tensor. Each gets that of the rank before "
+            "it.",
+        ),
+        POLLED,
+        TO_ITSELF,
+        NO_SUCH_RANK,
+        STILL_BUSY,
+        OTHER_SIZE,
+    ),
+    otherwise="Rank r returns the tensor of rank r - 1, and rank 0 that of the last "
+    "rank.",
+    hints=(
+        "If every rank sends first, everybody waits for somebody to receive. Who could "
+        "receive first? And with one rank: what is there to send?",
+        "isend starts a send and does not wait. So start it, receive, and wait for the "
+        "send at the end. (Or let even ranks send first and odd ranks receive first.)",
+        "Four lines, and a case for one rank:\n"
+        "  received = torch.empty_like(tensor)\n"
+        "  request = dist.isend(tensor, dst=...)\n"
+        "  dist.recv(received, src=...)\n"
+        "  request.wait()\n"
+        "  return received",
+    ),
+)
+
+# --------------------------------------------------------------------------- all_reduce
+
+
+def try_all_reduce(answer, tensor):
+    own = tensor.clone()
+    with watched() as calls:
+        result = answer(tensor)
+    return {
+        "sum": result,
+        WAITED: all_waited_for(calls),
+        BY_MESSAGES: came_by_messages(calls, plain(result), own),
+    }
+
+
+def returned(what):
+    """A reference for the task: it returns ``what(rank, tensors)``, by messages."""
+
+    def reference(rank, inputs):
+        tensors = [tensor for (tensor,) in inputs]
+        return {"sum": what(rank, tensors), WAITED: True, BY_MESSAGES: True}
+
+    return reference
+
+
+def total(rank, tensors):
+    return sum(tensors)
+
+
+def own(rank, tensors):
+    return tensors[rank]
+
+
+def partner(rank, tensors):
+    """The sum of two ranks: 0 and 1, 2 and 3, ..."""
+    return sum(tensors[r] for r in (rank, rank ^ 1) if r < len(tensors))
+
+
+def with_previous(rank, tensors):
+    return tensors[rank] + tensors[rank - 1]
+
+
+def with_both_neighbours(rank, tensors):
+    return with_previous(rank, tensors) + tensors[(rank + 1) % len(tensors)]
+
+
+def up_to_here(rank, tensors):
+    """The sum of this rank and those before it."""
+    return sum(tensors[: rank + 1])
+
+
+def on_rank_0_only(rank, tensors):
+    return tensors[rank] if rank else sum(tensors)
+
+
+ALL_REDUCE = Task(
+    id="04.all_reduce",
+    title="All-reduce",
+    stars=2,
+    where="ranks",
+    run=try_all_reduce,
+    cases=(
+        ((3,), torch.float32),
+        ((2, 3), torch.int64),
+        ((), torch.float64),
+        ((100_000,), torch.float32),
+    ),
+    inputs=a_tensor,
+    world_sizes=(1, 2, 3, 5),
+    expect=returned(total),
+    forbids=("all_reduce", *OURS),
+    instead=INSTEAD,
+    mistakes=(
+        Mistake(
+            when=lambda attempt: attempt.error == "" and attempt.got["sum"] is None,
+            says="It returned None. Return the sum, in a tensor of its own; the "
+            "argument stays as it is.",
+        ),
+        NOT_WAITED_FOR,
+        NOT_BY_MESSAGES,
+        Mistake(
+            like=returned(own),
+            says="That is the rank's own tensor: nothing was added, or the sum was not "
+            "returned.",
+        ),
+        Mistake(
+            like=returned(lambda rank, tensors: sum(tensors) / len(tensors)),
+            says="That is the mean. An all-reduce with SUM adds up and does not "
+            "divide.",
+        ),
+        Mistake(
+            like=returned(lambda rank, tensors: sum(tensors) - tensors[rank]),
+            says="The rank's own tensor is missing in its sum. Begin with "
+            "`tensor.clone()`.",
+        ),
+        Mistake(
+            like=returned(lambda rank, tensors: sum(tensors) + tensors[rank]),
+            says="The rank's own tensor is in it twice.",
+        ),
+        Mistake(
+            like=returned(lambda rank, tensors: sum(tensors) * len(tensors)),
+            says="That is the sum, times the number of ranks: sums were added up "
+            "again. Add up what the ranks had at the beginning, once.",
+        ),
+        Mistake(
+            like=returned(partner),
+            says="That is the sum of two ranks. It must be the sum of all.",
+        ),
+        Mistake(
+            like=returned(with_previous),
+            says="That is the sum of this rank and the one before it. It must be the "
+            "sum of all: pass on what you received, not your own again, and n - 1 "
+            "times.",
+        ),
+        Mistake(
+            like=returned(with_both_neighbours),
+            says="That is the sum of this rank and its neighbours on both sides. It "
+            "must be the sum of all.",
+        ),
+        Mistake(
+            like=returned(up_to_here),
+            says="That is the sum of this rank and those before it: only the last one "
+            "has it all. The sum has to go back to the others.",
+        ),
+        Mistake(
+            like=returned(on_rank_0_only),
+            says="Rank 0 has the sum. It must be sent back to all the others.",
+        ),
+        *(
+            Mistake(
+                like=returned(lambda rank, tensors, which=which: tensors[which]),
+                says="That is the tensor of one rank alone. Each recv overwrites its "
+                "buffer: add it to the sum before the next one comes.",
+            )
+            for which in (0, -1)
+        ),
+        Mistake(
+            when=waits,
+            says="Every send needs a rank that receives it, and every recv one that "
+            "sends. Follow the code as rank 0, as rank 1 and as the last rank: where "
+            "does each one stand? If all send first, nobody receives. And a message to "
+            "a rank that does not exist has no receiver. (And keep the request of an "
+            "isend: gloo may drop a message that nobody waits for.)",
+        ),
+        POLLED,
+        TO_ITSELF,
+        NO_SUCH_RANK,
+        STILL_BUSY,
+        OTHER_SIZE,
+    ),
+    otherwise="Every rank returns the sum of the tensors of all ranks, each once. Has "
+    "each message that is under way a buffer of its own?",
+    hints=(
+        "Begin with two ranks: each sends its tensor and receives the other's. Then "
+        "think of one rank that collects for all.",
+        "The simplest way is a reduce and a broadcast: all send to rank 0, which adds "
+        "up, and then sends the sum to each of the others.",
+        "On rank 0 two loops over the other ranks, on the others two calls:\n"
+        "  result = tensor.clone()\n"
+        "  if rank == 0:\n"
+        "      buffer = torch.empty_like(tensor)\n"
+        "      for other in range(1, world_size):\n"
+        "          dist.recv(buffer, src=...)\n"
+        "          result += ...\n"
+        "      for other in range(1, world_size):\n"
+        "          dist.send(...)\n"
+        "  else:\n"
+        "      dist.send(...)\n"
+        "      dist.recv(...)\n"
+        "  return result",
+    ),
+)
+
+# ---------------------------------------------------------------------------- broadcast
+
+
+def try_broadcast(answer, tensor, src):
+    with watched() as calls:
+        answer(tensor, src)
+    held = {"tensor": tensor.clone(), WAITED: all_waited_for(calls)}
+    logs = told_by_all(calls)
+    if logs is None:  # a rank has not come back: the check will name it
+        return held | {"messages": None, "steps": None}
+    try:
+        messages = in_steps(logs)
+    except ValueError:
+        return held | {"messages": "some without a recv", "steps": None}
+    steps = max((message.step for message in messages), default=0)
+    return held | {"messages": len(messages), "steps": steps}
+
+
+def steps_of_a_tree(n):
+    return math.ceil(math.log2(n))
+
+
+def broadcasted(rank, inputs):
+    n, (_, src) = len(inputs), inputs[0]
+    most = steps_of_a_tree(n)
+    return {
+        "tensor": inputs[src][0],
+        WAITED: True,
+        "messages": Such(f"{n - 1}", lambda number: number in (None, n - 1)),
+        "steps": Such(f"at most {most}", lambda s: s is None or s <= most),
+    }
+
+
+BROADCAST = Task(
+    id="04.broadcast",
+    title="Broadcast by a tree",
+    stars=3,
+    where="ranks",
+    run=try_broadcast,
+    cases=(((4,), 0), ((2, 3), 1), ((3,), -1), ((50_000,), 2)),
+    inputs=lambda case, rank, world_size: (
+        whole_numbers(case[0], rank),
+        case[1] % world_size,
+    ),
+    world_sizes=(1, 2, 3, 5, 8),
+    expect=broadcasted,
+    forbids=("broadcast", *OURS),
+    instead=INSTEAD,
+    keeps_inputs=False,
+    mistakes=(
+        NOT_WAITED_FOR,
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == ""
+                and attempt.args[1] in attempt.right
+                and difference(attempt.got["tensor"], attempt.args[0], 0.0) is None
+                and attempt.got["messages"] == attempt.world_size - 1
+                and is_wrong_in("tensor")(attempt)
+            ),
+            says="The messages were sent, but the tensor is as it was. Receive into "
+            "the tensor that was given, in place, as dist.broadcast does.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == ""
+                and attempt.rank == attempt.args[1]
+                and is_wrong_in("tensor")(attempt)
+            ),
+            says="The tensor of rank src itself has changed: it is the one that all "
+            "others are to get.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["messages"] == 0,
+            says="No message was sent. Use send and recv, or isend and irecv: every "
+            "rank but src must receive once.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[1] != 0 and is_wrong_in("tensor")(attempt)
+            ),
+            says="src need not be rank 0. Build the tree for places, with src at place "
+            "0: place = (rank - src) % world_size, and back: rank = (place + src) % "
+            "world_size.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == ""
+                and difference(attempt.got["tensor"], attempt.args[0], 0.0) is None
+                and is_wrong_in("tensor")(attempt)
+            ),
+            says="Nothing has come to this rank. Every rank but src must receive once.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                not is_wrong_in("tensor")(attempt)
+                and attempt.got["messages"] == "some without a recv"
+            ),
+            says="Every rank has the tensor, but some messages were sent that nobody "
+            "received: look at the last step, where not every place has a partner.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                not is_wrong_in("tensor")(attempt) and is_wrong_in("messages")(attempt)
+            ),
+            says="Every rank has the tensor, but with more messages than needed: each "
+            "rank except src needs one.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("steps")(attempt)
+                and attempt.got["steps"] == attempt.world_size - 1
+            ),
+            says="Every rank has the tensor, but it took as many steps as there are "
+            "other ranks: in most of them only one rank sends. Let every rank that has "
+            "the tensor already send it on, so that their number doubles in each step.",
+        ),
+        Mistake(
+            when=is_wrong_in("steps"),
+            says="Every rank has the tensor, but it took too many steps. In each step, "
+            "every rank that has it should send it to one that has not: 1, 2, 4, 8 "
+            "ranks have it.",
+        ),
+        Mistake(
+            when=waits,
+            says="Every send needs its recv. Write down for 3 and for 5 ranks who "
+            "sends to whom in each step: a place may have no partner in the last one, "
+            "and a rank must receive before it sends. (And keep the request of an "
+            "isend: gloo may drop a message that nobody waits for.)",
+        ),
+        POLLED,
+        TO_ITSELF,
+        NO_SUCH_RANK,
+        STILL_BUSY,
+        OTHER_SIZE,
+    ),
+    otherwise="Afterwards every rank's tensor holds what rank src's did.",
+    hints=(
+        "On 8 ranks with src = 0: who has the tensor after the first message? How many "
+        "can have it one step later, if both of them send?",
+        "In step k, the places below 2^k send to the place 2^k further on, if there is "
+        "one. A rank's place is (rank - src) % world_size.",
+        "One loop in which the distance doubles:\n"
+        "  place, distance = (rank - src) % world_size, 1\n"
+        "  while distance < world_size:\n"
+        "      if place < distance and place + distance < world_size:\n"
+        "          dist.send(tensor, dst=(rank + distance) % world_size)\n"
+        "      elif distance <= place < 2 * distance:\n"
+        "          dist.recv(...)\n"
+        "      distance *= 2",
+    ),
+)
+
+# --------------------------------------------------------------------------- even_group
+
+COUNTS, MADE = "groups that ranks 0, 1, ... have counted", "a group was made"
+USED = "groups in which this rank communicated"
+
+
+@contextlib.contextmanager
+def groups_noted():
+    """Note the ranks of each group in which this rank sends, or calls a collective."""
+    used = []
+    names = [*collectives_in(dist.ProcessGroup), "send", "recv", "recv_anysource"]
+    # As they lie in the class: a lookup would bind them in another way.
+    originals = {name: vars(dist.ProcessGroup)[name] for name in names}
+
+    def noting(original):
+        def noted(group, *args, **kwargs):
+            used.append(dist.get_process_group_ranks(group))
+            return original(group, *args, **kwargs)
+
+        return noted
+
+    for name, original in originals.items():
+        setattr(dist.ProcessGroup, name, noting(original))
+    try:
+        yield used
+    finally:
+        for name, original in originals.items():
+            setattr(dist.ProcessGroup, name, original)
+
+
+def try_even_group(answer, tensor):
+    """Call it, and ask every rank how many groups it has counted since."""
+    world = dist.distributed_c10d._world
+    before = world.group_count
+    with groups_noted() as used:
+        result = answer(tensor)
+    counts = told_by_all(world.group_count - before)
+    made = counts is None or any(counts)
+    return {"sum": result, COUNTS: counts, MADE: made, USED: used}
+
+
+SAME = Such(
+    "the same number on all ranks", lambda counts: counts is None or one_value(counts)
+)
+
+
+def one_value(counts):
+    return len(set(counts)) == 1
+
+
+ALIKE = Such(
+    "groups of even ranks only", lambda used: not any(r % 2 for g in used for r in g)
+)
+
+
+def even_sum(rank, inputs):
+    is_even = rank % 2 == 0
+    return {
+        "sum": sum(x for (x,) in inputs[::2]) if is_even else None,
+        COUNTS: SAME,
+        MADE: True,
+        USED: ALIKE if is_even else ANYTHING,
+    }
+
+
+def sum_of_all(rank, inputs):
+    """On all ranks, after one group."""
+    total, everybody = sum(x for (x,) in inputs), list(range(len(inputs)))
+    return {
+        "sum": total,
+        COUNTS: [1] * len(inputs),
+        MADE: True,
+        USED: [everybody],
+    }
+
+
+def only_the_sum_is_wrong(attempt):
+    return is_wrong_in("sum")(attempt) and one_value(attempt.got[COUNTS])
+
+
+EVEN_GROUP = Task(
+    id="04.even_group",
+    title="Spot the group",
+    stars=2,
+    where="ranks",
+    run=try_even_group,
+    cases=(((3,), torch.float32), ((2, 2), torch.int64)),
+    inputs=a_tensor,
+    world_sizes=(1, 2, 3, 4, 5),
+    expect=even_sum,
+    mistakes=(
+        Mistake(
+            when=lambda attempt: (
+                not is_wrong_in("sum")(attempt) and is_wrong_in(COUNTS)(attempt)
+            ),
+            says="The sum is right, but some ranks have counted more groups than "
+            "others, and the count is a group's name: the next group that all ranks "
+            "make will hang. Every rank of the job must call new_group, members or "
+            "not. (In PyTorch 2.14, use_local_synchronization=True does not help.)",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                not is_wrong_in("sum")(attempt) and attempt.got[MADE] is False
+            ),
+            says="The sum is right, but there is no group any more. Keep it: in a "
+            "group, the odd ranks need not take part in the sum.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                not is_wrong_in("sum")(attempt) and is_wrong_in(USED)(attempt)
+            ),
+            says="The sum is right, but odd ranks took part in it. Make a group of the "
+            "even ranks alone, and give it to the collective: `group=...`. Then the "
+            "odd ranks need not wait for it.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.rank % 2 == 1 and only_the_sum_is_wrong(attempt)
+            ),
+            says="The even ranks are right. The odd ranks must return None: a "
+            "collective in a group that they are not in does nothing.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.rank % 2 == 0
+                and attempt.error == ""
+                and difference(attempt.got["sum"], attempt.args[0], 0.0) is None
+            ),
+            says="That is the rank's own tensor. all_reduce writes the sum into the "
+            "tensor that it is given.",
+        ),
+        Mistake(
+            like=sum_of_all,
+            says="That is the sum over all ranks. Give the group to all_reduce: "
+            "`group=...`.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.rank % 2 == 0
+                and attempt.error == ""
+                and attempt.got["sum"] is None
+            ),
+            says="It returned None on an even rank: return the sum.",
+        ),
+        Mistake(
+            when=says("out of range", "should be less or equal", "world size should"),
+            says="The group has a rank that is not in this job. The even ranks depend "
+            "on the world size: range(0, world_size, 2).",
+        ),
+        Mistake(
+            when=waits,
+            says="new_group must be called by every rank of the job, with the same "
+            "list of ranks, and in the same order; a collective in the group only by "
+            "its members.",
+        ),
+    ),
+    otherwise="Even ranks return the sum over the even ranks: 0, 2, 4 and so on.",
+    hints=(
+        "Two calls: one makes the group, one adds up in it. Which of them must every "
+        "rank make, and which only the members?",
+        "Every rank calls new_group with the list of the even ranks. Then only the "
+        "even ranks call all_reduce with this group.",
+        "Take one call out of the `if`:\n"
+        "  group = dist.new_group(list(range(0, ..., 2)))   # every rank\n"
+        "  if dist.get_rank() % 2 == 0:\n"
+        "      result = tensor.clone()\n"
+        "      dist.all_reduce(..., group=...)\n"
+        "      return result",
+    ),
+)
+
+TASKS = (
+    PREDICT_MESSAGES,
+    SPOT_THE_TUPLE,
+    SPOT_THE_WAIT,
+    EXCHANGE,
+    ALL_REDUCE,
+    BROADCAST,
+    EVEN_GROUP,
+)

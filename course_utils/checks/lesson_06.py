@@ -1,0 +1,1170 @@
+"""Lesson 06, DistributedDataParallel: the tasks of its exercise."""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from course_utils import costs
+from course_utils.checks.compare import difference
+from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.task import Mistake, Such, Task
+
+OURS = "course_utils.from_scratch.ddp"
+DDP = "torch.nn.parallel.DistributedDataParallel"
+AVERAGES = (
+    f"{OURS}.average_gradients",
+    "course_utils.from_scratch.sgd.average_gradients",
+    "course_utils.from_scratch.sgd.average_gradients_naive",
+    "course_utils.from_scratch.sgd.average_gradients_weighted",
+)
+BROADCASTS = (
+    f"{OURS}.broadcast_module",
+    f"{OURS}.broadcast_tensors",
+    "course_utils.from_scratch.sgd.broadcast_parameters",
+    "torch.distributed.utils._sync_module_states",
+)
+WRAPPERS = (DDP, f"{OURS}.DDP", f"{OURS}.HookedDDP")
+
+
+def says(text):
+    """Does the error say this?"""
+    return lambda attempt: text in attempt.message
+
+
+def first_wrong(attempt):
+    """The first line of the report that is not as it should be."""
+    for name, want in attempt.expected.items():
+        if difference(attempt.got[name], want, 1e-5) is not None:
+            return name
+    return ""
+
+
+def wrong_in(part):
+    """Is the first wrong line one whose name begins like this?"""
+    return lambda attempt: first_wrong(attempt).startswith(part)
+
+
+def linear(inputs, outputs, seed, dtype=torch.float32):
+    """A linear layer of small whole numbers."""
+    layer = nn.Linear(inputs, outputs, dtype=dtype)
+    with torch.no_grad():
+        layer.weight.copy_(whole_numbers((outputs, inputs), seed))
+        layer.bias.copy_(whole_numbers((outputs,), seed))
+    return layer
+
+
+# --------------------------------------------------------------------- predict_bucket
+
+PREDICT_BUCKET = Task(
+    id="06.predict_bucket",
+    title="Predict a bucket",
+    stars=1,
+    where="value",
+    expect=lambda: 5 * 6,
+    unit="MiB",
+    mistakes=(
+        Mistake(
+            like=lambda: 4 * 6,
+            says="Four layers are 24 MiB: the cap of 25 MiB is not reached yet. What "
+            "happens with the next gradient?",
+        ),
+        Mistake(
+            like=lambda: 25,
+            says="Gradients are not cut. A bucket holds whole ones.",
+        ),
+        Mistake(
+            like=lambda: 6,
+            says="That is the first bucket: one gradient already reaches its 1 MiB.",
+        ),
+        Mistake(
+            like=lambda: 10 * 6,
+            says="That is the one bucket of the first step. Afterwards they are "
+            "rebuilt.",
+        ),
+        Mistake(
+            like=lambda: 9 * 6,
+            says="The second bucket has a cap, too.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got in (5, 4, 3),
+            says="The question is for MiB, not for a number of layers or buckets.",
+        ),
+    ),
+    otherwise="How many layers go into the first bucket? Then add layers of 6 MiB "
+    "until 25 MiB are reached.",
+    hints=(
+        "The first bucket is closed at 1 MiB. How many layers are in it?",
+        "A bucket takes whole gradients, and is closed as soon as it has *reached* its "
+        "cap, not before it would pass it.",
+        "For layers of 10 MiB it goes like this:\n"
+        "  first    10 MiB            (1 MiB is reached)\n"
+        "  second   10 + 10 + 10 MiB  (20 is below 25, 30 is not)",
+    ),
+)
+
+# ------------------------------------------------------------------- broadcast_module
+
+PLAIN = "two linear layers"
+NORM = "a BatchNorm layer"
+FEATURES = "a buffer that is not saved"
+FROZEN = "a frozen layer"
+DTYPES = "layers of several dtypes"
+
+
+class Features(nn.Module):
+    """A buffer that the model uses, but that is not in its state_dict."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.layer = linear(3, 2, seed)
+        self.register_buffer("table", whole_numbers((2, 3), 50 + seed), False)
+
+
+def module_of(kind, rank):
+    """A module that is another one on every rank."""
+    if kind == NORM:
+        norm = nn.BatchNorm1d(2)
+        norm.running_mean.fill_(rank + 1)
+        norm.num_batches_tracked.fill_(10 * (rank + 1))
+        return nn.Sequential(linear(3, 2, rank), norm)
+    if kind == FEATURES:
+        return Features(rank)
+    if kind == DTYPES:
+        dtypes = (torch.float64, torch.bfloat16, torch.float32)
+        return nn.Sequential(*[linear(2, 2, rank + 5, d) for d in dtypes])
+    module = nn.Sequential(linear(3, 4, rank + 1), nn.ReLU(), linear(4, 2, rank + 9))
+    if kind == FROZEN:
+        module[0].requires_grad_(False)
+    return module
+
+
+def tensors_of(module):
+    """All tensors that make the module what it is, by their names."""
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def try_broadcast(answer, kind):
+    module = module_of(kind, dist.get_rank())
+    before = tensors_of(module)
+    trained = [p.requires_grad for p in module.parameters()]
+    answer(module)
+    after = tensors_of(module)
+    same = all(after[name] is tensor for name, tensor in before.items())
+    kept = trained == [p.requires_grad for p in module.parameters()]
+    report = {name: tensor.detach() for name, tensor in after.items()}
+    return report | {"the same tensor objects": same, "requires_grad is kept": kept}
+
+
+def sent_from(source, names=None):
+    """What is there after a broadcast of the tensors that `names` picks, or of all."""
+
+    def expect(rank, inputs):
+        (kind,) = inputs[rank]
+        root = len(inputs) - 1 if source == "last" else source
+        mine, theirs = module_of(kind, rank), module_of(kind, root)
+        picked = names(theirs) if names else tensors_of(theirs)
+        sent = tensors_of(theirs)
+        return {
+            name: (sent if name in picked else tensors_of(mine))[name].detach()
+            for name in sent
+        } | {"the same tensor objects": True, "requires_grad is kept": True}
+
+    return expect
+
+
+def parameters(module):
+    return dict(module.named_parameters())
+
+
+def trained_parameters(module):
+    return {n for n, p in module.named_parameters() if p.requires_grad}
+
+
+BROADCAST_MODULE = Task(
+    id="06.broadcast_module",
+    title="The same start",
+    stars=1,
+    where="ranks",
+    run=try_broadcast,
+    world_sizes=(1, 2, 3),
+    cases=((PLAIN,), (FROZEN,), (NORM,), (FEATURES,), (DTYPES,)),
+    expect=sent_from(0),
+    forbids=(*BROADCASTS, *WRAPPERS),
+    instead="`dist.broadcast` overwrites one tensor with that of rank src.",
+    mistakes=(
+        Mistake(
+            like=sent_from(0, lambda module: ()),
+            says="Every rank still has its own model. Did you broadcast copies, and "
+            "not write them back?",
+        ),
+        Mistake(
+            like=sent_from(0, lambda module: module.state_dict()),
+            says="One buffer was registered with persistent=False: the model uses it, "
+            "but `state_dict()` leaves it out. `module.buffers()` has all of them.",
+        ),
+        Mistake(
+            like=sent_from(0, parameters),
+            says="The parameters are those of rank 0, the buffers are each rank's own. "
+            "Buffers are part of the model, too: `module.buffers()`.",
+        ),
+        Mistake(
+            like=sent_from(0, trained_parameters),
+            says="Frozen parameters are not trained, but the model computes with them. "
+            "They must be the same everywhere, too; and so must the buffers.",
+        ),
+        Mistake(
+            like=sent_from(
+                0,
+                lambda module: (
+                    trained_parameters(module) | set(dict(module.named_buffers()))
+                ),
+            ),
+            says="Frozen parameters are not trained, but the model computes with them. "
+            "They must be the same everywhere, too.",
+        ),
+        Mistake(
+            like=sent_from(0, lambda module: dict(module.named_buffers())),
+            says="The buffers are those of rank 0, the parameters are each rank's own. "
+            "Did you broadcast a copy of them?",
+        ),
+        Mistake(
+            like=sent_from("last"),
+            says="That is the model of the last rank. The task asks for rank 0's.",
+        ),
+        Mistake(
+            when=wrong_in("the same tensor objects"),
+            says="The values are right, but these are new tensors. An optimizer that "
+            "was made before holds the old ones. Overwrite them in place: "
+            "`dist.broadcast` does, and so does `copy_`.",
+        ),
+        Mistake(
+            when=wrong_in("requires_grad is kept"),
+            says="The values are right, but requires_grad has changed. Leave it as it "
+            "was.",
+        ),
+        Mistake(
+            when=says("a leaf Variable that requires grad"),
+            says="Autograd guards parameters against changes in place. Do it under "
+            "`torch.no_grad()`.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            says="`dist.broadcast` is called by every rank, also by those that "
+            "receive.",
+        ),
+    ),
+    otherwise="Every rank must end with the parameters and buffers of rank 0, in the "
+    "tensors that were there before.",
+    hints=(
+        "What belongs to a module besides its parameters?",
+        "`module.parameters()` and `module.buffers()` name all tensors, in the same "
+        "order on every rank. `dist.broadcast(tensor, src=0)` overwrites one in place.",
+        "One loop:\n"
+        "  with torch.no_grad():\n"
+        "      for tensor in (*module.parameters(), *module....()):\n"
+        "          dist.broadcast(..., src=0)",
+    ),
+)
+
+# ------------------------------------------------------------------------ cut_buckets
+
+
+def cut(nbytes, bucket_bytes, first_bucket_bytes):
+    """The buckets, as numbers of parameters."""
+    last = len(nbytes) - 1
+    places = costs.ddp_buckets(
+        nbytes[::-1], cap=bucket_bytes, first_cap=first_bucket_bytes
+    )
+    return [[last - place for place in bucket] for bucket in places]
+
+
+def cut_before(nbytes, bucket_bytes, first_bucket_bytes):
+    """As `cut`, but a bucket is closed before it would pass its cap."""
+    buckets, members, held, cap = [], [], 0, first_bucket_bytes
+    for number in reversed(range(len(nbytes))):
+        if members and held + nbytes[number] > cap:
+            buckets.append(members)
+            members, held, cap = [], 0, bucket_bytes
+        members.append(number)
+        held += nbytes[number]
+    return [*buckets, members] if members else buckets
+
+
+def cut_above(nbytes, bucket_bytes, first_bucket_bytes):
+    """As `cut`, but a bucket must pass its cap to be closed."""
+    return cut(nbytes, bucket_bytes + 1, first_bucket_bytes + 1)
+
+
+def forwards(nbytes, bucket_bytes, first_bucket_bytes):
+    return costs.ddp_buckets(nbytes, cap=bucket_bytes, first_cap=first_bucket_bytes)
+
+
+def places_from_the_end(*args):
+    last = len(args[0]) - 1
+    return [[last - number for number in bucket] for bucket in cut(*args)]
+
+
+def in_bytes(*args):
+    return [[args[0][number] for number in bucket] for bucket in cut(*args)]
+
+
+def without_rest(nbytes, bucket_bytes, first_bucket_bytes):
+    buckets = cut(nbytes, bucket_bytes, first_bucket_bytes)
+    caps = [first_bucket_bytes] + [bucket_bytes] * len(buckets)
+    return [
+        bucket
+        for bucket, cap in zip(buckets, caps, strict=False)
+        if sum(nbytes[number] for number in bucket) >= cap
+    ]
+
+
+MiB = 1 << 20
+
+CUT_BUCKETS = Task(
+    id="06.cut_buckets",
+    title="Cut the buckets",
+    stars=2,
+    cases=(
+        ([400, 100, 300, 50], 400, 100),
+        ([6 * MiB] * 10, 25 * MiB, 1 * MiB),
+        ([4 * MiB, 4096] * 12, 25 * MiB, 1 * MiB),
+        ([10, 20, 30, 40], 1000, 1000),
+        ([10, 20, 30, 40], 1, 1),
+        ([100, 100, 100, 100, 100, 100], 200, 100),
+        ([5, 70, 5, 5, 5, 5, 90, 5], 60, 15),
+        ([7], 100, 10),
+        ([9, 8, 7, 6, 5, 4, 3, 2, 1], 12, 6),
+    ),
+    expect=cut,
+    forbids=(
+        "course_utils.costs.ddp_buckets",
+        f"{OURS}._cut",
+        "torch.distributed._compute_bucket_assignment_by_size",
+    ),
+    instead="A loop over the parameters, from the last to the first.",
+    mistakes=(
+        Mistake(
+            when=lambda attempt: [] in attempt.got,
+            says="There is an empty bucket. When the last gradient closes a bucket, "
+            "nothing is left for another.",
+        ),
+        Mistake(
+            like=forwards,
+            says="The buckets begin with the first parameter. Its gradient is ready "
+            "*last*: begin with the last parameter.",
+        ),
+        Mistake(
+            like=lambda *args: forwards(*args)[::-1],
+            says="You cut from the first parameter on, and then turned the list of "
+            "buckets around. The cut itself must begin at the last parameter: its "
+            "bucket is the small first one.",
+        ),
+        Mistake(
+            like=places_from_the_end,
+            says="The groups are right, but the numbers count from the end. Parameter "
+            "0 is the first of `model.parameters()`.",
+        ),
+        Mistake(
+            like=in_bytes,
+            says="The groups are right. But the task asks for the parameters' numbers, "
+            "not for their bytes.",
+        ),
+        Mistake(
+            like=lambda *args: [sorted(bucket) for bucket in cut(*args)],
+            says="The groups are right, but inside a bucket, too, the gradient that is "
+            "ready first comes first: the larger number.",
+        ),
+        Mistake(
+            like=cut_before,
+            says="You close a bucket before it would pass its cap. DDP closes it as "
+            "soon as it has reached the cap, so it may be larger.",
+        ),
+        Mistake(
+            like=cut_above,
+            says="A bucket that has exactly its cap is closed, too.",
+        ),
+        Mistake(
+            like=without_rest,
+            says="The last bucket never got full, and is missing. Its gradients must "
+            "travel as well.",
+        ),
+        Mistake(
+            like=lambda nbytes, cap, first: cut(nbytes, cap, cap),
+            says="The first bucket has a cap of its own, first_bucket_bytes.",
+        ),
+        Mistake(
+            like=lambda nbytes, cap, first: cut(nbytes, first, first),
+            says="All buckets have the first one's cap. From the second on it is "
+            "bucket_bytes.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                sorted(sum(attempt.got, [])) != list(range(len(attempt.args[0])))
+            ),
+            says="Every parameter must be in exactly one bucket.",
+        ),
+    ),
+    otherwise="Go from the last parameter to the first. Put each into the open bucket; "
+    "when the bucket has reached its cap, close it and open the next.",
+    hints=(
+        "Whose gradient is ready first in the backward? With that parameter begins the "
+        "first bucket.",
+        "Keep an open bucket, its bytes and its cap. Add the parameter first, then ask "
+        "whether the cap is reached. After the loop, an open bucket may be left.",
+        "The shape of it:\n"
+        "  buckets, members, held, cap = [], [], 0, first_bucket_bytes\n"
+        "  for number in reversed(range(len(nbytes))):\n"
+        "      members.append(number)\n"
+        "      held += ...\n"
+        "      if held >= cap:\n"
+        "          ...            # close it, and open the next with bucket_bytes\n"
+        "  if members: ...",
+    ),
+)
+
+# ------------------------------------------------- wrappers: what they do, and when
+
+
+class Request:
+    """An all-reduce under way, which notes that somebody waits for it."""
+
+    def __init__(self, work, number, log):
+        self._work, self._number, self._log = work, number, log
+
+    def wait(self, *args, **kwargs):
+        self._log.waits.append(self._number)
+        return self._work.wait(*args, **kwargs)
+
+    def get_future(self):
+        return Promise(self._work.get_future(), self._number, self._log)
+
+    def __getattr__(self, name):
+        return getattr(self._work, name)
+
+
+class Promise(Request):
+    """The future of such a request."""
+
+    def then(self, *args):
+        # Who waits for what comes after it cannot be seen from here.
+        self._log.excused.add(self._number)
+        return self._work.then(*args)
+
+
+class Log:
+    """Notes every all-reduce of this rank, by whichever name it was called."""
+
+    def __init__(self):
+        self.sizes = []  # elements of each all-reduce
+        self.after = []  # how many gradients were there when it began
+        self.waits = []  # for which of them somebody has waited
+        self.excused = set()  # or may have waited
+        self.ready = 0
+        self._all_reduce = dist.ProcessGroup.allreduce
+
+    def __enter__(self):
+        log = self
+
+        def all_reduce(group, tensors, *args, **kwargs):
+            work = log._all_reduce(group, tensors, *args, **kwargs)
+            tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            log.sizes.append(sum(tensor.numel() for tensor in tensors))
+            log.after.append(log.ready)
+            return Request(work, len(log.sizes) - 1, log)
+
+        dist.ProcessGroup.allreduce = all_reduce
+        return self
+
+    def __exit__(self, *exception):
+        dist.ProcessGroup.allreduce = self._all_reduce
+
+    def clear(self):
+        """Begin a new step."""
+        for notes in (self.sizes, self.after, self.waits, self.excused):
+            notes.clear()
+        self.ready = 0
+
+    def watch(self, module):
+        """Count this module's gradients as they get ready."""
+
+        def hook(parameter):
+            self.ready += 1
+
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(hook)
+
+
+NET = "a network of three layers"
+NET_FROZEN = "a network with a frozen layer"
+NET_TIED = "a network with a weight in two layers"
+NET_NORM = "a network with a buffer"
+NET_TURNED = "a network whose layers are used in another order than registered"
+NET_TWO_ORDERS = "a network whose order of gradients is another one on odd ranks"
+
+ZERO_OUT = "zero_grad(set_to_none=False)"
+NONE = "zero_grad()"
+NEVER = "no zero_grad()"
+
+
+class Net(nn.Module):
+    """Linear steps of small whole numbers; another network for each seed."""
+
+    def __init__(self, kind, seed):
+        super().__init__()
+        self.kind = kind
+        self.first = linear(4, 4, seed=10 * seed + 1)
+        self.middle = linear(4, 4, seed=10 * seed + 2)
+        self.last = linear(4, 2, seed=10 * seed + 3)
+        self.register_buffer("scale", torch.tensor(1.0 + seed))
+        if kind == NET_FROZEN:
+            self.middle.requires_grad_(False)
+        if kind == NET_TIED:
+            self.middle.weight = self.first.weight
+
+    def forward(self, x, rank):
+        if self.kind == NET_TURNED:
+            return self.last(self.first(self.middle(x))) * self.scale
+        if self.kind == NET_TWO_ORDERS and rank % 2:
+            return self.last(self.first(self.middle(x))) * self.scale
+        return self.last(self.middle(self.first(x))) * self.scale
+
+
+STEPS = 3
+RATE = 2.0**-14  # so small that whole numbers stay small, and a power of two
+
+
+def loss_of(network, rank, step):
+    return network(whole_numbers((2, 4), 100 + 10 * rank + step), rank).sum()
+
+
+def try_wrapper(answer, kind, zero, *args):
+    """Train a few steps with the learner's wrapper, and report on everything."""
+    rank = dist.get_rank()
+    network = Net(kind, seed=rank)
+    report = {}
+    with Log() as log:
+        log.watch(network)
+        wrapped = answer(network, *args)
+        report |= starts_of(network)
+        optimizer = torch.optim.SGD(
+            [p for p in network.parameters() if p.requires_grad], lr=RATE
+        )
+        for step in range(STEPS):
+            if zero != NEVER:
+                optimizer.zero_grad(set_to_none=zero == NONE)
+            log.clear()
+            loss_of(wrapped, rank, step).backward()
+            waits, during = len(log.waits), len(log.sizes)
+            wrapped.finish()
+            if step == 0:
+                begun = f"{during} of {len(log.sizes)}"
+                report["all-reduces that began during the backward"] = begun
+                report["sizes of the all-reduces"] = list(log.sizes)
+                report["gradients that were ready when each began"] = list(log.after)
+                report["waits during the backward"] = waits
+            missing = len(set(range(len(log.sizes))) - set(log.waits) - log.excused)
+            report[f"step {step}: all-reduces that finish() did not await"] = missing
+            for name, parameter in network.named_parameters():
+                grad = parameter.grad
+                grad = grad if grad is None else grad.clone()
+                report[f"step {step}: gradient of {name}"] = grad
+            if step == STEPS - 1:
+                again = len(log.waits) - len(log.sizes)
+                report["requests of old steps, awaited again"] = again
+            optimizer.step()
+    report["the parameters in the end"] = [p.detach() for p in network.parameters()]
+    return report
+
+
+def starts_of(network):
+    """Do all ranks begin with what rank 0 had? All ranks call it."""
+    first, same = Net(network.kind, seed=0), {}
+    for what in ("parameters", "buffers"):
+        pairs = zip(getattr(network, what)(), getattr(first, what)(), strict=True)
+        same[what] = all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    everywhere = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, same)
+    return {START.format(what): all(each[what] for each in everywhere) for what in same}
+
+
+START = "all ranks start with the {} of rank 0"
+
+
+def mean(gradients):
+    return sum(gradients) / len(gradients)
+
+
+def trained(kind, zero, n, *, combine=lambda rank: mean):
+    """What correct wrappers would make of the network: a report for each rank.
+
+    `combine` is what a mistake makes of the ranks' gradients.
+    """
+    networks = [Net(kind, seed=0) for _ in range(n)]
+    reports = [{} for _ in range(n)]
+    for step in range(STEPS):
+        for rank, network in enumerate(networks):
+            if zero != NEVER:
+                network.zero_grad()
+            loss_of(network, rank, step).backward()
+        for parameters in zip(*(x.named_parameters() for x in networks), strict=True):
+            name = parameters[0][0]
+            grads = [p.grad for _, p in parameters]
+            made = [
+                None if grads[0] is None else combine(rank)(grads).clone()
+                for rank in range(n)
+            ]
+            for rank, (_, parameter) in enumerate(parameters):
+                parameter.grad = made[rank]
+                reports[rank][f"step {step}: gradient of {name}"] = (
+                    None if made[rank] is None else made[rank].clone()
+                )
+        with torch.no_grad():
+            for network in networks:
+                for parameter in network.parameters():
+                    if parameter.grad is not None:
+                        parameter -= RATE * parameter.grad
+    for report, network in zip(reports, networks, strict=True):
+        report["the parameters in the end"] = [p.detach() for p in network.parameters()]
+    return reports
+
+
+@functools.lru_cache(maxsize=64)
+def trained_once(kind, zero, n):
+    return trained(kind, zero, n)
+
+
+ANY_NUMBERS = Such("anything", lambda value: True)
+
+
+def calls(kind, rank, cap):
+    """What is sent in a step, and when: for each gradient, or with a cap, in buckets.
+
+    Returns the sizes, and how many gradients were ready when each left.
+    """
+    network = Net(kind, seed=0)
+    numbers = {p: i for i, p in enumerate(network.parameters())}
+    order = []
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(
+                lambda p: order.append(numbers[p])
+            )
+    loss_of(network, rank, 0).backward()
+    parameters = list(network.parameters())
+    if cap is None:
+        buckets = [[number] for number in order]
+    else:
+        trained = [i for i, p in enumerate(parameters) if p.requires_grad]
+        nbytes = [4 * parameters[i].numel() for i in trained]
+        buckets = [[trained[i] for i in bucket] for bucket in cut(nbytes, cap, cap)]
+    sizes = [sum(parameters[i].numel() for i in bucket) for bucket in buckets]
+    after, latest = [], 0
+    for bucket in buckets:  # a bucket also waits for those before it
+        latest = max(latest, *(order.index(i) + 1 for i in bucket))
+        after.append(latest)
+    return sizes, after
+
+
+def wrapped_right(rank, inputs):
+    """What the check expects of a wrapper, on this rank."""
+    kind, zero, *rest = inputs[rank]
+    cap = rest[0] if rest else None
+    sizes, after = calls(kind, rank, cap)
+    report = dict(trained_once(kind, zero, len(inputs))[rank])
+    in_all = len(sizes)
+    expected = {START.format("parameters"): True, START.format("buffers"): True}
+    if cap is None:
+        # One for each gradient is what the hints show; fewer and larger are fine.
+        expected["all-reduces that began during the backward"] = Such(
+            "all of them, and at least one", all_of_them
+        )
+        expected["sizes of the all-reduces"] = ANY_NUMBERS
+        expected["gradients that were ready when each began"] = Such(
+            f"numbers from 1 to {in_all}, the first of them below {in_all}",
+            lambda value: value[0] < in_all,
+        )
+    else:
+        expected["all-reduces that began during the backward"] = Such(
+            "all of them, and at least one", all_of_them
+        )
+        expected["sizes of the all-reduces"] = sizes
+        expected["gradients that were ready when each began"] = after
+    expected["waits during the backward"] = 0
+    for step in range(STEPS):
+        expected[f"step {step}: all-reduces that finish() did not await"] = 0
+        expected |= {k: v for k, v in report.items() if k.startswith(f"step {step}:")}
+    expected["requests of old steps, awaited again"] = 0
+    return expected | {"the parameters in the end": report["the parameters in the end"]}
+
+
+def all_of_them(text):
+    during, _, in_all = text.partition(" of ")
+    return during == in_all != "0"
+
+
+def gradients_in(report):
+    return {key: value for key, value in report.items() if ": gradient of " in key}
+
+
+def gradients_like(**parts):
+    """Are all gradients what these parts of a mistake would make?"""
+
+    def test(attempt):
+        kind, zero, *_ = attempt.args
+        like = trained(kind, zero, attempt.world_size, **parts)[attempt.rank]
+        first = {k: v for k, v in gradients_in(like).items() if k.startswith("step 0")}
+        right = {k: attempt.expected[k] for k in first}
+        got = {k: attempt.got[k] for k in first}
+        return (
+            difference(got, first, 1e-5) is None
+            and difference(got, right, 1e-5) is not None
+        )
+
+    return test
+
+
+def moved_parameters(attempt):
+    """Are the gradients each rank's own in step 0, and do the parameters end equal?"""
+    return gradients_like(combine=lambda rank: lambda grads: grads[rank])(attempt)
+
+
+NO_GRADIENT = "cannot register a hook on a tensor that doesn't require gradient"
+
+# In the order in which the report is read.
+WRAPPER_MISTAKES = (
+    Mistake(
+        when=lambda attempt: NO_GRADIENT in attempt.message,
+        says="A frozen parameter never gets a gradient, so it cannot have a hook. Skip "
+        "those with requires_grad=False.",
+    ),
+    Mistake(
+        when=says("has no attribute 'finish'"),
+        says="The check calls finish() after each backward(). Keep its name.",
+    ),
+    Mistake(
+        when=says("'NoneType' object is not subscriptable"),
+        says="A value is None where a tensor was expected. all_reduce with "
+        "async_op=True returns a request; without it, None.",
+    ),
+    Mistake(
+        when=lambda attempt: (
+            attempt.error == "AttributeError" and "'NoneType'" in attempt.message
+        ),
+        says="Something is None here. A parameter without a gradient has .grad None, "
+        "and all_reduce without async_op=True returns None, not a request.",
+    ),
+    Mistake(
+        when=wrong_in(START.format("parameters")),
+        says="Not all ranks begin with the same model. The first thing a wrapper does "
+        "is to give all of them rank 0's parameters and buffers.",
+    ),
+    Mistake(
+        when=wrong_in(START.format("buffers")),
+        says="The parameters are those of rank 0, but the buffers are each rank's own. "
+        "They are part of the model: `module.buffers()`.",
+    ),
+    Mistake(
+        when=moved_parameters,
+        says="The gradients are still each rank's own. What does the hook get, and "
+        "what does it send? It gets the *parameter*; the gradient is in its .grad.",
+    ),
+    Mistake(
+        when=gradients_like(combine=lambda rank: sum),
+        says="That is the sum over the ranks. all_reduce adds up; the division by the "
+        "world size is yours.",
+    ),
+    Mistake(
+        when=gradients_like(combine=lambda rank: lambda g: mean(g) / len(g)),
+        says="It is divided twice. Divide before the all_reduce or after it.",
+    ),
+    Mistake(
+        when=gradients_like(combine=lambda rank: lambda g: g[rank] / len(g)),
+        says="Each rank has its own gradient, divided by the world size. Did you "
+        "reduce a copy, and forget to write the result into `parameter.grad`?",
+    ),
+    Mistake(
+        when=lambda attempt: (
+            first_wrong(attempt) == "all-reduces that began during the backward"
+            and str(
+                attempt.got["all-reduces that began during the backward"]
+            ).startswith("0 of")
+        ),
+        says="No all-reduce began during the backward. In finish() it is too late: all "
+        "computing is over by then. Send from the hooks, with `dist.all_reduce`.",
+    ),
+    Mistake(
+        when=wrong_in("all-reduces that began during the backward"),
+        says="Some all-reduces began only in finish(). In these networks every trained "
+        "parameter gets a gradient, so everything can leave during the backward.",
+    ),
+    Mistake(
+        when=wrong_in("waits during the backward"),
+        says="The backward stands still while a hook waits. Pass async_op=True, keep "
+        "the request that comes back, and wait for it in finish().",
+    ),
+    Mistake(
+        when=lambda attempt: first_wrong(attempt).endswith("did not await"),
+        says="finish() returned while an all-reduce was still under way: until its "
+        "`wait()` the gradient may be anything. Keep all requests of a step, and wait "
+        "for each.",
+    ),
+    Mistake(
+        when=wrong_in("requests of old steps, awaited again"),
+        says="finish() also goes through the requests of earlier steps. The list was "
+        "never emptied: it grows with every step, and whatever finish() does to a "
+        "gradient, it does to old ones again.",
+    ),
+    Mistake(
+        when=lambda attempt: (
+            first_wrong(attempt).startswith(("step 1", "step 2"))
+            and "gradient of" in first_wrong(attempt)
+        ),
+        says="Step 0 is right, a later one is not. What is left over from the step "
+        "before? Lists and counters must be as new when the next backward begins. "
+        "(The check also trains with zero_grad(set_to_none=False), where .grad stays "
+        "the same tensor, and without zero_grad(), where gradients add up.)",
+    ),
+    Mistake(
+        when=wrong_in("the parameters in the end"),
+        says="The gradients are right, but the parameters were changed, too. Leave "
+        "them to the optimizer.",
+    ),
+)
+
+ASYNC_DDP = Task(
+    id="06.async_ddp",
+    title="Hooks that send",
+    stars=2,
+    where="ranks",
+    run=try_wrapper,
+    seconds=15.0,
+    world_sizes=(1, 2, 3),
+    cases=(
+        (NET, NONE),
+        (NET_FROZEN, NONE),
+        (NET_TIED, ZERO_OUT),
+        (NET_TURNED, NEVER),
+    ),
+    expect=wrapped_right,
+    keeps_inputs=False,
+    forbids=(*WRAPPERS, *BROADCASTS, *AVERAGES),
+    instead="`dist.broadcast`, `register_post_accumulate_grad_hook` and "
+    "`dist.all_reduce` are enough.",
+    mistakes=(
+        *WRAPPER_MISTAKES,
+        Mistake(
+            when=wrong_in("gradients that were ready when each began"),
+            says="The first all-reduce began only when all gradients were there. "
+            "Each gradient can leave as soon as its own hook is called.",
+        ),
+    ),
+    otherwise="All ranks begin with rank 0's parameters and buffers, and after "
+    "finish() each gradient is the mean over the ranks.",
+    hints=(
+        "Three parts: the same start, a hook for each parameter that is trained, and "
+        "waiting in finish().",
+        "The hook gets a parameter. It divides `parameter.grad`, starts an all_reduce "
+        "of it with async_op=True, and keeps the request. finish() waits for all "
+        "requests, and empties the list.",
+        "The shape of it:\n"
+        "  __init__:  broadcast_module(module)   # your task 2\n"
+        "             for parameter in ...:   # those that require a gradient\n"
+        "                 parameter.register_post_accumulate_grad_hook(self.send)\n"
+        "  send:      parameter.grad /= ...\n"
+        "             self.requests.append(dist.all_reduce(..., async_op=True))\n"
+        "  finish:    wait for each request, then clear the list",
+    ),
+)
+
+BUCKETED_DDP = Task(
+    id="06.bucketed_ddp",
+    title="Buckets that leave early",
+    stars=3,
+    where="ranks",
+    run=try_wrapper,
+    seconds=15.0,
+    world_sizes=(1, 2, 3),
+    cases=(
+        (NET, NONE, 80),
+        (NET, ZERO_OUT, 1),
+        (NET_FROZEN, NEVER, 32),
+        (NET_TURNED, NONE, 60),
+        (NET_TWO_ORDERS, ZERO_OUT, 60),
+        (NET_TIED, NONE, 10_000),
+    ),
+    expect=wrapped_right,
+    keeps_inputs=False,
+    forbids=(*WRAPPERS, *BROADCASTS, *AVERAGES, f"{OURS}._Bucket"),
+    instead="Hooks, a flat tensor for each bucket, and `dist.all_reduce`.",
+    mistakes=(
+        Mistake(
+            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            says="The ranks have sent different buckets at the same time. Gradients "
+            "get ready in another order on some ranks, so a bucket may be full early. "
+            "It must wait until all buckets before it have been sent.",
+        ),
+        *WRAPPER_MISTAKES[:-3],
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("sizes of the all-reduces")(attempt)
+                and sorted(attempt.got["sizes of the all-reduces"])
+                == sorted(attempt.expected["sizes of the all-reduces"])
+            ),
+            says="The buckets are right, but they leave in the wrong order: the one "
+            "with the last parameter first, on every rank, and none before those in "
+            "front of it have left.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("sizes of the all-reduces")(attempt)
+                and len(attempt.got["sizes of the all-reduces"])
+                == attempt.expected["gradients that were ready when each began"][-1]
+            ),
+            says="Each gradient travels by itself. Those of a bucket travel in one "
+            "flat tensor, in one all-reduce.",
+        ),
+        Mistake(
+            when=wrong_in("sizes of the all-reduces"),
+            says="These are not the buckets of the task: from the last parameter to "
+            "the first, whole gradients, closed when bucket_bytes is reached. Frozen "
+            "parameters are in none. A float32 number has 4 bytes.",
+        ),
+        Mistake(
+            when=wrong_in("gradients that were ready when each began"),
+            says="The buckets are right, but they leave too late. A bucket leaves in "
+            "the hook of its last missing gradient (or as soon as those before it have "
+            "left).",
+        ),
+        *WRAPPER_MISTAKES[-3:],
+    ),
+    otherwise="After finish() each gradient is the mean over the ranks, and each "
+    "bucket has travelled in one all-reduce.",
+    hints=(
+        "Each call of ready says: one gradient more is there in this bucket. Which "
+        "bucket is the next one to be sent, and is it full?",
+        "The number of the next bucket is how many have been sent. In ready: count "
+        "down, then send, as long as the next bucket misses nothing. In finish: wait, "
+        "copy the means back, and call begin().",
+        "The shape of ready:\n"
+        "  self.missing[number] -= 1\n"
+        "  while len(self.sent) < len(self.buckets) and ...:  # it is full\n"
+        "      bucket = self.buckets[len(self.sent)]\n"
+        "      flat = torch.cat([p.grad.reshape(-1) for p in bucket])\n"
+        "      flat /= ...\n"
+        "      self.sent.append((bucket, flat, dist.all_reduce(...)))\n"
+        "and of finish: for each of self.sent wait, copy the parts of flat (`split`) "
+        "into the gradients; then self.begin().",
+    ),
+)
+
+SPOT_THE_HOOK = Task(
+    id="06.spot_the_hook",
+    title="Spot the bugs of a copied DDP",
+    stars=2,
+    where="ranks",
+    run=try_wrapper,
+    seconds=15.0,
+    world_sizes=(1, 2, 3),
+    cases=((NET, NONE), (NET_TIED, NONE), (NET, ZERO_OUT), (NET_TURNED, NEVER)),
+    expect=wrapped_right,
+    keeps_inputs=False,
+    forbids=(*WRAPPERS, *BROADCASTS, *AVERAGES),
+    instead="Repair the three places, and leave the rest.",
+    mistakes=(*WRAPPER_MISTAKES, *ASYNC_DDP.mistakes[-1:]),
+    otherwise="All ranks begin with rank 0's parameters and buffers, and after "
+    "finish() each gradient is the mean over the ranks.",
+    hints=(
+        "Print what `reduce` gets: its shape, and whether it is the gradient. Then "
+        "count the requests after each finish().",
+        "A post-accumulate hook gets the parameter. A list that is only appended to "
+        "still has the last step's entries. And a module is more than its parameters.",
+        "The three repairs:\n"
+        "  reduce(self, parameter): work with parameter.grad\n"
+        "  finish: after the loop, empty both lists\n"
+        "  __init__: broadcast the ... as well",
+    ),
+)
+
+# ------------------------------------------------------------------------- accumulate
+
+ROWS = 6  # of each micro-batch
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(linear(3, 5, seed=1), nn.Tanh(), linear(5, 4, 2))
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter /= 8
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def micro_batches(k, rank):
+    """Whole numbers, divided so that the network is not saturated; and labels."""
+    batches = []
+    for i in range(k):
+        x = whole_numbers((ROWS, 3), 40 + 7 * rank + i) / 8
+        batches.append((x, (torch.arange(ROWS) * (i + 2) + rank) % 4))
+    return batches
+
+
+def try_accumulate(answer, k):
+    from torch.nn.parallel import DistributedDataParallel
+
+    network = Classifier()
+    model = DistributedDataParallel(network)
+    sent = []
+
+    def hook(state, bucket):
+        sent.append(bucket.index())
+        mean = bucket.buffer() / dist.get_world_size()
+        request = dist.all_reduce(mean, async_op=True)
+        return request.get_future().then(lambda future: mean)
+
+    model.register_comm_hook(None, hook)
+    before = [p.detach().clone() for p in network.parameters()]
+    answer(model, micro_batches(k, dist.get_rank()))
+    pairs = zip(before, network.parameters(), strict=True)
+    unchanged = all(torch.equal(one, other) for one, other in pairs)
+    report = {f"gradient of {n}": p.grad for n, p in network.named_parameters()}
+    return report | {
+        "all-reduces": len(sent),
+        "the parameters are as before": unchanged,
+    }
+
+
+def accumulated(rank, inputs, *, scale=None, own=False, only=None, sends=1):
+    """The gradient of all rows of all ranks; a mistake has one part of it different."""
+    (k,) = inputs[rank]
+    network = Classifier()
+    ranks = [rank] if own else range(len(inputs))
+    batches = [b for r in ranks for b in micro_batches(k, r)[only or slice(None)]]
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    F.cross_entropy(network(x), y).backward()
+    factor = scale(k, len(inputs)) if scale else 1
+    gradients = {
+        f"gradient of {n}": p.grad * factor for n, p in network.named_parameters()
+    }
+    return gradients | {"all-reduces": sends, "the parameters are as before": True}
+
+
+def gradient_as(**parts):
+    """Are the gradients what this mistake makes, however often it has sent?"""
+
+    def test(attempt):
+        like = accumulated(attempt.rank, [attempt.args] * attempt.world_size, **parts)
+        names = [name for name in like if name.startswith("gradient")]
+        return wrong_in("gradient")(attempt) and all(
+            difference(attempt.got[name], like[name], 1e-4) is None for name in names
+        )
+
+    return test
+
+
+ACCUMULATE = Task(
+    id="06.accumulate",
+    title="Accumulate, and send once",
+    stars=2,
+    where="ranks",
+    run=try_accumulate,
+    world_sizes=(2, 3),
+    seconds=20.0,  # the first DDP of a process imports much
+    cases=((3,), (1,), (5,)),
+    expect=accumulated,
+    keeps_inputs=False,
+    tolerance=1e-4,
+    mistakes=(
+        Mistake(
+            when=lambda attempt: (
+                attempt.got["all-reduces"] == 0
+                and gradient_as(own=True, scale=lambda k, n: k)(attempt)
+            ),
+            says="Nothing was sent: each rank has its own sum, and it is not divided "
+            "by k. The last micro-batch must be outside of no_sync(), forward and "
+            "backward.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["all-reduces"] == 0,
+            says="Nothing was sent: the gradients are each rank's own. The last "
+            "micro-batch must be outside of no_sync(), forward and backward. (And it "
+            "must go through `model`, not through `model.module`.)",
+        ),
+        Mistake(
+            when=gradient_as(scale=lambda k, n: k),
+            says="It is k times too large: each loss is the mean over its own "
+            "micro-batch only. Divide each loss by k before backward().",
+        ),
+        Mistake(
+            when=gradient_as(scale=lambda k, n: 1 / n),
+            says="It is divided by the world size once more. DDP takes the mean over "
+            "the ranks; you divide by the number of micro-batches.",
+        ),
+        Mistake(
+            when=gradient_as(scale=lambda k, n: k / n),
+            says="You divided by the world size. DDP has done that already. What is "
+            "missing is the number of micro-batches.",
+        ),
+        Mistake(
+            when=gradient_as(scale=lambda k, n: 1 / k),
+            says="It is divided by k twice.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                gradient_as(only=slice(-1, None))(attempt)
+                or gradient_as(only=slice(-1, None), scale=lambda k, n: 1 / k)(attempt)
+            ),
+            says="Only the last micro-batch is left. Gradients add up by themselves: "
+            "no zero_grad() in between.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["the parameters are as before"] is False,
+            says="The parameters have changed. The task ends with the gradient: "
+            "`optimizer.step()` is not part of it.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["all-reduces"] == attempt.args[0] > 1,
+            says="The gradient is right, but every micro-batch was sent. Put forward "
+            "*and* backward of all but the last one inside `model.no_sync()`: the "
+            "forward decides.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["all-reduces"] > 1,
+            says="Only the backward of the last micro-batch should send.",
+        ),
+        Mistake(
+            when=lambda attempt: "does not require grad" in attempt.message,
+            says="The loss must be computed with gradients: model(inputs), then "
+            "cross_entropy, then backward().",
+        ),
+    ),
+    otherwise="After it, each gradient is that of the mean loss over all rows of all "
+    "micro-batches of all ranks, and one all-reduce was made.",
+    hints=(
+        "Which of the micro-batches must send? And what is each loss a mean of?",
+        "`with model.no_sync():` around forward and backward of all but the last one. "
+        "Each loss is divided by the number of micro-batches.",
+        "The shape of it:\n"
+        "  *others, last = micro_batches\n"
+        "  with model.no_sync():\n"
+        "      for inputs, labels in others:\n"
+        "          ...            # forward, loss / k, backward\n"
+        "  ...                    # the same with the last one, outside",
+    ),
+)
+
+TASKS = (
+    PREDICT_BUCKET,
+    BROADCAST_MODULE,
+    CUT_BUCKETS,
+    ASYNC_DDP,
+    BUCKETED_DDP,
+    ACCUMULATE,
+    SPOT_THE_HOOK,
+)

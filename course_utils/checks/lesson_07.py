@@ -1,0 +1,828 @@
+"""Lesson 07, ring all-reduce: the tasks of its exercise."""
+
+import math
+
+import torch
+import torch.distributed._functional_collectives  # it must be there before a guard is
+
+from course_utils import costs
+from course_utils.checks.compare import difference
+from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.lesson_04 import (
+    NO_SUCH_RANK,
+    OTHER_SIZE,
+    OURS,
+    TO_ITSELF,
+    all_waited_for,
+    is_wrong_in,
+    messages_only,
+    says,
+    told_by_all,
+    waits,
+)
+from course_utils.checks.task import ANYTHING, Mistake, Such, Task
+from course_utils.messages import in_steps, recorded
+
+# ------------------------------------------------------ what may not be called here
+
+# The course's own, by name. PyTorch's are noticed by messages_only, under any name.
+FORBIDDEN = (
+    *OURS,
+    *(
+        f"course_utils.from_scratch.ring.{name}"
+        for name in (
+            *("reduce_scatter_ring", "all_gather_ring", "all_reduce_ring"),
+            *("all_reduce_pipelined", "all_reduce_tree"),
+            "all_reduce_halving_doubling",
+        )
+    ),
+)
+INSTEAD = "Build it from isend, irecv, send and recv."
+
+# ------------------------------------------------------------ what a ring has to send
+
+
+def traffic(calls, logs):
+    """What this rank has sent, and how many steps all ranks took together.
+
+    `logs` are the calls of all ranks; None if a rank has not come back: then the check
+    will name it.
+    """
+    sends = [call for call in calls if call.kind == "send"]
+    steps = None
+    if logs is not None:
+        try:
+            steps = max((message.step for message in in_steps(logs)), default=0)
+        except ValueError:
+            steps = "a send without a recv, or a recv without a send"
+    return {
+        "every isend and irecv waited for": all_waited_for(calls),
+        "ranks that it sends to": sorted({call.peer for call in sends}),
+        "bytes sent": sum(call.nbytes for call in sends),
+        "steps": steps,
+    }
+
+
+def allowed(rank, n, most_bytes, most_steps):
+    """The traffic that the check expects."""
+    neighbours = {(rank + 1) % n, (rank - 1) % n} - {rank}
+    return {
+        "every isend and irecv waited for": True,
+        "ranks that it sends to": Such(
+            "one neighbour in the ring, always the same",
+            lambda peers: len(peers) <= 1 and set(peers) <= neighbours,
+        ),
+        "bytes sent": Such(f"at most {most_bytes:,}", lambda b: b <= most_bytes),
+        "steps": Such(f"at most {most_steps}", lambda s: s is None or s <= most_steps),
+    }
+
+
+def right_but(name):
+    """Are all parts of the report before this one right, and this one wrong?"""
+
+    def test(attempt):
+        for key in attempt.expected:
+            if is_wrong_in(key)(attempt):
+                return key == name
+        return False
+
+    return test
+
+
+ALL_SEND_FIRST = Mistake(
+    when=waits,
+    says="Everybody waits. If all ranks `send` first, nobody receives: start each send "
+    "with isend, then recv, then wait for the send. And every rank must make the same "
+    "number of steps, also where a chunk is empty.",
+)
+NOT_WAITED = Mistake(
+    when=right_but("every isend and irecv waited for"),
+    says="isend and irecv return at once. Wait for every request: until then, what is "
+    "sent may still be read, and what is received may be incomplete. That it came out "
+    "right was luck.",
+)
+TWO_WAYS = Mistake(
+    when=right_but("ranks that it sends to"),
+    says="The result is right, but this is no ring: each rank sends to the next rank "
+    "only (or always to the one before).",
+)
+NO_PARTNER = Mistake(
+    when=lambda attempt: (
+        right_but("steps")(attempt) and isinstance(attempt.got["steps"], str)
+    ),
+    says="The result is right, but a message was sent that nobody received, or the "
+    "other way round. It would be taken for one of the next call.",
+)
+ONE_AFTER_THE_OTHER = Mistake(
+    when=right_but("steps"),
+    says="The result is right, but it takes more steps than needed: some ranks wait "
+    "while others send. In each step all ranks send and receive at the same time: "
+    "isend, recv, wait.",
+)
+STILL_BUSY = Mistake(
+    when=lambda attempt: attempt.error == "running",
+    says="Is every isend and irecv waited for? gloo may drop a message whose request "
+    "nobody keeps, and then the receiver waits for ever. Or is there a loop that never "
+    "ends, or a message to a rank that does not exist?",
+)
+OF_TRAFFIC = (NOT_WAITED, TWO_WAYS, NO_PARTNER, ONE_AFTER_THE_OTHER)
+OF_MESSAGES = (ALL_SEND_FIRST, TO_ITSELF, NO_SUCH_RANK, STILL_BUSY, OTHER_SIZE)
+
+# ----------------------------------------------------------------------- predict_bytes
+
+PREDICT_BYTES = Task(
+    id="07.predict_bytes",
+    title="Predict the steps and the bytes",
+    stars=1,
+    where="value",
+    expect=lambda: (2 * 15, 2 * 15 * 4_000_000 // 16),
+    mistakes=(
+        Mistake(
+            like=lambda: (15, 15 * 4_000_000 // 16),
+            says="That is the reduce-scatter. The all-gather takes as many steps and "
+            "bytes again.",
+        ),
+        Mistake(
+            like=lambda: (30, 30 * 1_000_000 // 16),
+            says="The steps are right. But a float32 has 4 bytes.",
+        ),
+        Mistake(
+            like=lambda: (32, 8_000_000),
+            says="Each half has n - 1 steps: a rank's own chunk need not travel to "
+            "itself.",
+        ),
+        Mistake(
+            like=lambda: (30, 30 * 4_000_000),
+            says="The steps are right. In each of them a rank sends one chunk, not the "
+            "whole tensor.",
+        ),
+        Mistake(
+            like=lambda: (30, 16 * 30 * 4_000_000 // 16),
+            says="The steps are right. These are the bytes of all ranks together; how "
+            "many does each one send?",
+        ),
+        Mistake(
+            like=lambda: (30, 4_000_000 // 16),
+            says="The steps are right. These are the bytes of one step.",
+        ),
+        Mistake(
+            when=lambda attempt: _two(attempt)[::-1] == [30, 7_500_000],
+            says="First the steps, then the bytes.",
+        ),
+        Mistake(
+            when=lambda attempt: _two(attempt)[0] == 30,
+            says="The steps are right. In each step a rank sends one chunk: how many "
+            "bytes does it have?",
+        ),
+        Mistake(
+            when=lambda attempt: _two(attempt)[1] == 7_500_000,
+            says="The bytes are right. In how many steps are they sent?",
+        ),
+        Mistake(
+            when=lambda attempt: _two(attempt) != [],
+            says="Two halves with n - 1 steps each; in each step one chunk, which is "
+            "one n-th of the tensor.",
+        ),
+    ),
+    otherwise="Two numbers: the steps, and the bytes that each rank sends in all.",
+    hints=(
+        "Two halves. How many steps does each have on 16 ranks?",
+        "A rank sends one chunk in each step. How many bytes are all chunks together, "
+        "and how many is one?",
+        "For 4 ranks and 1,200 bytes it goes like this:\n"
+        "  steps    2 * 3            = 6\n"
+        "  chunk    1200 / 4         = 300 bytes\n"
+        "  answer = (6, 1800)",
+    ),
+)
+
+
+def _two(attempt):
+    """The two numbers of the answer, or []."""
+    numbers = torch.as_tensor(attempt.got).tolist()
+    return numbers if isinstance(numbers, list) and len(numbers) == 2 else []
+
+
+# ---------------------------------------------------------------------- reduce_scatter
+
+
+def in_chunks(size, rank, world_size):
+    """Chunks of a tensor of that size, each with memory of its own."""
+    whole = whole_numbers((size,), rank)
+    return ([chunk.clone() for chunk in whole.tensor_split(world_size)],)
+
+
+def try_reduce_scatter(answer, chunks):
+    with messages_only(), recorded() as calls:
+        number = answer(chunks)
+    report = {"the number that it returned": number}
+    as_number = torch.as_tensor(-1 if number is None else number)
+    if as_number.numel() == 1 and 0 <= as_number < len(chunks):
+        number = int(as_number)
+        report["that chunk"] = (number, chunks[number].clone())
+    told = told_by_all((number, list(calls)))
+    if told is not None:
+        report["the chunks that the ranks finish"] = [one for one, _ in told]
+    report["all chunks"] = [chunk.clone() for chunk in chunks]
+    return report | traffic(calls, told and [calls for _, calls in told])
+
+
+def reduce_scattered(rank, inputs):
+    n = len(inputs)
+    totals = [sum(chunks[i] for (chunks,) in inputs) for i in range(n)]
+    sizes = [4 * len(total) for total in totals]
+
+    def is_finished(got):
+        number, chunk = got
+        return difference(chunk, totals[number], 1e-5) is None
+
+    return {
+        "the number that it returned": Such(
+            f"a number from 0 to {n - 1}", lambda number: int(number) in range(n)
+        ),
+        "that chunk": Such("its sum over all ranks", is_finished),
+        "the chunks that the ranks finish": Such(
+            f"the numbers 0 to {n - 1}, each on one rank",
+            lambda numbers: sorted(numbers) == list(range(n)),
+        ),
+        "all chunks": ANYTHING,
+        **allowed(rank, n, sum(sizes) - min(sizes), n - 1),
+    }
+
+
+def sums_of_fewer(attempt):
+    """Is no chunk of this rank finished?"""
+    return not any(map(_finished(attempt), range(attempt.world_size)))
+
+
+def another_is_finished(attempt):
+    """Is a chunk finished here, but not the one whose number was returned?"""
+    number = attempt.got["that chunk"][0]
+    others = [i for i in range(attempt.world_size) if i != number]
+    return any(map(_finished(attempt), others))
+
+
+def _finished(attempt):
+    test = attempt.expected["that chunk"].test
+    return lambda i: test((i, attempt.got["all chunks"][i]))
+
+
+def untouched(attempt):
+    """Is that chunk as it was at the beginning?"""
+    number, chunk = attempt.got["that chunk"]
+    return difference(chunk, attempt.args[0][number], 0.0) is None
+
+
+REDUCE_SCATTER = Task(
+    id="07.reduce_scatter",
+    title="The first half: reduce-scatter",
+    stars=2,
+    where="ranks",
+    run=try_reduce_scatter,
+    cases=(30, 7, 2),
+    inputs=in_chunks,
+    world_sizes=(1, 2, 3, 5),
+    expect=reduce_scattered,
+    forbids=FORBIDDEN,
+    instead=INSTEAD,
+    keeps_inputs=False,
+    mistakes=(
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == ""
+                and attempt.got["the number that it returned"] is None
+            ),
+            says="It returned None. Return the number of the chunk that is finished on "
+            "this rank.",
+        ),
+        Mistake(
+            when=lambda attempt: "that chunk" not in attempt.got,
+            says="That is not the number of a chunk. Count in a circle: `% world_size` "
+            "makes a number from 0 to world_size - 1, also of a negative one.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("that chunk")(attempt) and another_is_finished(attempt)
+            ),
+            says="Another chunk is finished on this rank, not the one whose number was "
+            "returned. What arrives in the last step is the one.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("that chunk")(attempt) and untouched(attempt)
+            ),
+            says="That chunk is as it was: nothing was added to it. A finished chunk "
+            "has met every rank, and arrives here in the last step.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("that chunk")(attempt)
+                and attempt.world_size > 2
+                and sums_of_fewer(attempt)
+            ),
+            says="The sum does not have the parts of all ranks, or some twice. What is "
+            "sent in a step must be what came in the step before, with the own part "
+            "added: rank r sends chunk r - k in step k, and receives chunk r - k - 1. "
+            "(With two ranks other numbers come out right as well: modulo 2, +1 and "
+            "-1 are the same.)",
+        ),
+        Mistake(
+            when=is_wrong_in("that chunk"),
+            says="Add what arrives to the own chunk of the same number. A recv into "
+            "the chunk itself would overwrite it: receive into a buffer of that size.",
+        ),
+        Mistake(
+            when=is_wrong_in("the chunks that the ranks finish"),
+            says="Some chunk is finished on two ranks, and another one on none. Each "
+            "rank must finish another chunk.",
+        ),
+        Mistake(
+            when=right_but("bytes sent"),
+            says="The result is right, but too much is sent: one chunk in each of the "
+            "n - 1 steps, and no more.",
+        ),
+        *OF_TRAFFIC,
+        Mistake(
+            when=says("IndexError", "index out of range"),
+            says="There are n chunks, 0 to n - 1. Count in a circle: `% world_size`.",
+        ),
+        *OF_MESSAGES,
+    ),
+    otherwise="In step k rank r sends chunk (r - k) mod n to the next rank. It "
+    "receives chunk (r - k - 1) mod n, and adds its own.",
+    hints=(
+        "In step 0 each rank sends the chunk with its own number. Which chunk arrives "
+        "then, and what has to be done with it before the next step?",
+        "n - 1 times: isend chunk (rank - step) % n to the next rank, recv chunk "
+        "(rank - step - 1) % n from the one before into a buffer, wait, and add the "
+        "buffer to the own chunk of that number. The last chunk that arrives is "
+        "finished.",
+        "A loop with four calls:\n"
+        "  for step in range(n - 1):\n"
+        "      mine = chunks[(rank - step - 1) % n]\n"
+        "      buffer = torch.empty_like(mine)\n"
+        "      request = dist.isend(chunks[...], (rank + 1) % n)\n"
+        "      dist.recv(buffer, ...)\n"
+        "      request.wait()\n"
+        "      mine += ...\n"
+        "  return (rank + 1) % n",
+    ),
+)
+
+# -------------------------------------------------------------------------- all_gather
+
+
+def half_done(case, rank, world_size):
+    """Chunks of which one is finished; the others are of no use."""
+    size, shift = case
+    (chunks,) = in_chunks(size, rank, world_size)
+    return chunks, (rank + shift) % world_size
+
+
+def try_all_gather(answer, chunks, mine):
+    with messages_only(), recorded() as calls:
+        answer(chunks, mine)
+    held = [chunk.clone() for chunk in chunks]
+    return {"the chunks": held} | traffic(calls, told_by_all(list(calls)))
+
+
+def all_gathered(rank, inputs):
+    n = len(inputs)
+    done = [None] * n
+    for chunks, mine in inputs:
+        done[mine] = chunks[mine]
+    sizes = [4 * len(chunk) for chunk in done]
+    return {"the chunks": done, **allowed(rank, n, sum(sizes) - min(sizes), n - 1)}
+
+
+def right_chunks(attempt):
+    """The numbers of the chunks that are right."""
+    pairs = zip(attempt.got["the chunks"], attempt.expected["the chunks"], strict=True)
+    return [
+        i for i, (got, want) in enumerate(pairs) if difference(got, want, 0) is None
+    ]
+
+
+def is_rotated(attempt):
+    """Is there every finished chunk, but in other places?"""
+    got, want = attempt.got["the chunks"], attempt.expected["the chunks"]
+    n = attempt.world_size
+    return any(
+        all(difference(got[(i + k) % n], want[i], 0) is None for i in range(n))
+        for k in range(1, n)
+    )
+
+
+def unchanged(attempt):
+    pairs = zip(attempt.got["the chunks"], attempt.args[0], strict=True)
+    return all(difference(got, was, 0) is None for got, was in pairs)
+
+
+ALL_GATHER = Task(
+    id="07.all_gather",
+    title="The second half: all-gather",
+    stars=2,
+    where="ranks",
+    run=try_all_gather,
+    cases=((30, 1), (7, 0), (2, 2)),
+    inputs=half_done,
+    world_sizes=(1, 2, 3, 5),
+    expect=all_gathered,
+    forbids=FORBIDDEN,
+    instead=INSTEAD,
+    keeps_inputs=False,
+    mistakes=(
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == ""
+                and is_wrong_in("the chunks")(attempt)
+                and unchanged(attempt)
+            ),
+            says="The chunks are as they were. Receive into them, in place: "
+            "`chunks[i] = ...` with another tensor changes only the list.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("the chunks")(attempt)
+                and attempt.args[1] not in right_chunks(attempt)
+            ),
+            says="The chunk that was finished here, number `mine`, is no longer right. "
+            "It is only sent: nothing is received into it, and nothing is added. "
+            "(`mine` need not be rank + 1.)",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("the chunks")(attempt)
+                and attempt.world_size > 2
+                and (attempt.args[1] - 1) % attempt.world_size in right_chunks(attempt)
+            ),
+            says="The first chunk that arrives is right, a later one is not. In each "
+            "step send what has arrived in the step before, not the own chunk again.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("the chunks")(attempt) and is_rotated(attempt)
+            ),
+            says="All finished chunks are there, but in the wrong places. Chunk i of "
+            "one rank is chunk i of all ranks.",
+        ),
+        Mistake(
+            when=is_wrong_in("the chunks"),
+            says="The rank before has finished chunk mine - 1 (mod n), so this is what "
+            "arrives in step 0. In step k it is mine - 1 - k. Copy it, don't add. "
+            "`mine` need not be rank + 1: use `mine`.",
+        ),
+        Mistake(
+            when=right_but("bytes sent"),
+            says="The result is right, but too much is sent: one chunk in each of the "
+            "n - 1 steps, and no more.",
+        ),
+        *OF_TRAFFIC,
+        Mistake(
+            when=says("IndexError", "index out of range"),
+            says="There are n chunks, 0 to n - 1. Count in a circle: `% world_size`.",
+        ),
+        *OF_MESSAGES,
+    ),
+    otherwise="In step k send chunk (mine - k) mod n, and receive chunk "
+    "(mine - 1 - k) mod n into its place.",
+    hints=(
+        "In step 0 each rank sends its finished chunk. Which number does the chunk "
+        "have that comes from the rank before?",
+        "The rank before has the finished chunk mine - 1. It arrives in step 0, and "
+        "goes on to the next rank in step 1, when mine - 2 arrives. Receive straight "
+        "into the chunk.",
+        "A loop with three calls:\n"
+        "  for step in range(n - 1):\n"
+        "      request = dist.isend(chunks[(mine - step) % n], ...)\n"
+        "      dist.recv(chunks[...], ...)\n"
+        "      request.wait()",
+    ),
+)
+
+# -------------------------------------------------------------------------- all_reduce
+
+
+def any_tensor(case, rank, world_size):
+    """A tensor, with or without gaps between its elements."""
+    shape, dtype, how = case
+    tensor = whole_numbers(shape, rank).to(dtype)
+    if how == "transposed":
+        tensor = tensor.t()
+    elif how == "a column":
+        tensor = tensor[:, 1]
+    return (tensor,)
+
+
+def try_all_reduce(answer, tensor):
+    with messages_only(), recorded() as calls:
+        answer(tensor)
+    held = tensor.clone()
+    return {"the tensor": held} | traffic(calls, told_by_all(list(calls)))
+
+
+def all_reduced(rank, inputs):
+    n, (tensor,) = len(inputs), inputs[0]
+    total = sum(t for (t,) in inputs)
+    chunk = math.ceil(tensor.numel() / n) * tensor.element_size()
+    return {"the tensor": total.clone()} | allowed(
+        rank, n, 2 * (n - 1) * chunk, 2 * (n - 1)
+    )
+
+
+def tensor_is_own(attempt):
+    return difference(attempt.got["the tensor"], attempt.args[0], 0.0) is None
+
+
+def is_partly_right(attempt):
+    """Is at least one element right, but not all?"""
+    got, want = attempt.got["the tensor"], attempt.expected["the tensor"]
+    return got.shape == want.shape and bool((got == want).any())
+
+
+ALL_REDUCE = Task(
+    id="07.all_reduce",
+    title="A ring for any size",
+    stars=3,
+    where="ranks",
+    run=try_all_reduce,
+    cases=(
+        ((7,), torch.float32, ""),
+        ((2, 3), torch.int64, ""),
+        ((), torch.bfloat16, ""),
+        ((0,), torch.float32, ""),
+        ((4, 5), torch.float32, "transposed"),
+        ((9, 3), torch.float32, "a column"),
+        ((100_003,), torch.float32, ""),
+    ),
+    inputs=any_tensor,
+    world_sizes=(1, 3, 5),
+    expect=all_reduced,
+    forbids=FORBIDDEN,
+    instead=INSTEAD,
+    keeps_inputs=False,
+    mistakes=(
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == ""
+                and is_wrong_in("the tensor")(attempt)
+                and tensor_is_own(attempt)
+                and attempt.got["bytes sent"] > 0
+            ),
+            says="Messages were sent, but the tensor is as it was. The work was done "
+            "on a copy (`contiguous()`, `reshape` and `flatten` make one where there "
+            "are gaps; `+` always does): write the result back, `tensor.copy_(...)`.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("the tensor")(attempt) and tensor_is_own(attempt)
+            ),
+            says="The tensor is as it was, and nothing was sent.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("the tensor")(attempt)
+                and difference(
+                    attempt.got["the tensor"],
+                    attempt.expected["the tensor"] / attempt.world_size,
+                    1e-5,
+                )
+                is None
+            ),
+            says="That is the mean. This all-reduce adds up and does not divide.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("the tensor")(attempt) and is_partly_right(attempt)
+            ),
+            says="Some elements are right, others are not. Is every chunk reduced, and "
+            "gathered again? `size // n` elements in each chunk leave out the last "
+            "ones; `tensor_split(n)` makes n chunks of nearly one size.",
+        ),
+        Mistake(
+            when=is_wrong_in("the tensor"),
+            says="Run it with 3 ranks and a tensor of 3 numbers, and print the chunks "
+            "after each step. After the first half each rank must have one finished "
+            "chunk, (r + 1) mod n for example, and the second half begins with that "
+            "one.",
+        ),
+        Mistake(
+            when=right_but("bytes sent"),
+            says="The result is right, but too much is sent. A ring sends one chunk, a "
+            "n-th of the tensor, in each of 2(n - 1) steps.",
+        ),
+        *OF_TRAFFIC,
+        Mistake(
+            when=says("view size is not compatible", "Use .reshape"),
+            says="The tensor has gaps: `view(-1)` cannot make one row of it. Work on "
+            "`tensor.contiguous().view(-1)`, and copy the result back.",
+        ),
+        Mistake(
+            when=says("must be contiguous", "non-contiguous", "overlapping and dense"),
+            says="A message must be without gaps. Work on `tensor.contiguous()`, and "
+            "copy the result back.",
+        ),
+        Mistake(
+            when=says("index out of range", "zero-dimensional", "at least a 1-d"),
+            says="A tensor may have any size and shape. `chunk(n)` may make fewer than "
+            "n pieces, and a tensor without a dimension has none to cut: `view(-1)` "
+            "makes one, and `tensor_split(n)` always makes n pieces.",
+        ),
+        *OF_MESSAGES,
+    ),
+    otherwise="Make it flat, cut it with tensor_split, run both halves, and write the "
+    "result back if you worked on a copy.",
+    hints=(
+        "You have both halves already. What is left: make chunks of any tensor, and "
+        "bring the result back into it. Which tensors cannot be sent as they are?",
+        "`tensor.contiguous().view(-1)` is flat and has no gaps: the tensor's own "
+        "memory if possible, else a copy. Cut it with tensor_split(n), run both "
+        "halves on the chunks, then copy_ it into the tensor.",
+        "Five lines:\n"
+        "  flat = tensor.contiguous().view(-1)\n"
+        "  chunks = flat.tensor_split(...)\n"
+        "  mine = reduce_scatter(chunks)\n"
+        "  all_gather(chunks, ...)\n"
+        "  tensor.copy_(flat.view(...))",
+    ),
+)
+
+# --------------------------------------------------------------------------- tree_wins
+
+
+def sizes_equal(steps_of_tree, steps_of_ring, chunks, n, latency, bandwidth):
+    """Where steps_of_tree(α + S/B) = steps_of_ring(α + S/(chunks·B)); 0 if nowhere."""
+    per_byte = (steps_of_tree - steps_of_ring / chunks) / bandwidth
+    if per_byte == 0:
+        return math.inf
+    return (steps_of_ring - steps_of_tree) * latency / per_byte
+
+
+TREE_WINS = Task(
+    id="07.tree_wins",
+    title="When does a tree win?",
+    stars=2,
+    cases=(
+        (8, 1e-5, 1e10),
+        (4, 5e-6, 4.5e11),
+        (64, 9.6e-6, 5e10),
+        (2, 1e-5, 1e10),
+        (3, 1e-3, 1e9),
+        (6, 2e-3, 1e8),
+        (1000, 1e-5, 2.5e10),
+        (10_000, 1e-6, 1e11),
+    ),
+    expect=lambda n, latency, bandwidth: costs.tree_wins_below(
+        n, latency=latency, bandwidth=bandwidth
+    ),
+    forbids=("course_utils.costs.tree_wins_below",),
+    instead="Set the two formulas equal, and solve for S.",
+    tolerance=1e-3,
+    unit="bytes",
+    mistakes=(
+        Mistake(
+            like=lambda n, a, b: sizes_equal(2 * math.log2(n), 2 * (n - 1), n, n, a, b),
+            says="The tree's steps are log2(n), rounded up: 1,000 ranks need a tree as "
+            "deep as 1,024 do.",
+        ),
+        Mistake(
+            like=lambda n, a, b: sizes_equal(
+                2 * math.floor(math.log2(n)), 2 * (n - 1), n, n, a, b
+            ),
+            says="The tree's steps are log2(n), rounded *up*, not down.",
+        ),
+        Mistake(
+            like=lambda n, a, b: sizes_equal(
+                math.ceil(math.log2(n)), 2 * (n - 1), n, n, a, b
+            ),
+            says="A tree has two ways, up and down: 2 · log2(n) steps, rounded up.",
+        ),
+        Mistake(
+            like=lambda n, a, b: sizes_equal(
+                2 * math.ceil(math.log2(n)), n - 1, n, n, a, b
+            ),
+            says="A ring has two halves: 2(n - 1) steps.",
+        ),
+        Mistake(
+            like=lambda n, a, b: sizes_equal(
+                2 * math.ceil(math.log2(n)), 2 * n, n, n, a, b
+            ),
+            says="A ring has n - 1 steps in each half, not n.",
+        ),
+        Mistake(
+            like=lambda n, a, b: (
+                costs.tree_wins_below(n, latency=a, bandwidth=b) / (a * b)
+            ),
+            says="A limit in bytes is proportional to α·B: these are missing.",
+        ),
+        Mistake(
+            like=lambda n, a, b: costs.tree_wins_below(n, latency=a, bandwidth=b) / b,
+            says="Those are seconds. Multiplied by the bandwidth, they are bytes.",
+        ),
+        Mistake(
+            like=lambda n, a, b: -costs.tree_wins_below(n, latency=a, bandwidth=b),
+            says="The size is right, but its sign is not.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error == "ZeroDivisionError",
+            says="With two or three ranks a tree has as many steps as a ring. The "
+            "result is 0 then: nothing may be divided by the difference of the steps.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.expected == 0 and attempt.got < 0,
+            says="The tree never wins here, so the result is 0.",
+        ),
+    ),
+    otherwise="Tree: 2d(α + S/B) with d = ceil(log2 n). Ring: 2(n - 1)(α + S/(nB)). "
+    "For which S are they equal?",
+    hints=(
+        "Write down the time of a tree and the time of a ring, each as steps × (α + "
+        "bytes of a message / B). Set them equal.",
+        "Both sides have 2. d·α + d·S/B = (n - 1)·α + (n - 1)/n · S/B. Collect all "
+        "that has S on one side.",
+        "Two lines:\n"
+        "  d = math.ceil(math.log2(world_size))\n"
+        "  return latency * bandwidth * (... - d) / (d - ...)",
+    ),
+)
+
+# ----------------------------------------------------------------------- spot_the_ring
+
+
+SPOT_THE_RING = Task(
+    id="07.spot_the_ring",
+    title="Spot the bugs of a ring",
+    stars=2,
+    where="ranks",
+    run=try_all_reduce,
+    cases=(
+        ((12,), torch.float32, ""),
+        ((5,), torch.float32, ""),
+        ((100_003,), torch.float32, ""),
+    ),
+    inputs=any_tensor,
+    world_sizes=(1, 2, 3, 4),
+    expect=all_reduced,
+    forbids=FORBIDDEN,
+    instead="Keep isend and recv, and repair what is around them.",
+    keeps_inputs=False,
+    mistakes=(
+        Mistake(
+            when=waits,
+            says="Everybody waits: look for a `send` that all ranks make before they "
+            "receive. isend, recv, wait.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong_in("the tensor")(attempt) and attempt.world_size > 2
+            ),
+            says="It is right on two ranks, and wrong on more. Write down for 3 ranks "
+            "which chunk each one sends in step 0 and step 1, and to which chunk it "
+            "adds what arrives. Modulo 2, +1 and -1 are the same; modulo 3 they are "
+            "not.",
+        ),
+        Mistake(
+            when=says("index out of range"),
+            says="There are fewer chunks than ranks. `chunk(n)` makes pieces of "
+            "ceil(size / n), and that may be fewer than n of them.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == "CollectiveMismatch"
+                or "must match" in attempt.message
+                or "doesn't match" in attempt.message
+            ),
+            says="Chunks may differ in size: the buffer must have the size of the "
+            "chunk that arrives, `buffer[: len(chunk)]` for example.",
+        ),
+        Mistake(
+            when=right_but("bytes sent"),
+            says="The result is right, but too much is sent. A ring sends one chunk, a "
+            "n-th of the tensor, in each of 2(n - 1) steps.",
+        ),
+        *OF_TRAFFIC,
+        *OF_MESSAGES,
+    ),
+    otherwise="There are three bugs: one makes it hang, one makes it wrong on more "
+    "than two ranks, and one depends on the size.",
+    hints=(
+        "Run it in your head on two ranks: where does each one stand? Then with three "
+        "ranks, and then with five numbers on four ranks.",
+        "The second loop sends before anybody receives. The first one adds what "
+        "arrives to the wrong chunk. And `chunk(n)` may make fewer than n pieces.",
+        "What has to change:\n"
+        "  chunks = tensor.tensor_split(n)        # sizes may differ by one\n"
+        "  chunk = chunks[(rank - step - ...) % n]\n"
+        "  dist.recv(buffer[: len(chunk)], left)\n"
+        "and in the second loop isend, recv, wait.",
+    ),
+)
+
+TASKS = (
+    PREDICT_BYTES,
+    REDUCE_SCATTER,
+    ALL_GATHER,
+    ALL_REDUCE,
+    SPOT_THE_RING,
+    TREE_WINS,
+)

@@ -1,0 +1,316 @@
+"""Lesson 04, processes and collectives: who sends what to whom, and who waits."""
+
+from course_utils.questions import (
+    Choice,
+    MultipleChoice,
+    Number,
+    SingleChoice,
+    Slip,
+    lesson,
+)
+
+QUESTIONS = lesson(
+    "04",
+    SingleChoice(
+        "04.cell_function",
+        "A function `hello` is defined in a cell of this notebook. Then "
+        "`mp.spawn(hello, nprocs=2)` runs. What happens?",
+        [
+            Choice(
+                "Two new processes run `hello`.",
+                why="They would have to have it first. What they are sent is its name, "
+                "and under this name they find nothing.",
+            ),
+            Choice(
+                "The new processes fail: they do not find a function of that name.",
+                right=True,
+                why="A function is sent by its name: the module `__main__`, and in it "
+                "`hello`. In a new process `__main__` is another module, without your "
+                "cells.",
+            ),
+            Choice(
+                "`hello` runs twice in the notebook's own process.",
+                why="spawn always starts new processes, and never runs the function "
+                "where it is called.",
+            ),
+            Choice(
+                "The notebook hangs until you restart its kernel.",
+                why="spawn watches its processes. When one fails, it ends the others "
+                "and raises an error.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "04.args_tuple",
+        "In many tutorials stands `mp.spawn(worker, args=(n), nprocs=n)`. What does it "
+        "do?",
+        [
+            Choice(
+                "It runs worker(i, n) in n processes.",
+                why="That was the plan. It would take a tuple, and `(n)` is none.",
+            ),
+            Choice(
+                "It runs worker(n) in n processes.",
+                why="spawn always puts the number of the process first. But it does "
+                "not come that far.",
+            ),
+            Choice(
+                "It raises an error: `(n)` is a number, and spawn unpacks `args`.",
+                right=True,
+                why="Parentheses only group; the comma makes the tuple. `(n,)` is one, "
+                "and so is `(n, m)`, which is why the mistake shows with one argument "
+                "only.",
+            ),
+            Choice(
+                "It runs worker once, with all n numbers.",
+                why="nprocs says how many processes there are. `args` is the same for "
+                "all of them.",
+            ),
+        ],
+    ),
+    Number(
+        "04.plus_two",
+        "Two ranks run this. What does rank 1 hold in `x` at the end?",
+        code="x = torch.zeros(1)\n"
+        "if rank == 0:\n"
+        "    x += 2\n"
+        "    dist.send(x, dst=1)\n"
+        "elif rank == 1:\n"
+        "    dist.recv(x, src=0)",
+        answer=2,
+        why="recv writes what came over what was there: the 0 is replaced by 2.",
+        hint="What is in x on rank 0 when it is sent? And what does recv do with what "
+        "rank 1 has?",
+        slips=[
+            Slip(0, "recv writes into x: what was in it before is gone."),
+            Slip(1, "Look again: x += 2. (There are pages that say 1 here.)"),
+        ],
+        purpose="The next cell runs it.",
+        measured=True,
+    ),
+    SingleChoice(
+        "04.early_touch",
+        "Rank 0 starts `request = dist.isend(x, dst=1)` with zeros in x. In the next "
+        "line it does `x += 1`, and then `request.wait()`. What does rank 1 receive?",
+        [
+            Choice(
+                "Zeros: what x was when isend was called.",
+                why="isend makes no copy. It notes where the numbers are, and they are "
+                "read when they are sent.",
+            ),
+            Choice(
+                "Ones: what x was when wait was called.",
+                why="It may be sent at any moment between isend and the end of wait.",
+            ),
+            Choice(
+                "An error: the tensor is locked.",
+                why="Nothing guards the tensor. It would be nice.",
+            ),
+            Choice(
+                "Nobody can say: zeros, ones, or some of both.",
+                right=True,
+                why="Until wait has returned, the tensor belongs to the request. The "
+                "documentation calls the outcome undefined.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "04.all_send",
+        "Four ranks stand in a circle. Each calls `dist.send(x, dst=next)` and then "
+        "`dist.recv(y, src=previous)`, with 4 bytes each. The backend is gloo. What "
+        "happens?",
+        [
+            Choice(
+                "It works. It would deadlock if all received first.",
+                why="It works only where send stores the message somewhere and "
+                "returns. MPI may do that with small messages. gloo does not.",
+            ),
+            Choice(
+                "It works, because 4 bytes fit into a buffer of the system.",
+                why="That is what one would hope. But gloo first asks the receiver "
+                "whether it is ready, for every size.",
+            ),
+            Choice(
+                "All wait for ever: each send waits for a recv that nobody calls.",
+                right=True,
+                why="In gloo a send returns when its message has gone out, and it goes "
+                "out when the receiver has called recv.",
+            ),
+            Choice(
+                "Rank 0 gets through, because it is the first, and then the others.",
+                why="No rank has precedence. Each waits for the next, in a circle.",
+            ),
+        ],
+    ),
+    Number(
+        "04.sum_not_mean",
+        "Four ranks hold 1, 2, 3 and 4 in `x`, as floats. After "
+        "`dist.all_reduce(x)`, what does rank 2 hold?",
+        answer=10,
+        why="all_reduce adds up, and every rank gets the sum. It does not divide.",
+        hint="Which operation does all_reduce use if you name none?",
+        slips=[
+            Slip(
+                2.5,
+                "That is the mean. all_reduce sums, unless you ask for something else. "
+                "(DDP divides, so there it looks like a mean.)",
+            ),
+            Slip(3, "That is what it held before."),
+            Slip(4, "That would be the maximum: op=dist.ReduceOp.MAX."),
+            Slip(24, "That would be the product: op=dist.ReduceOp.PRODUCT."),
+        ],
+        purpose="The next cells run it.",
+        measured=True,
+    ),
+    Number(
+        "04.reduce_scatter",
+        "Rank r of four holds a list of four numbers: 10 r, 10 r + 1, 10 r + 2 and "
+        "10 r + 3. All call reduce_scatter with SUM. What does rank 2 get?",
+        answer=68,
+        why="Rank 2 gets the sum of what stands at place 2 of each list: 2 + 12 + 22 + "
+        "32.",
+        hint="reduce_scatter adds up the lists, place by place, and gives rank r the "
+        "place r of the result.",
+        slips=[
+            Slip(86, "That is the sum of rank 2's own list."),
+            Slip(60, "That is what rank 0 gets. Places count from 0."),
+            Slip(64, "That is what rank 1 gets. Places count from 0."),
+            Slip(72, "That is what rank 3 gets."),
+            Slip(17, "That is the mean. Here the operation is SUM."),
+            Slip(22, "That is rank 2's own number: the others are added to it."),
+        ],
+        purpose="The next cells run it.",
+        measured=True,
+    ),
+    SingleChoice(
+        "04.members_only",
+        "Four ranks. Only ranks 0 and 2 call `dist.new_group([0, 2])`, and sum up in "
+        "this group. The documentation says that all ranks must call new_group. What "
+        "happens with gloo in the PyTorch of this course?",
+        [
+            Choice(
+                "It works, and so does everything after it.",
+                why="The first part is true here. But ranks 0 and 2 have now counted "
+                "one more group than 1 and 3, and the count is a group's name.",
+            ),
+            Choice(
+                "new_group raises an error on ranks 0 and 2.",
+                why="It does not ask whether the others have called it, too.",
+            ),
+            Choice(
+                "Ranks 0 and 2 hang in new_group.",
+                why="They did in older versions, where new_group waited for all ranks. "
+                "Here the members find each other without the rest.",
+            ),
+            Choice(
+                "It works, and the next new_group of all four hangs.",
+                right=True,
+                why="Ranks 0 and 2 give the next group another name than ranks 1 and "
+                "3, and look for the others where they are not. The error comes far "
+                "from its cause.",
+            ),
+        ],
+    ),
+    Number(
+        "04.tree_steps",
+        "A tensor goes from rank 0 to all 1,024 ranks. In one step a rank can send one "
+        "message, and every rank that has the tensor can send. How many steps are "
+        "needed, at least?",
+        answer=10,
+        unit="steps",
+        why="In each step the number of ranks that have it can double: 1, 2, 4, … "
+        "1024 = 2 to the power of 10. One after the other, it would be 1,023 steps.",
+        hint="How many ranks can have it after one step, after two, after three?",
+        slips=[
+            Slip(1023, "That is how many messages there are. Many can go at once."),
+            Slip(1024, "Rank 0 has it already, and all that have it can send."),
+            Slip(32, "The number can double in each step: 1, 2, 4, 8, 16, …"),
+            Slip(11, "1 rank has it before the first step. After 10 steps it is 1024."),
+            Slip(9, "After 9 steps it is 512."),
+        ],
+    ),
+    SingleChoice(
+        "04.busbw",
+        "An all-reduce on 8 GPUs has an algorithm bandwidth (size / time) of 200 GB/s. "
+        "Its bus bandwidth is 350 GB/s. What is that figure for?",
+        [
+            Choice(
+                "It is how fast the all-reduce is for the user.",
+                why="For the user, size / time counts: that is the algorithm "
+                "bandwidth.",
+            ),
+            Choice(
+                "It can be compared with the speed of the links, whatever the number "
+                "of GPUs.",
+                right=True,
+                why="Each GPU must send 2 (n - 1) / n times the size: 1.75 times with "
+                "8. Bus bandwidth counts these bytes.",
+            ),
+            Choice(
+                "It is what 8 GPUs send together.",
+                why="That would be eight times as much. It is what one GPU sends, in "
+                "one direction.",
+            ),
+            Choice(
+                "It counts both directions of each link.",
+                why="It counts one direction. The factor 2 comes from the two halves: "
+                "reduce-scatter and all-gather.",
+            ),
+        ],
+    ),
+    Number(
+        "04.ranks_of_row",
+        "A real log of `all_reduce` on nodes with eight B200 GPUs each (S. Bekman, "
+        "Machine Learning Engineering) says, for 16 GiB: busbw 376.71 GB/s, algbw "
+        "194.43 GB/s. On how many GPUs did it run?",
+        answer=32,
+        unit="GPUs",
+        tolerance=0.2,
+        why="376.71 / 194.43 = 1.9375 = 2 (n - 1) / n = 2 - 2 / n, so n = 2 / (2 - "
+        "1.9375) = 32: four nodes.",
+        hint="The quotient of the two is the factor of the collective. Solve it for n.",
+        slips=[
+            Slip(2, "The quotient is not the number of GPUs, but 2 (n - 1) / n."),
+            Slip(1.9375, "That is the factor 2 (n - 1) / n. Solve it for n."),
+            Slip(16, "n = 16 would give 30 / 16 = 1.875."),
+            Slip(8, "n = 8 would give 14 / 8 = 1.75."),
+            Slip(64, "n = 64 would give 126 / 64 = 1.969."),
+            Slip(31, "Nearly. 2 (n - 1) / n = 2 - 2 / n: solve that for n."),
+            Slip(33, "Nearly. All nodes have eight GPUs: is that a multiple of 8?"),
+            Slip(4, "That is the number of nodes. Each has eight GPUs."),
+        ],
+    ),
+    MultipleChoice(
+        "04.true_of_collectives",
+        "What is true of the collectives of `torch.distributed`?",
+        [
+            Choice(
+                "Every rank of the group must call them, in the same order.",
+                right=True,
+                why="A rank that skips one leaves the others waiting.",
+            ),
+            Choice(
+                "`reduce` leaves the tensors of all ranks but the destination as they "
+                "were.",
+                why="Nothing promises it. Here gloo leaves partial sums in them.",
+            ),
+            Choice(
+                "`all_reduce` computes the mean of gradients.",
+                why="It sums. DDP divides, or you do.",
+            ),
+            Choice(
+                "An all-reduce gives the same result as a reduce-scatter followed by "
+                "an all-gather.",
+                right=True,
+                why="Up to rounding. The algorithms for large tensors even work this "
+                "way: each rank reduces one n-th, then all collect the parts.",
+            ),
+            Choice(
+                "`all_to_all` on n ranks sends n times as much from each rank as "
+                "`all_gather`.",
+                why="With lists of the same size in bytes each rank sends (n - 1) / n "
+                "of it in both.",
+            ),
+        ],
+    ),
+)

@@ -1,0 +1,333 @@
+"""Lesson 05, distributed SGD by hand: shares, averages, and what is equal to what."""
+
+from course_utils.questions import (
+    Choice,
+    MultipleChoice,
+    Number,
+    SingleChoice,
+    Slip,
+    lesson,
+)
+
+QUESTIONS = lesson(
+    "05",
+    SingleChoice(
+        "05.float_batch",
+        "Four ranks share a batch of 128. Each computes `bsz = 128 / float(4)` and "
+        "makes `DataLoader(part, batch_size=bsz, shuffle=True)`. What happens?",
+        [
+            Choice(
+                "It works: 32.0 is as good as 32.",
+                why="The value is the same, but its type is float. A DataLoader asks "
+                "for an int.",
+            ),
+            Choice(
+                "It works with 4 ranks. With 3 it fails, because 42.67 is not a "
+                "whole number.",
+                why="`/` makes a float in both cases, and the type is what counts.",
+            ),
+            Choice(
+                "An error, when the first batch is asked for.",
+                why="The DataLoader looks at its arguments when it is made.",
+            ),
+            Choice(
+                "An error, as soon as the DataLoader is made.",
+                right=True,
+                why="It wants a positive integer, and 32.0 is a float. `128 // 4` is "
+                "an int.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "05.other_starts",
+        "Four ranks begin with different weights. In every step they average their "
+        "gradients, and each makes a step of plain SGD. How do the distances between "
+        "the four models develop?",
+        [
+            Choice(
+                "They shrink: the average pulls the models together.",
+                why="Averaged *parameters* would do that. Averaged gradients are the "
+                "same step for everybody, wherever they are.",
+            ),
+            Choice(
+                "They stay exactly as they are.",
+                right=True,
+                why="All ranks subtract the same from their weights, so the "
+                "differences between them remain.",
+            ),
+            Choice(
+                "They grow: each rank sees other images.",
+                why="It would be so without averaging. With it, all make the same "
+                "step.",
+            ),
+            Choice(
+                "They are zero after the first step.",
+                why="The step is the same for all, but it begins at different weights.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "05.nothing_averaged",
+        "The gradients still differ from rank to rank. Why did "
+        "`average_gradients_downloaded` not average them?",
+        [
+            Choice(
+                "`all_reduce` works on a copy when it is given `.data`.",
+                why="`.data` shares its memory with the tensor. The sum would be in "
+                "`param.grad`.",
+            ),
+            Choice(
+                "A parameter's type is `nn.Parameter`, so the `if` is never true.",
+                right=True,
+                why="A Parameter is a subclass of Tensor: isinstance(param, "
+                "torch.Tensor) is True, but `type(param) is torch.Tensor` is not. So "
+                "no line under the `if` ever ran.",
+            ),
+            Choice(
+                "`size` is a float, and a gradient cannot be divided by a float.",
+                why="It can: `4.0` and `4` give the same.",
+            ),
+            Choice(
+                "It had to be called before `backward()`.",
+                why="Before it there are no gradients to average.",
+            ),
+        ],
+    ),
+    Number(
+        "05.messages",
+        "A model has 20 linear layers, each with a weight and a bias. "
+        "`average_gradients_naive` is called once. How many all-reduces are that?",
+        answer=40,
+        unit="all-reduces",
+        why="One for each parameter: 20 weights and 20 biases.",
+        hint="It calls all_reduce once for each of `model.parameters()`.",
+        slips=[
+            Slip(20, "A layer has two parameters: a weight and a bias."),
+            Slip(1, "That is the flat version. The naive one sends each by itself."),
+            Slip(80, "The division sends nothing."),
+            Slip(160, "All four ranks take part in the same all-reduce."),
+        ],
+        purpose="The next cells count them, and measure the time.",
+        measured=True,
+    ),
+    Number(
+        "05.sum_step",
+        "Four ranks add up their gradients and forget to divide. Their first step of "
+        "plain SGD is ... times as long as with the average. Which number is missing?",
+        answer=4,
+        why="The sum is N times the mean, here four times. It is as if the learning "
+        "rate were four times as large.",
+        hint="A step of plain SGD is the learning rate times the gradient.",
+        slips=[
+            Slip(1, "The direction is the same, the length is not."),
+            Slip(2, "The sum of four gradients is four times their mean."),
+            Slip(16, "Four ranks, four gradients: there is one factor of 4."),
+            Slip(0.25, "The other way round: the sum is larger than the mean."),
+        ],
+        purpose="The next cells train with the mean and with the sum.",
+        measured=True,
+    ),
+    SingleChoice(
+        "05.why_average",
+        "Why are the gradients of the ranks averaged, and not added up?",
+        [
+            Choice(
+                "The loss is a mean over the rows. Each rank has divided by the number "
+                "of its own rows, so a factor 1 / N is missing.",
+                right=True,
+                why="With equal shares, the average over N ranks is exactly the "
+                "gradient of the whole batch, and the learning rate keeps its meaning "
+                "for any number of ranks.",
+            ),
+            Choice(
+                "So that no rank with unusual images has too much influence.",
+                why="In a sum, too, each rank counts the same. Sum and mean have the "
+                "same direction, and differ by a factor.",
+            ),
+            Choice(
+                "So that the models of the ranks come closer to each other.",
+                why="They are the same already, and make the same step with a sum as "
+                "well.",
+            ),
+            Choice(
+                "`all_reduce` computes a mean, so it comes out like this.",
+                why="By default it adds up. Somebody has to divide.",
+            ),
+        ],
+    ),
+    MultipleChoice(
+        "05.division",
+        "N ranks add up gradients with `all_reduce`. Where may the division by N "
+        "happen, so that they train like one process with the whole batch, with any "
+        "optimizer? (In float32, with equal shares.)",
+        [
+            Choice(
+                "The loss is divided by N before `backward()`.",
+                right=True,
+                why="All gradients are then N times smaller, and the sum over the "
+                "ranks is the gradient of the whole batch.",
+            ),
+            Choice(
+                "Each gradient is divided by N before the all-reduce.",
+                right=True,
+                why="That is what DDP does, while it copies the gradient into a "
+                "bucket.",
+            ),
+            Choice(
+                "The sum is divided by N after the all-reduce.",
+                right=True,
+                why="The same, to rounding. In float16 the sum may overflow first.",
+            ),
+            Choice(
+                "The learning rate is divided by N.",
+                why="That is right for plain SGD and momentum. Weight decay, clipping "
+                "and Adam make something else of it.",
+            ),
+            Choice(
+                "Nowhere: `all_reduce` returns the average by default.",
+                why="Its default is `ReduceOp.SUM`.",
+            ),
+        ],
+    ),
+    Number(
+        "05.padded",
+        "10 items, numbered 0 to 9, are spread over 4 ranks by a `DistributedSampler` "
+        "with `shuffle=False`. It returns 3 items for each rank. Which one is the "
+        "last item of rank 2?",
+        answer=0,
+        why="Rank 2 gets places 2, 6 and 10. Place 10 is beyond the end, so the first "
+        "item comes again.",
+        hint="The items are dealt out like cards: rank 2 begins with item 2. When no "
+        "item is left, the sampler begins again with the first.",
+        slips=[
+            Slip(8, "Item 8 is dealt to rank 0: 0, 4, 8."),
+            Slip(9, "Item 9 is dealt to rank 1: 1, 5, 9. What comes after it?"),
+            Slip(6, "6 is the second one. All ranks get three."),
+            Slip(10, "There is no item 10: the last one is 9. It begins again."),
+            Slip(5, "The items are not cut into stretches, but dealt out like cards."),
+            Slip(1, "That is the last one of rank 3."),
+        ],
+        purpose="The next cell asks the sampler.",
+        measured=True,
+    ),
+    SingleChoice(
+        "05.shuffle_false",
+        "Why must `shuffle` of the `DataLoader` be False when it is given a "
+        "`DistributedSampler`, and what shuffles then?",
+        [
+            Choice(
+                "Distributed data must not be shuffled: the ranks would get the same "
+                "items.",
+                why="It is shuffled, in the same way on all ranks, and then each takes "
+                "other places of that order.",
+            ),
+            Choice(
+                "Shuffling is done once, before the training, when the data set is "
+                "made.",
+                why="Then every epoch would have the same order.",
+            ),
+            Choice(
+                "`shuffle=True` makes a sampler of its own, and a loader can have one "
+                "only. The DistributedSampler shuffles, by its seed and the epoch.",
+                right=True,
+                why="Its `shuffle` is True by default. All ranks shuffle alike, and "
+                "`set_epoch` gives each epoch another order.",
+            ),
+            Choice(
+                "It may be True as well; it is only slower.",
+                why="You have seen the error: sampler and shuffle exclude each other.",
+            ),
+        ],
+    ),
+    MultipleChoice(
+        "05.divide_batch",
+        "A script for one GPU has `batch_size=256` and `num_workers=8`. On a machine "
+        "with 4 GPUs, each rank makes a loader of its own. Why are both numbers often "
+        "divided by 4?",
+        [
+            Choice(
+                "Each rank loads its own batches: 4 × 64 are the 256 of a step, so the "
+                "learning rate stays right.",
+                right=True,
+                why="With 256 on each rank, a step would have 1,024 rows, and the "
+                "learning rate would have to change.",
+            ),
+            Choice(
+                "The 4 ranks would start 32 worker processes, for the same CPU cores.",
+                right=True,
+                why="`num_workers` counts for each loader, and all ranks of a machine "
+                "share its cores.",
+            ),
+            Choice(
+                "Each GPU has a quarter of the memory when there are four.",
+                why="Each has its own memory, as much as before. You *may* keep 256 on "
+                "each: it is a batch of 1,024 then.",
+            ),
+            Choice(
+                "PyTorch divides neither of them by itself.",
+                right=True,
+                why="`DataLoader` knows nothing of other ranks, and neither does DDP "
+                "change it. (`nn.DataParallel` is different: it cuts the batch.)",
+            ),
+            Choice(
+                "`DistributedSampler` refuses a batch that is too large.",
+                why="It never sees the batch size: it only says which items are for "
+                "this rank.",
+            ),
+        ],
+    ),
+    Number(
+        "05.mean_of_means",
+        "Ranks 0, 1 and 2 have evaluated 100 images each, and got 90 right. Rank 3 had "
+        "only 20 images, and got 10 right. What is the accuracy over all images?",
+        answer=87.5,
+        unit="%",
+        tolerance=0.05,
+        why="280 of 320 images are right. The mean of 90, 90, 90 and 50 % is 80 %: it "
+        "lets 20 images count as much as 100.",
+        hint="How many images are there, and how many of them are right?",
+        slips=[
+            Slip(80, "That is the mean of 90, 90, 90 and 50 %: a mean of means."),
+            Slip(70, "That is halfway between 90 and 50 %."),
+            Slip(90, "Rank 3 counts, too."),
+            Slip(0.875, "In percent, please."),
+            Slip(280, "That is how many are right. Of how many?"),
+        ],
+        purpose="The next cell computes it in two ways.",
+        measured=True,
+    ),
+    MultipleChoice(
+        "05.linear_rule",
+        "A recipe for one GPU has batches of 64 and a learning rate of 0.1. You run it "
+        "on 8 GPUs. What is true?",
+        [
+            Choice(
+                "With 64 rows on each GPU, the linear rule gives a learning rate of "
+                "0.8.",
+                right=True,
+                why="The batch of a step is 512, eight times 64.",
+            ),
+            Choice(
+                "With 8 rows on each GPU, the learning rate stays 0.1.",
+                right=True,
+                why="The batch of a step is 64, as before. What counts is the batch, "
+                "not the number of GPUs.",
+            ),
+            Choice(
+                "DDP raises the learning rate by itself.",
+                why="It averages gradients, and leaves the learning rate to you.",
+            ),
+            Choice(
+                "The rule holds for any batch, if there is a warm-up.",
+                why="You have seen it end: for 320 images the rule gave a rate that is "
+                "too large for the network. The paper names a limit, too.",
+            ),
+            Choice(
+                "A warm-up helps because the weights change quickly at the beginning.",
+                right=True,
+                why="The rule takes the gradient to be nearly the same over k small "
+                "steps. At the beginning it is not.",
+            ),
+        ],
+    ),
+)

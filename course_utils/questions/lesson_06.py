@@ -1,0 +1,393 @@
+"""Lesson 06, DistributedDataParallel: what it sends, when, and what may go wrong."""
+
+from course_utils.questions import (
+    Choice,
+    MultipleChoice,
+    Number,
+    SingleChoice,
+    Slip,
+    lesson,
+)
+
+QUESTIONS = lesson(
+    "06",
+    MultipleChoice(
+        "06.dp_and_ddp",
+        "What does `DistributedDataParallel` (DDP) do that `nn.DataParallel` does not?",
+        [
+            Choice(
+                "It runs a process for each GPU.",
+                right=True,
+                why="`DataParallel` is one process with a thread for each GPU.",
+            ),
+            Choice(
+                "It sends gradients while the backward is still running.",
+                right=True,
+                why="As soon as a bucket is full, its all-reduce begins. "
+                "`DataParallel` adds the replicas' gradients up on GPU 0.",
+            ),
+            Choice(
+                "Its rank 0 hands out the work, and collects the results.",
+                why="In DDP nobody coordinates: all ranks make the same calls. It is "
+                "`DataParallel` where the main thread hands out the work.",
+            ),
+            Choice(
+                "It copies the weights to all GPUs in every forward.",
+                why="That is `DataParallel`. DDP broadcasts them once, when it is "
+                "made, and then all ranks make the same steps.",
+            ),
+            Choice(
+                "It runs on several machines.",
+                right=True,
+                why="Processes can be anywhere, as long as messages get through. "
+                "Threads share one machine.",
+            ),
+            Choice(
+                "It cuts the batch into one piece for each GPU.",
+                why="`DataParallel` cuts. In DDP each rank loads a batch of its own, "
+                "for which a `DistributedSampler` picks the items.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "06.who_syncs",
+        "Which line of a training loop with DDP exchanges the gradients?",
+        [
+            Choice(
+                "`output = model(inputs)`",
+                why="The forward broadcasts buffers, and nothing else.",
+            ),
+            Choice(
+                "`loss.backward()`",
+                right=True,
+                why="Hooks in the backward start the all-reduces, and before "
+                "`backward()` returns all of them have ended. So `.grad` holds the "
+                "mean when the next line begins.",
+            ),
+            Choice(
+                "`optimizer.step()`",
+                why="Often said, and you have just seen that it sends nothing. The "
+                "optimizer knows nothing of other ranks. It changes this rank's "
+                "weights by this rank's `.grad`, which is the same on all ranks.",
+            ),
+            Choice(
+                "`optimizer.zero_grad()`",
+                why="It throws this rank's gradients away.",
+            ),
+        ],
+    ),
+    Number(
+        "06.two_ranks",
+        "Two ranks, each with a core of its own. In the forward of each, Python "
+        "computes for 10 ms, and then the GPU for 10 ms. How long does it take until "
+        "both are done?",
+        answer=20,
+        unit="ms",
+        tolerance=4,
+        why="Each process has a GIL of its own, so both run at the same time: 10 + 10 "
+        "ms.",
+        hint="What did the two threads of `DataParallel` have to share? Do two "
+        "processes share it?",
+        slips=[
+            Slip(30, "So long it takes with two threads, whose Python takes turns."),
+            Slip(40, "That would be one after the other."),
+            Slip(10, "The GPU part comes after the Python part of the same rank."),
+        ],
+        purpose="The next cells measure it, and DataParallel beside it.",
+        measured=True,
+    ),
+    SingleChoice(
+        "06.buffers",
+        "Two ranks draw different weights and different random features (a buffer). "
+        "Only the parameters are broadcast from rank 0. Then they train, with "
+        "averaged gradients. What happens?",
+        [
+            Choice(
+                "An error: the models do not match.",
+                why="All shapes match, and nobody compares values.",
+            ),
+            Choice(
+                "All is well. Buffers are not trained, so they do not matter.",
+                why="They are not trained, but they are part of the function that the "
+                "model computes.",
+            ),
+            Choice(
+                "The parameters stay equal, but they are fitted to two different "
+                "models at once.",
+                right=True,
+                why="Each rank's gradient belongs to its own features. The mean of "
+                "the two is the same step on both, and right for neither.",
+            ),
+            Choice(
+                "The parameters of the ranks drift apart.",
+                why="They begin alike, and make the same step: they stay equal. That "
+                "is what makes the mistake hard to see.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "06.first_gradient",
+        "A model is a linear layer, a ReLU and a second linear layer. Whose gradient "
+        "is ready first in the backward?",
+        [
+            Choice(
+                "The first layer's: it comes first in the model.",
+                why="It comes first in the forward. The backward starts at the loss.",
+            ),
+            Choice(
+                "All at the same time, when the backward is over.",
+                why="Then there would be nothing to overlap. A gradient is complete "
+                "when the backward has passed the layer.",
+            ),
+            Choice(
+                "The smaller one's.",
+                why="The order follows from the graph, not from sizes.",
+            ),
+            Choice(
+                "The second layer's: the backward begins at the end.",
+                right=True,
+                why="The gradient flows from the loss through the last layer to the "
+                "first.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "06.when_sent",
+        "When does DDP send a bucket?",
+        [
+            Choice(
+                "When `backward()` has ended.",
+                why="Only buckets that are full late leave then. The others have left "
+                "before.",
+            ),
+            Choice(
+                "When the bucket's last gradient is ready, and all buckets before it "
+                "have been sent.",
+                right=True,
+                why="All ranks must call their all-reduces in the same order. So a "
+                "full bucket also waits for those before it.",
+            ),
+            Choice(
+                "Every time a gradient is ready: it is sent as far as it is filled.",
+                why="A bucket is one tensor and one all-reduce. It waits for all of "
+                "its gradients.",
+            ),
+            Choice(
+                "When the optimizer needs it.",
+                why="The optimizer asks for nothing: all means are there before it "
+                "begins.",
+            ),
+        ],
+    ),
+    Number(
+        "06.small_model",
+        "20 linear layers with a weight and a bias each, all together 333 kB. How many "
+        "all-reduces does DDP (with its usual bucket sizes) need in a step?",
+        answer=1,
+        unit="all-reduces",
+        why="333 kB is less than the first bucket's 1 MiB. So there is one bucket, and "
+        "it is sent at the end of the backward.",
+        hint="Gradients share a bucket until it has reached its size. How large is "
+        "the first bucket?",
+        slips=[
+            Slip(40, "One for each parameter: that is rung 3, without buckets."),
+            Slip(20, "A bucket is not a layer. It is filled until it reaches a size."),
+            Slip(2, "All gradients together do not even fill the first bucket."),
+            Slip(0, "Some message must carry the gradients."),
+        ],
+        purpose="The next cells count them, and measure the time.",
+        measured=True,
+    ),
+    Number(
+        "06.second_bucket",
+        "12 layers of 4.004 MiB each (a weight of 4 MiB, and a small bias). Buckets: "
+        "1 MiB for the first, 25 MiB for the others. After the first step, how many "
+        "MiB are in the second bucket?",
+        answer=28.027,
+        unit="MiB",
+        tolerance=0.05,
+        why="The first bucket has one layer. The second takes layer after layer until "
+        "it has reached 25 MiB: six are 24.02 MiB, so a seventh goes in, too.",
+        hint="A bucket is closed when it has reached its cap. How many layers of "
+        "4.004 MiB does that take?",
+        slips=[
+            Slip(25, "Gradients are not cut: a bucket holds whole ones."),
+            Slip(24.023, "Six layers are still below 25 MiB, so one more goes in."),
+            Slip(24, "6 × 4 MiB, and the biases: still below 25. So one more goes in."),
+            Slip(4.004, "That is the first bucket."),
+            Slip(16.016, "That is what is left for the third."),
+            Slip(44.043, "The second one has a cap, too."),
+            Slip(48.047, "That is all of them."),
+        ],
+        purpose="The next cells look into the buckets.",
+        measured=True,
+    ),
+    Number(
+        "06.divide_by_k",
+        "A batch is cut into 4 micro-batches, whose gradients add up. Nobody divides "
+        "the losses by 4. How many times as large as that of the whole batch is the "
+        "gradient?",
+        answer=4,
+        unit="times",
+        tolerance=0.05,
+        why="Each loss is the mean over a quarter of the rows. The sum of four means "
+        "is four times the mean of all.",
+        hint="What is the sum of four means, compared with the mean of all rows?",
+        slips=[
+            Slip(1, "Each micro-batch's loss has divided by its own few rows only."),
+            Slip(0.25, "The other way round: nobody divides, so it is larger."),
+            Slip(2, "The ranks are averaged by DDP. What is left are the four parts."),
+            Slip(8, "The two ranks are averaged by DDP. What is left are four parts."),
+        ],
+        purpose="The next cells accumulate it, with and without the division.",
+        measured=True,
+    ),
+    SingleChoice(
+        "06.no_sync_forward",
+        "To accumulate, somebody writes `output = model(x)` before the `with "
+        "model.no_sync():`, and only `loss.backward()` inside. What is the effect?",
+        [
+            Choice(
+                "The gradients are averaged in every micro-batch: right, but as slow "
+                "as without no_sync.",
+                right=True,
+                why="The forward has already decided that the next backward sends.",
+            ),
+            Choice(
+                "The gradients are never averaged, and the ranks drift apart.",
+                why="That would be the forward inside and the backward outside, in "
+                "the last micro-batch.",
+            ),
+            Choice(
+                "An error, because forward and backward do not match.",
+                why="Nothing is said at all.",
+            ),
+            Choice(
+                "It works as intended: only the backward sends.",
+                why="It is the backward that sends, but the forward that decides. "
+                "You have just seen 0.5, the mean.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "06.unused",
+        "In each step rank 0 uses head a only, and rank 1 head b only. Where does "
+        "plain DDP complain?",
+        [
+            Choice(
+                "When it is made: it looks at the model.",
+                why="Both heads are in the model. Which one a step uses shows in the "
+                "forward.",
+            ),
+            Choice(
+                "In the first backward.",
+                why="That one ends, with a bucket that never got full.",
+            ),
+            Choice(
+                "In the second forward.",
+                right=True,
+                why="There DDP prepares for the next backward, and finds the reduction "
+                "of the last one unfinished.",
+            ),
+            Choice(
+                "Never: a gradient that is missing counts as zero.",
+                why="Only with `find_unused_parameters=True`. Otherwise DDP waits for "
+                "it.",
+            ),
+        ],
+    ),
+    MultipleChoice(
+        "06.batch_norm",
+        "A model with BatchNorm is trained with DDP, 8 rows on each of 16 GPUs. What "
+        "is true?",
+        [
+            Choice(
+                "Each rank normalizes with the statistics of its own 8 rows.",
+                right=True,
+                why="DDP changes nothing about the forward of a layer.",
+            ),
+            Choice(
+                "The running means are those of rank 0's rows.",
+                right=True,
+                why="Rank 0's buffers are broadcast before each forward. The other "
+                "ranks' are overwritten.",
+            ),
+            Choice(
+                "`SyncBatchNorm` makes it the same as one process with 128 rows.",
+                right=True,
+                why="Sums over all ranks give mean and variance of all 128 rows. It "
+                "costs an exchange for each such layer, forward and backward.",
+            ),
+            Choice(
+                "The averaged gradients make it the same as one process with 128 rows.",
+                why="The outputs were different already: each row was normalized with "
+                "other rows.",
+            ),
+            Choice(
+                "`convert_sync_batchnorm` is called after DDP has been made.",
+                why="Before: DDP must see the parameters and hooks of the final model.",
+            ),
+        ],
+    ),
+    MultipleChoice(
+        "06.saving",
+        "A DDP job on 8 GPUs saves a checkpoint in each epoch. What is true?",
+        [
+            Choice(
+                "Rank 0 alone may save: the models are equal.",
+                right=True,
+                why="One copy is enough, and eight writers of one file spoil it.",
+            ),
+            Choice(
+                "All ranks must call `torch.save`, because it is a collective.",
+                why="It writes a file and talks to nobody. (For FSDP, lesson 08, it is "
+                "different: there each rank has only a part of the model.)",
+            ),
+            Choice(
+                "Before another rank loads the file, it must wait for rank 0.",
+                right=True,
+                why="`dist.barrier()` after the saving; or rank 0 reads the file and "
+                "broadcasts it.",
+            ),
+            Choice(
+                'With `map_location="cpu"`, the model is on the CPU afterwards.',
+                why="The loaded tensors are. `load_state_dict` copies their values "
+                "into the parameters, wherever these are.",
+            ),
+            Choice(
+                "`model.module.state_dict()` can be loaded without DDP.",
+                right=True,
+                why="Its names have no `module.` in front.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "06.scaling",
+        "From 128 to 1,024 GPUs the simulated efficiency of DDP falls from 97 % to "
+        "31 %, with the same tokens on each GPU and the same network. Why?",
+        [
+            Choice(
+                "Eight times as many gradients are added up, so each GPU sends eight "
+                "times as many bytes.",
+                why="In a ring, each GPU sends 2 (n - 1) / n times the model: never "
+                "more than twice, however many there are.",
+            ),
+            Choice(
+                "A ring of n GPUs takes 2 (n - 1) steps, each with a latency, and that "
+                "for every bucket.",
+                right=True,
+                why="2,046 steps for each of 49 buckets: latencies alone now take "
+                "longer than the backward. Fewer and larger buckets help.",
+            ),
+            Choice(
+                "The optimizer's step takes longer on more GPUs.",
+                why="Each GPU updates its own copy of the model: that takes as long "
+                "on any number of GPUs.",
+            ),
+            Choice(
+                "With more GPUs the backward computes longer.",
+                why="Each GPU has the same model and the same number of tokens.",
+            ),
+        ],
+    ),
+)

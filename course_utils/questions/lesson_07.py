@@ -1,0 +1,290 @@
+"""Lesson 07, ring all-reduce: chunks, bytes, steps, and who wins when."""
+
+from course_utils.questions import (
+    Choice,
+    MultipleChoice,
+    Number,
+    SingleChoice,
+    Slip,
+    lesson,
+)
+
+QUESTIONS = lesson(
+    "07",
+    Number(
+        "07.root_bytes",
+        "Four ranks all-reduce a tensor of 1,200 bytes through rank 0. How many bytes "
+        "does rank 0 send?",
+        answer=3600,
+        unit="bytes",
+        why="The whole sum, to each of the three others. It has received as much "
+        "before.",
+        hint="Who gets what from rank 0, when it has added up?",
+        slips=[
+            Slip(1200, "That is what each of the others sends. Rank 0 answers three."),
+            Slip(4800, "Rank 0 sends nothing to itself."),
+            Slip(7200, "That is what it sends and receives together."),
+            Slip(300, "Each of the others gets the whole sum, not a part of it."),
+        ],
+        purpose="The next cell counts.",
+        measured=True,
+    ),
+    Number(
+        "07.which_chunk",
+        "Six ranks, six chunks. In step 0 each rank r sends chunk r to the next rank. "
+        "In each later step it sends the chunk that it received in the step before, "
+        "with its own added. Which chunk does rank 1 send in step 3?",
+        answer=4,
+        why="(r - k) mod n = (1 - 3) mod 6 = 4. Chunk 4 began on rank 4, and has moved "
+        "on to ranks 5, 0 and 1.",
+        hint="Which chunk is on its way to rank 1 in step 2? Follow it back to where "
+        "it began: one rank for each step.",
+        slips=[
+            Slip(-2, "1 - 3 is right, but the chunks are 0 to 5: count in a circle."),
+            Slip(2, "The chunk moves forwards, so its number falls: r - k, mod n."),
+            Slip(3, "That is the step. Which chunk has come to rank 1 by then?"),
+            Slip(1, "Chunk 1 leaves rank 1 in step 0."),
+            Slip(0, "Chunk 0 is what rank 1 sends in step 1."),
+            Slip(5, "Chunk 5 is what rank 1 sends in step 2."),
+        ],
+        purpose="The next cell records it.",
+        measured=True,
+    ),
+    SingleChoice(
+        "07.chunk_rule",
+        "Steps count from 0. Which chunk does rank r send in step k of the "
+        "reduce-scatter, on n ranks?",
+        [
+            Choice(
+                "Chunk (r + k) mod n.",
+                why="That would be the chunk of a rank further on. What comes to me is "
+                "from behind: from rank r - k.",
+            ),
+            Choice(
+                "Chunk (r - k) mod n.",
+                right=True,
+                why="In step 0 its own, and then what has come from k ranks before. "
+                "In the all-gather it is (r + 1 - k) mod n.",
+            ),
+            Choice(
+                "Chunk r, in every step.",
+                why="Then the next rank would get the same chunk again and again.",
+            ),
+            Choice(
+                "Chunk k: all ranks send the same one.",
+                why="Then all would work on one chunk, and nobody on the others.",
+            ),
+        ],
+    ),
+    Number(
+        "07.ring_bytes",
+        "Four ranks all-reduce a tensor of 1,200 bytes in a ring. How many bytes does "
+        "each rank send in all?",
+        answer=1800,
+        unit="bytes",
+        why="Six chunks of 300 bytes: three in the reduce-scatter, and three in the "
+        "all-gather. 2(n - 1)/n · S = 1.5 · 1,200.",
+        hint="How large is a chunk, how many steps are there, and how many chunks does "
+        "a rank send in each?",
+        slips=[
+            Slip(900, "That is the reduce-scatter. The all-gather sends as much."),
+            Slip(2400, "There are n - 1 = 3 steps in each half, not 4."),
+            Slip(3600, "In each step it sends one chunk, not the whole tensor."),
+            Slip(1200, "Six steps, and in each of them a quarter of the tensor."),
+            Slip(7200, "That is all four ranks together. How much is it for each?"),
+            Slip(300, "That is one chunk. In how many steps does it send one?"),
+        ],
+        purpose="The next cell counts, for 2 to 5 ranks.",
+        measured=True,
+    ),
+    MultipleChoice(
+        "07.lower_bound",
+        "What follows from the lower bound, 2(n - 1)/n · S bytes from each rank on "
+        "average?",
+        [
+            Choice(
+                "With 1,000 ranks, a ring sends hardly more from each rank than with "
+                "10.",
+                right=True,
+                why="1.998·S and 1.8·S. The number of bytes is not what stops rings "
+                "from growing: the number of steps is.",
+            ),
+            Choice(
+                "No algorithm can be faster than a ring.",
+                why="The bound is about bytes, not about steps. For small tensors time "
+                "is latency, and a tree has fewer steps.",
+            ),
+            Choice(
+                "An all-reduce through rank 0 sends more bytes in all than a ring.",
+                why="Both send 2(n - 1)·S in all, the least that is possible. But "
+                "through rank 0, all of it passes one port.",
+            ),
+            Choice(
+                "It does not hold if a switch can add.",
+                right=True,
+                why="Then not every addition is made by a rank, and the sum can be "
+                "sent to all at once.",
+            ),
+            Choice(
+                "A gradient in bfloat16 is exchanged with half of the bytes of "
+                "float32.",
+                right=True,
+                why="The bound is in numbers, and S is how many bytes they have.",
+            ),
+        ],
+    ),
+    Number(
+        "07.tutorial_ring",
+        "Four ranks, a tensor of 1,200 bytes. How many bytes does each rank send in "
+        "the function `allreduce` of the next cell?",
+        answer=3600,
+        unit="bytes",
+        why="Three steps, and in each of them a whole tensor: (n - 1)·S.",
+        hint="How often does the loop run, and what does each `isend` send?",
+        slips=[
+            Slip(1800, "That is a ring with chunks. Is anything cut here?"),
+            Slip(4800, "range(size - 1) has three steps, not four."),
+            Slip(1200, "It sends a whole tensor in each step of the loop."),
+            Slip(
+                7200, "There is no second half here: each rank adds up all by itself."
+            ),
+            Slip(900, "The buffers are clones of the whole tensor."),
+        ],
+        purpose="The next cell counts.",
+        measured=True,
+    ),
+    Number(
+        "07.chunk_sizes",
+        "How many pieces does `torch.arange(5).chunk(4)` make?",
+        answer=3,
+        unit="pieces",
+        why="Each piece has ceil(5 / 4) = 2 numbers, and the last one what is left: "
+        "2 + 2 + 1.",
+        hint="Each piece has ceil(5 / 4) numbers, until none is left.",
+        slips=[
+            Slip(4, "So one would think. But each piece has ceil(5 / 4) numbers."),
+            Slip(5, "There are five numbers. How many in each piece?"),
+            Slip(2, "Each piece has two numbers. How many pieces is that?"),
+        ],
+        purpose="The next cell shows them.",
+        measured=True,
+    ),
+    Number(
+        "07.tree_steps",
+        "A binomial tree of 8 ranks: sums go up to rank 0, then the total comes down. "
+        "In how many steps, if in each a rank can send one message and receive one?",
+        answer=6,
+        unit="steps",
+        why="Up: 8 ranks become 4, 2, 1, so three steps. Down: three again.",
+        hint="In each step up, half of the ranks that are left hand in their sum.",
+        slips=[
+            Slip(3, "That is the way up. The total must come down again."),
+            Slip(14, "That is a ring: 2(n - 1)."),
+            Slip(7, "That is how many messages go up. Many of them go together."),
+            Slip(8, "In each step up, the ranks with a sum to hand in are halved."),
+            Slip(4, "log2 of 8 is 3, and there are two ways."),
+        ],
+        purpose="The next cell counts the steps of all four algorithms.",
+        measured=True,
+    ),
+    SingleChoice(
+        "07.ping_pong",
+        "α and B are measured by ping-pong: two ranks send to each other, the others "
+        "wait. The machine has 2 cores. How long will a ring of 4 ranks really take, "
+        "compared with what the formula makes of these numbers?",
+        [
+            Choice(
+                "As long as predicted: a message is a message.",
+                why="Its cost depends on what else the machine does. During a "
+                "ping-pong it does nothing else.",
+            ),
+            Choice(
+                "Less: in a ring the ranks share the work.",
+                why="They share the adding. Each sends and receives as in the "
+                "ping-pong, but now all of them at once.",
+            ),
+            Choice(
+                "Much longer: in a ring all four send at once, and share the cores.",
+                right=True,
+                why="The ping-pong had a core for each of its two ranks. A ring shift, "
+                "where everybody sends at once, measures what a ring needs.",
+            ),
+            Choice(
+                "Longer, because the formula forgets to add up the numbers.",
+                why="It does leave that out, but that is a small part. What counts is "
+                "that the ranks share cores and memory.",
+            ),
+        ],
+    ),
+    MultipleChoice(
+        "07.tree_wins",
+        "When does a tree beat a ring?",
+        [
+            Choice(
+                "When the tensor is small.",
+                right=True,
+                why="Then time is latency, and a tree has fewer steps.",
+            ),
+            Choice(
+                "When there are many ranks.",
+                right=True,
+                why="A ring's steps grow with n, a tree's with log n. So the size "
+                "below which the tree wins grows, too.",
+            ),
+            Choice(
+                "When the latency is high and the bandwidth, too.",
+                right=True,
+                why="The limit is proportional to α·B.",
+            ),
+            Choice(
+                "With two ranks, at any size.",
+                why="With two or three ranks, a ring has as few steps as a tree, and "
+                "smaller messages.",
+            ),
+            Choice(
+                "When the tensor is large, because a tree sends each byte only once.",
+                why="It sends whole tensors over each of its links, and most ranks "
+                "wait meanwhile. Large tensors are for rings.",
+            ),
+        ],
+    ),
+    Number(
+        "07.ten_thousand",
+        "How many steps, one after the other, does a flat ring all-reduce of 10,000 "
+        "GPUs have?",
+        answer=19_998,
+        unit="steps",
+        why="2(n - 1): each chunk goes around twice, less one step each time.",
+        hint="2(n - 1), as with four ranks.",
+        slips=[
+            Slip(20_000, "Nearly: each half has n - 1 steps."),
+            Slip(9_999, "That is one half."),
+            Slip(28, "That would be a tree: 2 · log2 n, rounded up."),
+            Slip(14, "That would be half of a tree."),
+            Slip(10_000, "Each half has n - 1 steps, and there are two."),
+        ],
+        purpose="The next cell simulates it.",
+        measured=True,
+    ),
+    Number(
+        "07.slow_link",
+        "64 GPUs in a flat ring, 1 GB. One of the 64 links is 10 times slower than the "
+        "others. How many times as long does the all-reduce take, to the nearest whole "
+        "number?",
+        answer=9,
+        tolerance=1,
+        unit="times",
+        why="About 9: every chunk passes over every link, so all wait for the slowest. "
+        "Only the latencies stay as they were.",
+        hint="How many of the chunks have to pass over that one link?",
+        slips=[
+            Slip(1, "One of 64 links, but every chunk has to pass over it."),
+            Slip(1.1, "As if a chunk used some of the links only. It uses them all."),
+            Slip(1.14, "That is the mean of the links. But nobody can go around it."),
+            Slip(2, "Every chunk has to pass over it, in both halves."),
+            Slip(64, "It is ten times slower, so it can't be worse than ten."),
+        ],
+        purpose="The next cell simulates it.",
+        measured=True,
+    ),
+)

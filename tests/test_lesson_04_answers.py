@@ -1,0 +1,1188 @@
+"""Lesson 04: typical wrong answers, and different right ones."""
+
+import multiprocessing
+import pickle
+import time
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.multiprocessing as mp
+from torch.distributed import distributed_c10d, isend, recv, send
+
+from course_utils.checks import find_task, run_check
+from course_utils.from_scratch import collectives, ring, sgd
+from tests.answers import Answers
+
+ANSWERS = Answers()
+
+
+def me():
+    """This rank, and how many there are."""
+    return dist.get_rank(), dist.get_world_size()
+
+
+# -------------------------------------------------------------- 04.predict_messages
+
+for pair, says in (
+    ((5, 20_000), "That is the reduce."),
+    ((12, 48_000), "Rank 0 sends nothing to itself"),
+    ((10, 10_000), "a float32 has 4 bytes"),
+    ((10, 4000), "those of all messages together"),
+    ((10, 20_000), "The sums that rank 0 sends out count, too."),
+    ((30, 120_000), "every rank sending to every other"),
+    ((40_000, 10), "First the messages, then the bytes."),
+    ((10, 123), "Each one is a whole tensor"),
+    ((6, 40_000), "How many messages are they in?"),
+    ((7, 7), "Count first the messages to rank 0"),
+    (10, "a tuple was expected"),
+    ((10,), "2 were expected"),
+):
+    ANSWERS.wrong("04.predict_messages", "wrong", says)(pair)
+ANSWERS.wrong("04.predict_messages", "not attempted", "Set the answer")(...)
+for pair in ((10, 40_000), [10, 40_000], torch.tensor([10, 40_000]), (10.0, 4e4)):
+    ANSWERS.right("04.predict_messages")(pair)
+
+# ---------------------------------------------------------------- 04.spot_the_tuple
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "not attempted", "Repair the code")
+def start(worker, n):
+    mp.spawn(worker, args=(n), nprocs=n)
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "not attempted", "Repair the code")
+def the_same_to_python(worker, n):
+    mp.spawn(worker, args=n, nprocs=n)
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "What makes a tuple is the comma.")
+def without_parentheses(worker, n):
+    return mp.spawn(worker, args=n, nprocs=n)
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "spawn itself puts the number")
+def with_the_rank(worker, n):
+    mp.spawn(worker, args=(0, n), nprocs=n)
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "takes 3 positional arguments but 4")
+def twice_the_number(worker, n):
+    mp.spawn(worker, args=(n, n), nprocs=n)
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "a pool uses its processes again")
+def one_process_for_all(worker, n):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        pool.starmap(worker, [(i, n) for i in range(n)])
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "spawn itself puts the number")
+def without_arguments(worker, n):
+    mp.spawn(worker, nprocs=n)
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "`nprocs` says how many.")
+def one_process(worker, n):
+    mp.spawn(worker, args=(n,))
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "The worker ran in the process that")
+def called_here(worker, n):
+    for i in range(n):
+        worker(i, n)
+
+
+@ANSWERS.right("04.spot_the_tuple")
+def with_a_tuple(worker, n):
+    mp.spawn(worker, args=(n,), nprocs=n)
+
+
+@ANSWERS.right("04.spot_the_tuple")
+def with_a_list(worker, n):
+    torch.multiprocessing.spawn(worker, [n], n)
+
+
+@ANSWERS.right("04.spot_the_tuple")
+def joined_later(worker, n):
+    context = mp.spawn(worker, args=(n,), nprocs=n, join=False)
+    while not context.join():
+        pass
+
+
+@ANSWERS.right("04.spot_the_tuple")
+def with_processes(worker, n):
+    processes = [mp.Process(target=worker, args=(i, n)) for i in range(n)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+@ANSWERS.right("04.spot_the_tuple")
+def with_start_processes(worker, n):
+    mp.start_processes(worker, args=[n], nprocs=n, start_method="spawn")
+
+
+@ANSWERS.right("04.spot_the_tuple")
+def with_a_context(worker, n):
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=worker, args=(i, n)) for i in range(n)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+# ----------------------------------------------------------------- 04.spot_the_wait
+
+
+@ANSWERS.wrong("04.spot_the_wait", "not attempted", "Repair the code")
+def hand_out(rows):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    row = torch.empty_like(rows[0])
+    if rank == 0:
+        for other in range(1, world_size):
+            row.copy_(rows[other])
+            dist.isend(row, dst=other)
+        row.copy_(rows[0])
+    else:
+        dist.irecv(row, src=0)
+    return row
+
+
+@ANSWERS.wrong("04.spot_the_wait", "stuck", "gloo may drop the message")
+def only_receivers_wait(rows):
+    rank, world_size = me()
+    row = torch.empty_like(rows[0])
+    if rank == 0:
+        for other in range(1, world_size):
+            row.copy_(rows[other])
+            dist.isend(row, dst=other)
+        row.copy_(rows[0])
+    else:
+        dist.irecv(row, src=0).wait()
+    return row
+
+
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "before the row is read or returned")
+def only_the_sender_waits(rows):
+    rank, world_size = me()
+    row = torch.empty_like(rows[0])
+    if rank == 0:
+        for other in range(1, world_size):
+            row.copy_(rows[other])
+            dist.isend(row, dst=other).wait()
+        row.copy_(rows[0])
+    else:
+        dist.irecv(row, src=0)
+    return row
+
+
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "before the buffer is written again")
+def kept_but_not_waited_for(rows):
+    rank, world_size = me()
+    row = rows[0].clone()
+    if rank == 0:
+        requests = [dist.isend(rows[r], dst=r) for r in range(1, world_size)]
+        dist.barrier()
+        del requests
+    else:
+        dist.recv(row, src=0)
+        dist.barrier()
+    return row
+
+
+@ANSWERS.wrong("04.spot_the_wait", "crashed", "is_completed() stays False")
+def asks_again_and_again(rows):
+    rank, world_size = me()
+    row = rows[0].clone()
+    if rank == 0:
+        for other in range(1, world_size):
+            request = dist.isend(rows[other], dst=other)
+            while not request.is_completed():
+                time.sleep(0.001)
+    else:
+        dist.recv(row, src=0)
+    return row
+
+
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "one buffer for all messages")
+def waits_at_the_end(rows):
+    rank, world_size = me()
+    row = torch.empty_like(rows[0])
+    if rank == 0:
+        requests = []
+        for other in range(1, world_size):
+            row.copy_(rows[other])
+            requests.append(dist.isend(row, dst=other))
+        row.copy_(rows[0])
+        for request in requests:
+            request.wait()
+    else:
+        dist.recv(row, src=0)
+    return row
+
+
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "What counts is rank 0's.")
+def its_own_row(rows):
+    return rows[dist.get_rank()].clone()
+
+
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "Your code calls scatter")
+def with_a_collective(rows):
+    row = torch.empty_like(rows[0])
+    dist.scatter(row, list(rows) if dist.get_rank() == 0 else None)
+    return row
+
+
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "Your code calls broadcast")
+def with_another_collective(rows):
+    rows = rows.clone()
+    dist.broadcast(rows, 0)
+    return rows[dist.get_rank()]
+
+
+@ANSWERS.right("04.spot_the_wait")
+def waits_in_the_loop(rows):
+    rank, world_size = me()
+    row = torch.empty_like(rows[0])
+    if rank == 0:
+        for other in range(1, world_size):
+            row.copy_(rows[other])
+            request = dist.isend(row, dst=other)
+            request.wait()
+        row.copy_(rows[0])
+    else:
+        request = dist.irecv(row, src=0)
+        request.wait()
+    return row
+
+
+@ANSWERS.right("04.spot_the_wait")
+def blocking(rows):
+    rank, world_size = me()
+    row = rows[0].clone()
+    if rank == 0:
+        for other in range(1, world_size):
+            dist.send(rows[other], dst=other)
+    else:
+        dist.recv(row, src=0)
+    return row
+
+
+@ANSWERS.right("04.spot_the_wait")
+def copies_and_a_batch(rows):
+    rank, world_size = me()
+    row = rows[0].clone()
+    if rank == 0:
+        ops = [dist.P2POp(dist.isend, rows[r].clone(), r) for r in range(1, world_size)]
+    else:
+        ops = [dist.P2POp(dist.irecv, row, 0)]
+    for request in dist.batch_isend_irecv(ops) if ops else ():
+        request.wait()
+    return row
+
+
+# ---------------------------------------------------------------------- 04.exchange
+
+
+@ANSWERS.wrong("04.exchange", "not attempted", "It still raises NotImplementedError")
+def exchange_stub(tensor):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("04.exchange", "stuck", "If all send first, nobody receives.")
+def all_send_first(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    dist.send(tensor, (rank + 1) % n)
+    dist.recv(received, (rank - 1) % n)
+    return received
+
+
+@ANSWERS.wrong("04.exchange", "crashed", "A rank cannot send to itself.")
+def not_for_one_rank(tensor):
+    rank, n = me()
+    received = torch.empty_like(tensor)
+    request = dist.isend(tensor, (rank + 1) % n)
+    dist.recv(received, (rank - 1) % n)
+    request.wait()
+    return received
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "That is the tensor of the next rank.")
+def wrong_direction(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    request = dist.isend(tensor, (rank - 1) % n)
+    dist.recv(received, (rank + 1) % n)
+    request.wait()
+    return received
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "Wait for every request")
+def send_not_waited_for(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    request = dist.isend(tensor, (rank + 1) % n)
+    dist.recv(received, (rank - 1) % n)
+    dist.barrier()  # so that no message is dropped: that would be a deadlock
+    del request
+    return received
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "That is the rank's own tensor.")
+def returns_its_own(tensor):
+    rank, n = me()
+    if n > 1:
+        received = torch.empty_like(tensor)
+        request = dist.isend(tensor, (rank + 1) % n)
+        dist.recv(received, (rank - 1) % n)
+        request.wait()
+    return tensor.clone()
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "It returned None.")
+def returns_nothing(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    request = dist.isend(tensor, (rank + 1) % n)
+    dist.recv(received, (rank - 1) % n)
+    request.wait()
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "the rank of the sender")
+def returns_what_recv_returns(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    request = dist.isend(tensor, (rank + 1) % n)
+    received = dist.recv(received, (rank - 1) % n)
+    request.wait()
+    return received
+
+
+@ANSWERS.wrong("04.exchange", "crashed", "is_completed() stays False")
+def polls(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    request = dist.isend(tensor, (rank + 1) % n)
+    dist.recv(received, (rank - 1) % n)
+    while not request.is_completed():
+        pass
+    return received
+
+
+def through_the_store(tensor):
+    """What all ranks hold, without a message."""
+    rank, n = me()
+    store = distributed_c10d._get_default_store()
+    case = f"{tensor.dtype} {tuple(tensor.shape)}"
+    store.set(f"{case} {rank}", pickle.dumps(tensor))
+    return [pickle.loads(store.get(f"{case} {other}")) for other in range(n)]
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "This rank has received nothing")
+def through_the_store_around(tensor):
+    return through_the_store(tensor)[dist.get_rank() - 1]
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "the argument is not what it was")
+def into_its_own(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor
+    request = dist.isend(tensor.clone(), (rank + 1) % n)
+    dist.recv(tensor, (rank - 1) % n)
+    request.wait()
+    return tensor
+
+
+@ANSWERS.wrong("04.exchange", "crashed", "must fit what the other receives")
+def always_float32(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty(tensor.shape)
+    request = dist.isend(tensor, (rank + 1) % n)
+    dist.recv(received, (rank - 1) % n)
+    request.wait()
+    return received
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "Your code calls all_gather")
+def by_all_gather(tensor):
+    rank, n = me()
+    tensors = [torch.empty_like(tensor) for _ in range(n)]
+    dist.all_gather(tensors, tensor)
+    return tensors[(rank - 1) % n]
+
+
+@ANSWERS.right("04.exchange")
+def with_isend(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor
+    received = torch.empty_like(tensor)
+    request = isend(tensor, (rank + 1) % n)
+    recv(received, (rank - 1) % n)
+    request.wait()
+    return received
+
+
+@ANSWERS.right("04.exchange")
+def even_ranks_send_first(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    if rank % 2 == 0:
+        dist.send(tensor, (rank + 1) % n)
+        dist.recv(received, (rank - 1) % n)
+    else:
+        dist.recv(received, (rank - 1) % n)
+        dist.send(tensor, (rank + 1) % n)
+    return received
+
+
+@ANSWERS.right("04.exchange")
+def one_rank_receives_first(tensor):
+    rank, n = me()
+    received = tensor.clone()
+    if n > 1 and rank == n - 1:
+        recv(received, rank - 1)
+        send(tensor, 0)
+    elif n > 1:
+        send(tensor, rank + 1)
+        recv(received, (rank - 1) % n)
+    return received
+
+
+@ANSWERS.right("04.exchange")
+def with_a_batch(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.zeros_like(tensor)
+    ops = [
+        dist.P2POp(dist.isend, tensor, (rank + 1) % n),
+        dist.P2POp(dist.irecv, received, (rank - 1) % n),
+    ]
+    for request in dist.batch_isend_irecv(ops):
+        request.wait()
+    return received
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "Your code calls exchange")
+def with_ours(tensor):
+    rank, n = me()
+    received = tensor.clone()
+    if n > 1:
+        collectives.exchange(tensor, (rank + 1) % n, received, (rank - 1) % n)
+    return received
+
+
+# -------------------------------------------------------------------- 04.all_reduce
+
+
+@ANSWERS.wrong("04.all_reduce", "not attempted", "It still raises NotImplementedError")
+def all_reduce_stub(tensor):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls all_reduce")
+def by_dist(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls all_reduce")
+def by_its_own_module(tensor):
+    total = tensor.clone()
+    distributed_c10d.all_reduce(total)
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls allreduce")
+def by_the_group(tensor):
+    total = tensor.clone()
+    dist.group.WORLD.allreduce([total]).wait()
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls all_reduce")
+def by_functional(tensor):
+    return functional.all_reduce(tensor, "sum", dist.group.WORLD) + 0
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls all_gather_object")
+def by_objects(tensor):
+    everything = [None] * dist.get_world_size()
+    dist.all_gather_object(everything, tensor)
+    return sum(everything)
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls all_reduce_naive")
+def by_ours(tensor):
+    total = tensor.clone()
+    collectives.all_reduce_naive(total)
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls all_reduce_ring")
+def by_our_ring(tensor):
+    total = tensor.clone()
+    ring.all_reduce_ring(total)
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls all_reduce")
+def by_our_sum(tensor):
+    total = sgd.sum_over_ranks(*tensor.flatten().tolist())
+    return torch.tensor(total, dtype=tensor.dtype).reshape(tensor.shape)
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "This rank has received nothing")
+def by_the_store(tensor):
+    return sum(through_the_store(tensor))
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Wait for every request before")
+def adds_before_it_has_come(tensor):
+    rank, n = me()
+    others = [r for r in range(n) if r != rank]
+    incoming = [torch.zeros_like(tensor) for _ in others]
+    requests = [dist.isend(tensor, r) for r in others]
+    late = [dist.irecv(x, r) for x, r in zip(incoming, others, strict=True)]
+    for request in requests:
+        request.wait()
+    total = sum(incoming, tensor)
+    dist.barrier()
+    del late
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "a buffer of its own")
+def one_buffer_for_all(tensor):
+    rank, n = me()
+    others = [r for r in range(n) if r != rank]
+    incoming = torch.empty_like(tensor)
+    requests = [dist.isend(tensor, r) for r in others]
+    late = [dist.irecv(incoming, r) for r in others]
+    for request in (*requests, *late):
+        request.wait()
+    return tensor + len(others) * incoming
+
+
+@ANSWERS.wrong("04.all_reduce", "stuck", "keep the request of an isend")
+def drops_its_requests(tensor):
+    rank, n = me()
+    total, incoming = tensor.clone(), torch.empty_like(tensor)
+    for other in range(n):
+        if other != rank:
+            dist.isend(tensor, other)
+    time.sleep(0.2)
+    for other in range(n):
+        if other != rank:
+            dist.recv(incoming, other)
+            total += incoming
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "stuck", "If all send first, nobody receives.")
+def everybody_sends_first(tensor):
+    rank, n = me()
+    total, incoming = tensor.clone(), torch.empty_like(tensor)
+    for other in range(n):
+        if other != rank:
+            dist.send(tensor, other)
+    for other in range(n):
+        if other != rank:
+            dist.recv(incoming, other)
+            total += incoming
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "That is the sum of two ranks.")
+def for_two_ranks_only(tensor):
+    rank, n = me()
+    other = rank ^ 1
+    total, incoming = tensor.clone(), torch.empty_like(tensor)
+    if other < n:
+        request = dist.isend(tensor, other)
+        dist.recv(incoming, other)
+        request.wait()
+        total += incoming
+    return total
+
+
+def for_powers_of_two_only(tensor):
+    rank, n = me()
+    total, distance = tensor.clone(), 1
+    while distance < n:
+        other, incoming = rank ^ distance, torch.empty_like(tensor)
+        request = dist.isend(total, other)
+        dist.recv(incoming, other)
+        request.wait()
+        total = total + incoming
+        distance *= 2
+    return total
+
+
+def to_rank_0(tensor):
+    """What rank 0 returns of a reduce; the others their own."""
+    total, incoming = tensor.clone(), torch.empty_like(tensor)
+    if dist.get_rank() == 0:
+        for other in range(1, dist.get_world_size()):
+            dist.recv(incoming, other)
+            total += incoming
+    else:
+        dist.send(tensor, 0)
+    return total
+
+
+def from_rank_0(total):
+    """A broadcast from rank 0, in place."""
+    if dist.get_rank() == 0:
+        for other in range(1, dist.get_world_size()):
+            dist.send(total, other)
+    else:
+        dist.recv(total, 0)
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "It must be sent back to all the others.")
+def only_rank_0_has_it(tensor):
+    return to_rank_0(tensor)
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "That is the mean.")
+def divided(tensor):
+    return from_rank_0(to_rank_0(tensor)) / dist.get_world_size()
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "It returned None.")
+def in_place(tensor):
+    tensor.copy_(from_rank_0(to_rank_0(tensor)))
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "the argument is not what it was")
+def in_place_and_returned(tensor):
+    tensor.copy_(from_rank_0(to_rank_0(tensor)))
+    return tensor
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "That is the rank's own tensor")
+def nothing_done(tensor):
+    return tensor.clone()
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Each recv overwrites its buffer")
+def overwritten(tensor):
+    total = tensor.clone()
+    if dist.get_rank() == 0:
+        for other in range(1, dist.get_world_size()):
+            dist.recv(total, other)
+    else:
+        dist.send(tensor, 0)
+    return from_rank_0(total)
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "own tensor is missing in its sum")
+def without_its_own(tensor):
+    return from_rank_0(to_rank_0(tensor)) - tensor
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "own tensor is in it twice")
+def with_its_own_twice(tensor):
+    return from_rank_0(to_rank_0(tensor)) + tensor
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "only the last one has it all")
+def a_chain_one_way(tensor):
+    rank, n = me()
+    total, incoming = tensor.clone(), torch.empty_like(tensor)
+    if rank > 0:
+        dist.recv(incoming, rank - 1)
+        total += incoming
+    if rank < n - 1:
+        dist.send(total, rank + 1)
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "crashed", "must fit what the other receives")
+def float32_buffers(tensor):
+    total, incoming = tensor.clone(), torch.empty(tensor.shape)
+    if dist.get_rank() == 0:
+        for other in range(1, dist.get_world_size()):
+            dist.recv(incoming, other)
+            total += incoming
+    else:
+        dist.send(tensor, 0)
+    return from_rank_0(total)
+
+
+@ANSWERS.right("04.all_reduce")
+def through_rank_0(tensor):
+    return from_rank_0(to_rank_0(tensor))
+
+
+@ANSWERS.right("04.all_reduce")
+def everybody_to_everybody(tensor):
+    rank, n = me()
+    others = [r for r in range(n) if r != rank]
+    incoming = [torch.empty_like(tensor) for _ in others]
+    requests = [dist.isend(tensor, r) for r in others]
+    requests += [
+        dist.irecv(buffer, r) for buffer, r in zip(incoming, others, strict=True)
+    ]
+    for request in requests:
+        request.wait()
+    return tensor + sum(incoming)
+
+
+@ANSWERS.right("04.all_reduce")
+def around_the_ring(tensor):
+    rank, n = me()
+    total, passing = tensor.clone(), tensor.clone()
+    for _ in range(n - 1):
+        incoming = torch.empty_like(tensor)
+        ops = [
+            dist.P2POp(dist.isend, passing, (rank + 1) % n),
+            dist.P2POp(dist.irecv, incoming, (rank - 1) % n),
+        ]
+        for request in dist.batch_isend_irecv(ops):
+            request.wait()
+        total += incoming
+        passing = incoming
+    return total
+
+
+@ANSWERS.right("04.all_reduce")
+def a_chain_there_and_back(tensor):
+    rank, n = me()
+    total = tensor.clone()
+    if rank > 0:
+        incoming = torch.zeros_like(tensor)
+        recv(incoming, rank - 1)
+        total = total + incoming
+    if rank < n - 1:
+        send(total, rank + 1)
+        recv(total, rank + 1)
+    if rank > 0:
+        send(total, rank - 1)
+    return total
+
+
+@ANSWERS.right("04.all_reduce")
+def as_they_come(tensor):
+    total, incoming = tensor.clone(), torch.empty_like(tensor)
+    rank, n = me()
+    if rank == 0:
+        for _ in range(n - 1):
+            dist.recv(incoming)  # from anybody
+            total += incoming
+        for request in [dist.isend(total, other) for other in range(1, n)]:
+            request.wait()
+    else:
+        dist.send(tensor, group=dist.group.WORLD, group_dst=0)
+        dist.irecv(total, 0).wait()
+    dist.barrier()
+    return total
+
+
+@ANSWERS.right("04.all_reduce")
+def with_object_messages(tensor):
+    rank, n = me()
+    holder = [tensor]
+    if rank == 0:
+        for other in range(1, n):
+            dist.recv_object_list(holder_of := [None], src=other)
+            holder[0] = holder[0] + holder_of[0]
+        for other in range(1, n):
+            dist.send_object_list(holder, dst=other)
+    else:
+        dist.send_object_list(holder, dst=0)
+        dist.recv_object_list(holder, src=0)
+    return holder[0].clone()
+
+
+# --------------------------------------------------------------------- 04.broadcast
+
+
+@ANSWERS.wrong("04.broadcast", "not attempted", "It still raises NotImplementedError")
+def broadcast_stub(tensor, src=0):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "as many steps as there are other ranks")
+def one_after_the_other(tensor, src=0):
+    rank, n = me()
+    if rank == src:
+        for other in range(n):
+            if other != src:
+                dist.send(tensor, other)
+    else:
+        dist.recv(tensor, src)
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "as many steps as there are other ranks")
+def all_at_once(tensor, src=0):
+    """isend starts many messages, but a rank still sends them one by one."""
+    rank, n = me()
+    if rank == src:
+        works = [dist.isend(tensor, other) for other in range(n) if other != src]
+        for work in works:
+            work.wait()
+    else:
+        dist.recv(tensor, src)
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "as many steps as there are other ranks")
+def a_chain(tensor, src=0):
+    rank, n = me()
+    place = (rank - src) % n
+    if place > 0:
+        dist.recv(tensor, (rank - 1) % n)
+    if place < n - 1:
+        dist.send(tensor, (rank + 1) % n)
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "it took too many steps")
+def a_tree_of_two_children(tensor, src=0):
+    rank, n = me()
+    place = (rank - src) % n
+    if place > 0:
+        dist.recv(tensor, ((place - 1) // 2 + src) % n)
+    for child in (2 * place + 1, 2 * place + 2):
+        if child < n:
+            dist.send(tensor, (child + src) % n)
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "src need not be rank 0")
+def always_from_rank_0(tensor, src=0):
+    rank, n = me()
+    distance = 1
+    while distance < n:
+        if rank < distance and rank + distance < n:
+            dist.send(tensor, rank + distance)
+        elif distance <= rank < 2 * distance:
+            dist.recv(tensor, rank - distance)
+        distance *= 2
+
+
+@ANSWERS.wrong("04.broadcast", "stuck", "a place may have no partner in the last one")
+def partners_in_a_circle(tensor, src=0):
+    rank, n = me()
+    place, distance = (rank - src) % n, 1
+    while distance < n:
+        if place < distance:
+            dist.send(tensor, (rank + distance) % n)
+        elif place < 2 * distance:
+            dist.recv(tensor, (rank - distance) % n)
+        distance *= 2
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "Receive into the tensor that was given")
+def returns_it(tensor, src=0):
+    rank, n = me()
+    tensor = tensor.clone()
+    collectives_tree(tensor, src)
+    return tensor
+
+
+def collectives_tree(tensor, src):
+    rank, n = me()
+    place, distance = (rank - src) % n, 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            dist.send(tensor, (rank + distance) % n)
+        elif distance <= place < 2 * distance:
+            dist.recv(tensor, (rank - distance) % n)
+        distance *= 2
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "Wait for every request before")
+def never_waits_for_its_sends(tensor, src=0):
+    rank, n = me()
+    place, distance, requests = (rank - src) % n, 1, []
+    while distance < n:
+        if place < distance and place + distance < n:
+            requests.append(dist.isend(tensor, (rank + distance) % n))
+        elif distance <= place < 2 * distance:
+            dist.recv(tensor, (rank - distance) % n)
+        distance *= 2
+    dist.barrier()  # so that no message is dropped: that would be a deadlock
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "No message was sent.")
+def no_messages(tensor, src=0):
+    return tensor
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "more messages than needed")
+def with_thanks(tensor, src=0):
+    """Each receiver thanks its sender."""
+    rank, n = me()
+    place, distance, thanks = (rank - src) % n, 1, torch.zeros(1)
+    while distance < n:
+        if place < distance and place + distance < n:
+            dist.send(tensor, (rank + distance) % n)
+            dist.recv(thanks, (rank + distance) % n)
+        elif distance <= place < 2 * distance:
+            dist.recv(tensor, (rank - distance) % n)
+            dist.send(thanks, (rank - distance) % n)
+        distance *= 2
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "Your code calls broadcast")
+def by_the_real_one(tensor, src=0):
+    dist.broadcast(tensor, src)
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "Your code calls broadcast")
+def by_an_object(tensor, src=0):
+    holder = [tensor]
+    dist.broadcast_object_list(holder, src)
+    tensor.copy_(holder[0])
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "Your code calls broadcast_tree")
+def by_our_tree(tensor, src=0):
+    collectives.broadcast_tree(tensor, src)
+
+
+@ANSWERS.right("04.broadcast")
+def doubling(tensor, src=0):
+    collectives_tree(tensor, src)
+
+
+@ANSWERS.right("04.broadcast")
+def by_halves(tensor, src=0):
+    """The first of a range sends to the first of its second half."""
+    rank, n = me()
+    place, low, high = (rank - src) % n, 0, n
+    while high - low > 1:
+        middle = (low + high + 1) // 2
+        if place == low:
+            dist.send(tensor, (middle + src) % n)
+        elif place == middle:
+            dist.recv(tensor, (low + src) % n)
+        low, high = (low, middle) if place < middle else (middle, high)
+
+
+@ANSWERS.right("04.broadcast")
+def by_lists(tensor, src=0):
+    """Everybody works out who has it, step by step, and who is next."""
+    rank, n = me()
+    have, need = [src], [r for r in range(n) if r != src]
+    while need:
+        pairs = list(zip(have, need, strict=False))
+        for source, target in pairs:
+            if rank == source:
+                dist.isend(tensor, target).wait()
+            elif rank == target:
+                dist.irecv(tensor, source).wait()
+        have += [target for _, target in pairs]
+        need = need[len(pairs) :]
+
+
+@ANSWERS.right("04.broadcast")
+def largest_distance_first(tensor, src=0):
+    """As MPICH does: receive from the parent, then send to ever nearer children."""
+    rank, n = me()
+    place, mask = (rank - src) % n, 1
+    while mask < n:
+        if place & mask:
+            buffer = torch.empty_like(tensor)
+            dist.recv(buffer, (rank - mask) % n)
+            tensor.copy_(buffer)
+            break
+        mask *= 2
+    mask //= 2
+    while mask:
+        if place + mask < n:
+            dist.send(tensor, (rank + mask) % n)
+        mask //= 2
+
+
+# -------------------------------------------------------------------- 04.even_group
+
+
+@ANSWERS.wrong("04.even_group", "not attempted", "Repair the code")
+def sum_of_even_ranks(tensor):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if rank % 2 == 0:
+        group = dist.new_group(list(range(0, world_size, 2)))
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "the next group that all ranks make will hang")
+def members_only(tensor):
+    evens = [r for r in range(dist.get_world_size()) if r % 2 == 0]
+    if dist.get_rank() not in evens:
+        return None
+    total = tensor.clone()
+    dist.all_reduce(total, group=dist.new_group(evens))
+    return total
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "use_local_synchronization=True does not help")
+def synchronized_by_members(tensor):
+    rank, n = me()
+    if rank % 2 == 0:
+        evens = list(range(0, n, 2))
+        group = dist.new_group(evens, use_local_synchronization=True)
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "The odd ranks must return None")
+def odd_ranks_return_theirs(tensor):
+    rank, n = me()
+    group = dist.new_group(list(range(0, n, 2)))
+    total = tensor.clone()
+    dist.all_reduce(total, group=group)
+    return total
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "That is the sum over all ranks.")
+def in_the_world(tensor):
+    rank, n = me()
+    dist.new_group(list(range(0, n, 2)))
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "there is no group any more")
+def with_zeros(tensor):
+    rank = dist.get_rank()
+    total = tensor.clone() if rank % 2 == 0 else torch.zeros_like(tensor)
+    dist.all_reduce(total)
+    return total if rank % 2 == 0 else None
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "odd ranks took part in it")
+def a_group_of_all_with_zeros(tensor):
+    group = dist.new_group()
+    total = tensor.clone() if dist.get_rank() % 2 == 0 else torch.zeros_like(tensor)
+    dist.all_reduce(total, group=group)
+    return total if dist.get_rank() % 2 == 0 else None
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "odd ranks took part in it")
+def a_group_for_show(tensor):
+    rank, n = me()
+    dist.new_group(list(range(0, n, 2)))
+    total = tensor.clone() if rank % 2 == 0 else torch.zeros_like(tensor)
+    dist.all_reduce(total)
+    return total if rank % 2 == 0 else None
+
+
+@ANSWERS.wrong("04.even_group", "crashed", "The even ranks depend on the world size")
+def always_four_ranks(tensor):
+    group = dist.new_group([0, 2])
+    if dist.get_rank() % 2 == 0:
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "the argument is not what it was")
+def even_in_place(tensor):
+    rank, n = me()
+    group = dist.new_group(list(range(0, n, 2)))
+    if rank % 2 == 0:
+        dist.all_reduce(tensor, group=group)
+        return tensor
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "That is the rank's own tensor.")
+def even_nothing_added(tensor):
+    rank, n = me()
+    group = dist.new_group(list(range(0, n, 2)))
+    if rank % 2 == 0:
+        dist.all_reduce(tensor.clone(), group=group)
+        return tensor.clone()
+
+
+@ANSWERS.right("04.even_group")
+def everybody_makes_it(tensor):
+    rank, n = me()
+    group = dist.new_group(ranks=list(range(0, n, 2)))
+    if rank % 2:
+        return None
+    total = tensor.clone()
+    dist.all_reduce(total, op=dist.ReduceOp.SUM, group=group)
+    return total
+
+
+@ANSWERS.right("04.even_group")
+def by_enumeration(tensor):
+    rank, n = me()
+    lists = [r for r in (list(range(0, n, 2)), list(range(1, n, 2))) if r]
+    own, _ = dist.new_subgroups_by_enumeration(lists)
+    if rank % 2 == 0:
+        tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size(own))]
+        dist.all_gather(tensors, tensor, group=own)
+        return sum(tensors)
+
+
+@ANSWERS.right("04.even_group")
+def odd_ranks_have_one_too(tensor):
+    rank, n = me()
+    groups = [dist.new_group(list(range(first, n, 2))) for first in range(min(2, n))]
+    total = tensor.clone()
+    dist.all_reduce(total, group=groups[rank % 2])
+    return total if rank % 2 == 0 else None
+
+
+@ANSWERS.right("04.even_group")
+def asks_the_group(tensor):
+    group = dist.new_group([r for r in range(dist.get_world_size()) if r % 2 == 0])
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    total = tensor.clone()
+    collectives.all_reduce_naive(total, group=group)
+    return total
+
+
+test_wrong, test_right = ANSWERS.tests()
+
+
+def test_a_message_to_a_rank_that_does_not_exist():
+    """gloo reads past its list of ranks: what then happens differs from run to run."""
+    outcome = run_check("04.all_reduce", for_powers_of_two_only)
+    text = " ".join(str(outcome).split())
+    assert outcome.status in ("stuck", "crashed", "too slow")
+    assert "a rank that does not exist" in text or "such a rank" in text, text
+
+
+def test_hint_1_of_the_tuple_names_the_repair_that_is_none():
+    assert "`args=(n)` and `args=n`" in find_task("04.spot_the_tuple").hints[0]
+
+
+def test_each_task_has_wrong_and_right_answers():
+    wrong, right = ANSWERS.counts()
+    for task_id in wrong:
+        find_task(task_id)
+        assert wrong[task_id] >= 4  # three, besides the stub
+        assert right[task_id] >= 2
+    assert len(wrong) == 7

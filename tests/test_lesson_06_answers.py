@@ -1,0 +1,840 @@
+"""Lesson 06: what learners may hand in, and what they must be told."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from course_utils import costs
+from course_utils.checks import find_task
+from course_utils.from_scratch import ddp
+from tests.answers import Answers
+
+ANSWERS = Answers()
+
+# --------------------------------------------------------------- 06.predict_bucket
+
+
+ANSWERS.wrong("06.predict_bucket", "not attempted", "Set the answer")(...)
+ANSWERS.wrong("06.predict_bucket", "wrong", "Four layers are 24 MiB")(24)
+ANSWERS.wrong("06.predict_bucket", "wrong", "Gradients are not cut.")(25.0)
+ANSWERS.wrong("06.predict_bucket", "wrong", "That is the first bucket")(6)
+ANSWERS.wrong("06.predict_bucket", "wrong", "has a cap, too")(54)
+ANSWERS.wrong("06.predict_bucket", "wrong", "the one bucket of the first step")(60)
+ANSWERS.wrong("06.predict_bucket", "wrong", "not for a number of layers")(5)
+ANSWERS.right("06.predict_bucket")(30)
+ANSWERS.right("06.predict_bucket")(torch.tensor(30.0))
+
+# ------------------------------------------------------------- 06.broadcast_module
+
+
+@ANSWERS.wrong("06.broadcast_module", "not attempted", "still raises NotImplemented")
+def broadcast_stub(module):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "Buffers are part of the model, too")
+def parameters_only(module):
+    for parameter in module.parameters():
+        dist.broadcast(parameter.data, src=0)
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "`state_dict()` leaves it out")
+def by_state_dict(module):
+    for tensor in module.state_dict().values():
+        dist.broadcast(tensor, src=0)
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "Frozen parameters are not trained")
+def trained_ones_only(module):
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            dist.broadcast(parameter.data, src=0)
+    for buffer in module.buffers():
+        dist.broadcast(buffer, src=0)
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "That is the model of the last rank.")
+def from_the_last(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.data, src=dist.get_world_size() - 1)
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "Did you broadcast copies")
+def copies(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.detach().clone(), src=0)
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "these are new tensors")
+def new_parameters(module):
+    for child in (module, *module.modules()):
+        for name, parameter in list(child.named_parameters(recurse=False)):
+            value = parameter.detach().clone()
+            dist.broadcast(value, src=0)
+            setattr(child, name, nn.Parameter(value, parameter.requires_grad))
+    for buffer in module.buffers():
+        dist.broadcast(buffer, src=0)
+
+
+@ANSWERS.wrong("06.broadcast_module", "crashed", "also by those that receive")
+def sent_by_rank_0_only(module):
+    if dist.get_rank() == 0:
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.data, src=0)
+    dist.barrier()
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "It would work: but it is what you")
+def the_courses_own(module):
+    send = ddp.broadcast_module
+    send(module)
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "It would work: but it is what you")
+def torchs_wrapper(module):
+    nn.parallel.DistributedDataParallel(module)
+
+
+@ANSWERS.right("06.broadcast_module")
+def one_by_one(module):
+    for tensor in [*module.buffers(), *module.parameters()]:
+        dist.broadcast(tensor.data, 0)
+
+
+@ANSWERS.right("06.broadcast_module")
+@torch.no_grad()
+def by_all_reduce(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        if dist.get_rank() > 0:
+            tensor.zero_()
+        dist.all_reduce(tensor)
+
+
+@ANSWERS.right("06.broadcast_module")
+@torch.no_grad()
+def as_objects(module):
+    tensors = [*module.parameters(), *module.buffers()]
+    message = [[tensor.detach().clone() for tensor in tensors]]
+    dist.broadcast_object_list(message, src=0)
+    for tensor, value in zip(tensors, message[0], strict=True):
+        tensor.copy_(value)
+
+
+# ------------------------------------------------------------------ 06.cut_buckets
+
+
+@ANSWERS.wrong("06.cut_buckets", "not attempted", "still raises NotImplementedError")
+def cut_stub(nbytes, bucket_bytes, first_bucket_bytes):
+    raise NotImplementedError("Write your code here.")
+
+
+def cut(nbytes, caps, order, before=False):
+    """Cut in an order; caps says how large bucket i may get."""
+    buckets, members = [], []
+    for number in order:
+        held = sum(nbytes[i] for i in members)
+        if before and members and held + nbytes[number] > caps(len(buckets)):
+            buckets.append(members)
+            members = []
+        members.append(number)
+        held = sum(nbytes[i] for i in members)
+        if not before and held >= caps(len(buckets)):
+            buckets.append(members)
+            members = []
+    return buckets + [members] if members else buckets
+
+
+def from_the_end(nbytes):
+    return range(len(nbytes) - 1, -1, -1)
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "begin with the last parameter")
+def from_the_front(nbytes, bucket_bytes, first_bucket_bytes):
+    caps = [first_bucket_bytes] + [bucket_bytes] * len(nbytes)
+    return cut(nbytes, caps.__getitem__, range(len(nbytes)))
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "turned the list of buckets around")
+def turned_around(nbytes, bucket_bytes, first_bucket_bytes):
+    return from_the_front(nbytes, bucket_bytes, first_bucket_bytes)[::-1]
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "before it would pass its cap")
+def closed_before(nbytes, bucket_bytes, first_bucket_bytes):
+    caps = [first_bucket_bytes] + [bucket_bytes] * len(nbytes)
+    return cut(nbytes, caps.__getitem__, from_the_end(nbytes), before=True)
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "exactly its cap is closed, too")
+def must_be_more(nbytes, bucket_bytes, first_bucket_bytes):
+    caps = [first_bucket_bytes + 1] + [bucket_bytes + 1] * len(nbytes)
+    return cut(nbytes, caps.__getitem__, from_the_end(nbytes))
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "The first bucket has a cap of its own")
+def one_cap(nbytes, bucket_bytes, first_bucket_bytes):
+    return cut(nbytes, lambda i: bucket_bytes, from_the_end(nbytes))
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "All buckets have the first one's cap.")
+def always_the_first(nbytes, bucket_bytes, first_bucket_bytes):
+    return cut(nbytes, lambda i: first_bucket_bytes, from_the_end(nbytes))
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "The last bucket never got full")
+def rest_forgotten(nbytes, bucket_bytes, first_bucket_bytes):
+    buckets, members, held, cap = [], [], 0, first_bucket_bytes
+    for number in from_the_end(nbytes):
+        members.append(number)
+        held += nbytes[number]
+        if held >= cap:
+            buckets.append(members)
+            members, held, cap = [], 0, bucket_bytes
+    return buckets
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "There is an empty bucket.")
+def always_one_more(nbytes, bucket_bytes, first_bucket_bytes):
+    buckets, held, cap = [[]], 0, first_bucket_bytes
+    for number in from_the_end(nbytes):
+        buckets[-1].append(number)
+        held += nbytes[number]
+        if held >= cap:
+            buckets.append([])
+            held, cap = 0, bucket_bytes
+    return buckets
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "not for their bytes")
+def bytes_for_numbers(nbytes, bucket_bytes, first_bucket_bytes):
+    caps = [first_bucket_bytes] + [bucket_bytes] * len(nbytes)
+    buckets = cut(nbytes, caps.__getitem__, from_the_end(nbytes))
+    return [[nbytes[i] for i in bucket] for bucket in buckets]
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "the numbers count from the end")
+def counted_from_the_end(nbytes, bucket_bytes, first_bucket_bytes):
+    caps = [first_bucket_bytes] + [bucket_bytes] * len(nbytes)
+    return cut(nbytes[::-1], caps.__getitem__, range(len(nbytes)))
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "It would work: but it is what you build")
+def the_courses_formula(nbytes, bucket_bytes, first_bucket_bytes):
+    return costs.ddp_buckets(nbytes, cap=bucket_bytes, first_cap=first_bucket_bytes)
+
+
+@ANSWERS.right("06.cut_buckets")
+def with_caps(nbytes, bucket_bytes, first_bucket_bytes):
+    caps = [first_bucket_bytes] + [bucket_bytes] * len(nbytes)
+    return cut(nbytes, caps.__getitem__, from_the_end(nbytes))
+
+
+@ANSWERS.right("06.cut_buckets")
+def by_popping(nbytes, bucket_bytes, first_bucket_bytes):
+    left, cap, buckets = list(range(len(nbytes))), first_bucket_bytes, []
+    while left:
+        bucket = (left.pop(),)
+        while left and sum(nbytes[i] for i in bucket) < cap:
+            bucket += (left.pop(),)
+        buckets.append(bucket)
+        cap = bucket_bytes
+    return tuple(buckets)
+
+
+# ------------------------------------------------ 06.async_ddp, 06.spot_the_hook
+
+
+@ANSWERS.wrong("06.async_ddp", "not attempted", "still raises NotImplementedError")
+class Stub(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        raise NotImplementedError("Write your code here.")
+
+
+class Right(nn.Module):
+    """What the wrong answers below are made from, by changing one thing."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.requests = module, []
+        self.begin()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.send)
+
+    def begin(self):
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            dist.broadcast(tensor.data, src=0)
+
+    def send(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        self.requests.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def forward(self, *args):
+        return self.module(*args)
+
+    def finish(self):
+        for request in self.requests:
+            request.wait()
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "Not all ranks begin with the same model.")
+class NoStart(Right):
+    def begin(self):
+        pass
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "the buffers are each rank's own")
+class NoBuffers(Right):
+    def begin(self):
+        for parameter in self.module.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "That is the sum over the ranks.")
+class Sum(Right):
+    def send(self, parameter):
+        self.requests.append(dist.all_reduce(parameter.grad, async_op=True))
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "It is divided twice.")
+class Twice(Right):
+    def send(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        super().send(parameter)
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "the gradient is in its .grad")
+class SendsParameters(Right):
+    def send(self, parameter):
+        parameter.data /= dist.get_world_size()
+        self.requests.append(dist.all_reduce(parameter.data, async_op=True))
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "Did you reduce a copy")
+class ReducesACopy(Right):
+    def send(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        copy = parameter.grad.clone()
+        self.requests.append(dist.all_reduce(copy, async_op=True))
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "No all-reduce began during the backward.")
+class AfterTheBackward(Right):
+    def send(self, parameter):
+        pass
+
+    def finish(self):
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                Right.send(self, parameter)
+        super().finish()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "Pass async_op=True")
+class Synchronous(Right):
+    def send(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        dist.all_reduce(parameter.grad)
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "while an all-reduce was still under way")
+class NobodyWaits(Right):
+    def finish(self):
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "while an all-reduce was still under way")
+class WaitsForTheLast(Right):
+    def finish(self):
+        self.requests[-1].wait()
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "The list was never emptied")
+class NeverCleared(Right):
+    def finish(self):
+        for request in self.requests:
+            request.wait()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "began only when all gradients were there")
+class AllInTheLastHook(Right):
+    def __init__(self, module):
+        super().__init__(module)
+        self.there = []
+
+    def send(self, parameter):
+        self.there.append(parameter)
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        if len(self.there) == len(trained):
+            for one in self.there:
+                Right.send(self, one)
+            self.there.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "crashed", "it cannot have a hook")
+class HooksOnAll(Right):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.requests = module, []
+        self.begin()
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.send)
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "It would work: but it is what you build here")
+class TorchsOwn(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.wrapped = nn.parallel.DistributedDataParallel(module)
+
+    def forward(self, *args):
+        return self.wrapped(*args)
+
+    def finish(self):
+        pass
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "It would work: but it is what you build here")
+class TheCoursesUnderAnotherName(ddp.HookedDDP):
+    def finish(self):
+        self.wait()
+
+
+@ANSWERS.right("06.async_ddp")
+class HookByHook(Right):
+    pass
+
+
+@ANSWERS.right("06.async_ddp")
+class DividesAfterwards(Right):
+    def __init__(self, module):
+        super().__init__(module)
+        self.there = []
+
+    def send(self, parameter):
+        request = dist.all_reduce(parameter.grad, async_op=True)
+        self.there.append((parameter, request.get_future()))
+
+    def finish(self):
+        there, self.there = self.there, []
+        for parameter, future in there:
+            future.wait()
+            parameter.grad /= dist.get_world_size()
+
+
+@ANSWERS.right("06.async_ddp")
+class WithMeans(Right):
+    """ReduceOp.AVG, and closures instead of methods."""
+
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, requests = module, []
+        self.begin()
+
+        def send(parameter):
+            request = dist.all_reduce(
+                parameter.grad, op=dist.ReduceOp.AVG, async_op=True
+            )
+            requests.append(request)
+
+        def finish():
+            while requests:
+                requests.pop().wait()
+
+        self.finish_all = finish
+        for parameter in filter(lambda p: p.requires_grad, module.parameters()):
+            parameter.register_post_accumulate_grad_hook(send)
+
+    def finish(self):
+        self.finish_all()
+
+
+class Wrapped(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args):
+        return self.module(*args)
+
+
+@ANSWERS.wrong("06.spot_the_hook", "not attempted", "Repair the code")
+class CopiedDDP(Wrapped):
+    def __init__(self, module):
+        super().__init__(module)
+        self.gradients, self.requests = [], []
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, src=0)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.reduce)
+
+    def reduce(self, gradient):
+        self.gradients.append(gradient.data)
+        self.requests.append(dist.all_reduce(gradient.data, async_op=True))
+
+    def finish(self):
+        for gradient, request in zip(self.gradients, self.requests, strict=True):
+            request.wait()
+            gradient /= dist.get_world_size()
+
+
+class Repaired(CopiedDDP):
+    """Without its bugs; each answer below has one of them again."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0)
+
+    def reduce(self, parameter):
+        self.gradients.append(parameter.grad)
+        self.requests.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def finish(self):
+        super().finish()
+        self.gradients.clear()
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "the buffers are each rank's own")
+class BuffersStill(Repaired):
+    def __init__(self, module):
+        CopiedDDP.__init__(self, module)
+
+
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "It gets the *parameter*")
+class ParametersStill(Repaired):
+    def reduce(self, parameter):
+        CopiedDDP.reduce(self, parameter)
+
+
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "The list was never emptied")
+class ListsStill(Repaired):
+    def finish(self):
+        CopiedDDP.finish(self)
+
+
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "Lists and counters must be as new")
+class OnlyTheRequestsCleared(Repaired):
+    def finish(self):
+        for request in self.requests:
+            request.wait()
+        self.requests.clear()
+        for gradient in self.gradients:
+            gradient /= dist.get_world_size()
+
+
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "No all-reduce began during the backward.")
+class ReducedAtTheEnd(Repaired):
+    def reduce(self, parameter):
+        self.gradients.append(parameter.grad)
+
+    def finish(self):
+        for gradient in self.gradients:
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+        self.gradients.clear()
+
+
+@ANSWERS.right("06.spot_the_hook")
+class AllThree(Repaired):
+    pass
+
+
+@ANSWERS.right("06.spot_the_hook")
+class DividedFirst(Repaired):
+    def reduce(self, parameter):
+        parameter.grad.div_(dist.get_world_size())
+        self.requests.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def finish(self):
+        requests, self.requests = self.requests, []
+        for request in requests:
+            request.wait()
+
+
+# ----------------------------------------------------------------- 06.bucketed_ddp
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "not attempted", "still raises NotImplementedError")
+class BucketStub(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        raise NotImplementedError("Write your code here.")
+
+
+class Buckets(nn.Module):
+    """What the wrong answers below are made from, by changing one thing."""
+
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        self.module = module
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.data, src=0)
+        self.buckets = self.cut(
+            [p for p in module.parameters() if p.requires_grad], bucket_bytes
+        )
+        self.begin()
+        for number, bucket in enumerate(self.buckets):
+            for parameter in bucket:
+                self.hook_up(parameter, number)
+
+    def cut(self, trained, cap):
+        sizes = [4 * p.numel() for p in reversed(trained)]
+        buckets = costs.ddp_buckets(sizes, cap=cap, first_cap=cap)
+        return [[trained[-1 - place] for place in bucket] for bucket in buckets]
+
+    def hook_up(self, parameter, number):
+        parameter.register_post_accumulate_grad_hook(lambda p: self.ready(number))
+
+    def begin(self):
+        self.next, self.sent = 0, []
+        self.missing = [len(bucket) for bucket in self.buckets]
+
+    def ready(self, number):
+        self.missing[number] -= 1
+        while self.next < len(self.buckets) and self.missing[self.next] == 0:
+            self.send(self.buckets[self.next])
+            self.next += 1
+
+    def send(self, bucket):
+        flat = torch.cat([p.grad.flatten() for p in bucket]) / dist.get_world_size()
+        self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+    def forward(self, *args):
+        return self.module(*args)
+
+    def finish(self):
+        for bucket, flat, request in self.sent:
+            request.wait()
+            for p, part in zip(
+                bucket, flat.split([p.numel() for p in bucket]), strict=True
+            ):
+                p.grad.copy_(part.view_as(p))
+        self.begin()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "Each gradient travels by itself.")
+class OneByOne(Buckets):
+    def ready(self, number):
+        pass
+
+    def hook_up(self, parameter, number):
+        parameter.register_post_accumulate_grad_hook(lambda p: self.send([p]))
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "These are not the buckets of the task")
+class FromTheFront(Buckets):
+    def cut(self, trained, cap):
+        return super().cut(trained[::-1], cap)
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "they leave too late")
+class AllInTheLastHook2(Buckets):
+    def ready(self, number):
+        self.missing[number] -= 1
+        if not any(self.missing):
+            for bucket in self.buckets:
+                self.send(bucket)
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "No all-reduce began during the backward.")
+class InFinish(Buckets):
+    def ready(self, number):
+        pass
+
+    def finish(self):
+        for bucket in self.buckets:
+            self.send(bucket)
+        super().finish()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "That is the sum over the ranks.")
+class SumOfBuckets(Buckets):
+    def send(self, bucket):
+        flat = torch.cat([p.grad.flatten() for p in bucket])
+        self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "Some all-reduces began only in finish()")
+class LastInFinish(Buckets):
+    def ready(self, number):
+        self.missing[number] -= 1
+        last = len(self.buckets) - 1
+        while self.next < last and self.missing[self.next] == 0:
+            self.send(self.buckets[self.next])
+            self.next += 1
+
+    def finish(self):
+        self.send(self.buckets[-1])
+        super().finish()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "Did you reduce a copy")
+class NotWrittenBack(Buckets):
+    def finish(self):
+        for bucket, _, request in self.sent:
+            request.wait()
+            for parameter in bucket:
+                parameter.grad /= dist.get_world_size()
+        self.begin()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "they leave in the wrong order")
+class AsSoonAsFull(Buckets):
+    """On two orders of gradients it would mix up buckets; one alone shows it."""
+
+    def ready(self, number):
+        self.missing[number] -= 1
+        if self.missing[number] == 0:
+            self.send(self.buckets[number])
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "It would work: but it is what you build")
+class CoursesBuckets(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        self.model = ddp.DDP(module, bucket_bytes=bucket_bytes)
+
+    def forward(self, *args):
+        return self.model(*args)
+
+    def finish(self):
+        pass
+
+
+@ANSWERS.right("06.bucketed_ddp")
+class InBuckets(Buckets):
+    pass
+
+
+@ANSWERS.right("06.bucketed_ddp")
+class InPlace(Buckets):
+    """Flat tensors that live as long as the model; hooks copy into them."""
+
+    def __init__(self, module, bucket_bytes):
+        super().__init__(module, bucket_bytes)
+        sizes = [sum(p.numel() for p in bucket) for bucket in self.buckets]
+        self.flats = [torch.empty(size) for size in sizes]
+
+    def send(self, bucket):
+        flat = self.flats[self.next]
+        torch.cat([p.grad.reshape(-1) for p in bucket], out=flat)
+        request = dist.all_reduce(flat, async_op=True)
+        self.sent.append((bucket, flat, request))
+
+    def finish(self):
+        for bucket, flat, request in self.sent:
+            request.wait()
+            flat /= dist.get_world_size()
+            at = 0
+            for p in bucket:
+                p.grad = flat[at : at + p.numel()].view_as(p).clone()
+                at += p.numel()
+        self.begin()
+
+
+# ------------------------------------------------------------------- 06.accumulate
+
+
+@ANSWERS.wrong("06.accumulate", "not attempted", "still raises NotImplementedError")
+def accumulate_stub(model, micro_batches):
+    raise NotImplementedError("Write your code here.")
+
+
+def accumulated(model, micro_batches, k, quiet=lambda i, last: i < last):
+    last = len(micro_batches) - 1
+    for i, (inputs, labels) in enumerate(micro_batches):
+        with model.no_sync() if quiet(i, last) else contextlib.nullcontext():
+            (F.cross_entropy(model(inputs), labels) / k).backward()
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "It is k times too large")
+def not_divided(model, micro_batches):
+    accumulated(model, micro_batches, 1)
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "every micro-batch was sent")
+def always_sent(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches), lambda i, last: False)
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "Nothing was sent")
+def never_sent(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches), lambda i, last: True)
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "every micro-batch was sent")
+def forward_outside(model, micro_batches):
+    k = len(micro_batches)
+    for i, (inputs, labels) in enumerate(micro_batches):
+        loss = F.cross_entropy(model(inputs), labels) / k
+        with model.no_sync() if i < k - 1 else contextlib.nullcontext():
+            loss.backward()
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "once more")
+def divided_by_ranks_too(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches) * dist.get_world_size())
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "DDP has done that already")
+def divided_by_ranks(model, micro_batches):
+    accumulated(model, micro_batches, dist.get_world_size())
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "no zero_grad() in between")
+def zeroed_in_between(model, micro_batches):
+    for i in range(len(micro_batches)):
+        model.zero_grad()
+        accumulated(model, micro_batches[i : i + 1], 1)
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "not through `model.module`")
+def past_the_wrapper(model, micro_batches):
+    k = len(micro_batches)
+    for inputs, labels in micro_batches:
+        (F.cross_entropy(model.module(inputs), labels) / k).backward()
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "`optimizer.step()` is not part of it")
+def steps(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches))
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@ANSWERS.right("06.accumulate")
+def last_one_outside(model, micro_batches):
+    *others, last = micro_batches
+    with model.no_sync():
+        for inputs, labels in others:
+            (F.cross_entropy(model(inputs), labels) / len(micro_batches)).backward()
+    inputs, labels = last
+    (F.cross_entropy(model(inputs), labels) / len(micro_batches)).backward()
+
+
+@ANSWERS.right("06.accumulate")
+def by_switching(model, micro_batches):
+    k = len(micro_batches)
+    for i, (inputs, labels) in enumerate(micro_batches, 1):
+        model.require_backward_grad_sync = i == k
+        losses = F.cross_entropy(model(inputs), labels, reduction="sum")
+        losses.div(len(labels) * k).backward()
+
+
+test_wrong, test_right = ANSWERS.tests()
+
+
+def test_each_task_has_wrong_and_right_answers():
+    wrong, right = ANSWERS.counts()
+    for task_id in wrong:
+        find_task(task_id)
+        assert wrong[task_id] >= 4  # three, besides the stub
+        assert right[task_id] >= 2
+    assert len(wrong) == 7

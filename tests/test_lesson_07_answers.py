@@ -1,0 +1,528 @@
+"""What learners may hand in for the tasks of lesson 07, and what they are told."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from answers import Answers
+
+from course_utils import costs
+from course_utils.checks import find_task
+from course_utils.from_scratch import ring
+
+ANSWERS = Answers()
+
+
+def me():
+    return dist.get_rank(), dist.get_world_size()
+
+
+def exchange(outgoing, incoming, way=1):
+    """Send to the next rank and receive from the one before; way=-1: backwards."""
+    rank, n = me()
+    request = dist.isend(outgoing, (rank + way) % n)
+    dist.recv(incoming, (rank - way) % n)
+    request.wait()
+
+
+# ----------------------------------------------------------------- 07.predict_bytes
+
+for value, words in (
+    ((15, 3_750_000), "That is the reduce-scatter."),
+    ((30, 1_875_000), "a float32 has 4 bytes"),
+    ((32, 8_000_000), "Each half has n - 1 steps"),
+    ((30, 120_000_000), "one chunk, not the whole tensor"),
+    ((30, 7), "how many bytes does it have?"),
+    ((7_500_000, 30), "First the steps, then the bytes."),
+    ((1, 2), "Two halves with n - 1 steps each"),
+    (30, "a tuple was expected"),
+):
+    ANSWERS.wrong("07.predict_bytes", "wrong", words)(value)
+ANSWERS.wrong("07.predict_bytes", "not attempted", "Set the answer")(...)
+ANSWERS.right("07.predict_bytes")((30, 7_500_000))
+ANSWERS.right("07.predict_bytes")(torch.tensor([30, 7_500_000]))
+
+# ---------------------------------------------------------------- 07.reduce_scatter
+
+
+@ANSWERS.wrong("07.reduce_scatter", "not attempted", "NotImplementedError")
+def reduce_scatter_stub(chunks):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("07.reduce_scatter", "stuck", "nobody receives: start each send")
+def send_first(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        dist.send(chunks[(rank - step) % n], (rank + 1) % n)
+        dist.recv(incoming, (rank - 1) % n)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "modulo 2, +1 and -1 are the same")
+def off_by_one(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step + 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step) % n], incoming)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "recv into the chunk itself")
+def received_over_it(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        exchange(chunks[(rank - step) % n], chunks[(rank - step - 1) % n])
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "Another chunk is finished")
+def wrong_number(chunks):
+    reduce_scatter_ours(chunks)
+    return dist.get_rank()
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "It returned None.")
+def no_number(chunks):
+    reduce_scatter_ours(chunks)
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "That is not the number of a chunk.")
+def number_too_large(chunks):
+    reduce_scatter_ours(chunks)
+    return dist.get_rank() + 1
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "more steps than needed")
+def even_ranks_first(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        sending = chunks[(rank - step) % n]
+        if rank % 2 == 0:
+            dist.send(sending, (rank + 1) % n)
+            dist.recv(incoming, (rank - 1) % n)
+        else:
+            dist.recv(incoming, (rank - 1) % n)
+            dist.send(sending, (rank + 1) % n)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "but this is no ring")
+def directly(chunks):
+    rank, n = me()
+    incoming = torch.empty_like(chunks[rank])
+    for step in range(1, n):
+        to, source = (rank + step) % n, (rank - step) % n
+        request = dist.isend(chunks[to], to)
+        dist.recv(incoming, source)
+        request.wait()
+        chunks[rank] += incoming
+    return rank
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "isend and irecv return at once.")
+def not_waited(chunks, kept=[]):  # noqa: B006
+    """What is kept for ever is sent. Else gloo may drop it, and anything may happen."""
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        kept.append(dist.isend(chunks[(rank - step) % n], (rank + 1) % n))
+        dist.recv(incoming, (rank - 1) % n)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "It would work: but it is what you build")
+def the_courses_own(chunks):
+    ring.reduce_scatter_ring(chunks)
+    return (dist.get_rank() + 1) % dist.get_world_size()
+
+
+@ANSWERS.right("07.reduce_scatter")
+def reduce_scatter_ours(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step) % n], incoming)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.right("07.reduce_scatter")
+def ends_with_its_own(chunks):
+    """Begins one chunk further back, so that rank r finishes chunk r."""
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 2) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step - 1) % n], incoming)
+        mine.add_(incoming)
+    return torch.tensor(rank)
+
+
+@ANSWERS.right("07.reduce_scatter")
+def backwards(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        outgoing = chunks[(rank + step) % n]
+        mine = chunks[(rank + step + 1) % n]
+        incoming = torch.empty_like(mine)
+        works = [
+            dist.irecv(incoming, (rank + 1) % n),
+            dist.isend(outgoing, (rank - 1) % n),
+        ]
+        for work in works:
+            work.wait()
+        chunks[(rank + step + 1) % n] = mine + incoming
+    return (rank - 1) % n
+
+
+# -------------------------------------------------------------------- 07.all_gather
+
+
+@ANSWERS.wrong("07.all_gather", "not attempted", "NotImplementedError")
+def all_gather_stub(chunks, mine):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("07.all_gather", "stuck", "nobody receives: start each send")
+def gather_send_first(chunks, mine):
+    rank, n = me()
+    for step in range(n - 1):
+        dist.send(chunks[(mine - step) % n], (rank + 1) % n)
+        dist.recv(chunks[(mine - step - 1) % n], (rank - 1) % n)
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "not the own chunk again")
+def own_again_and_again(chunks, mine):
+    n = dist.get_world_size()
+    for step in range(n - 1):
+        incoming = torch.zeros(max(map(len, chunks)))
+        target = chunks[(mine - step - 1) % n]
+        exchange(chunks[mine], incoming[: len(chunks[(mine - 1) % n])])
+        target.copy_(incoming[: len(target)])
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "`mine` need not be rank + 1")
+def by_the_rank(chunks, mine):
+    rank, n = me()
+    for step in range(n - 1):
+        exchange(chunks[(rank + 1 - step) % n], chunks[(rank - step) % n])
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "Copy it, don't add.")
+def added_again(chunks, mine):
+    n = dist.get_world_size()
+    for step in range(n - 1):
+        target = chunks[(mine - step - 1) % n]
+        incoming = torch.empty_like(target)
+        exchange(chunks[(mine - step) % n], incoming)
+        target += incoming
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "The chunks are as they were.")
+def into_copies(chunks, mine):
+    n = dist.get_world_size()
+    copies = [chunk.clone() for chunk in chunks]
+    for step in range(n - 1):
+        exchange(copies[(mine - step) % n], copies[(mine - step - 1) % n])
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "but this is no ring")
+def to_everybody(chunks, mine):
+    rank, n = me()
+    for step in range(1, n):
+        request = dist.isend(chunks[mine], (rank + step) % n)
+        dist.recv(chunks[(mine - step) % n], (rank - step) % n)
+        request.wait()
+
+
+@ANSWERS.right("07.all_gather")
+def all_gather_ours(chunks, mine):
+    n = dist.get_world_size()
+    for step in range(n - 1):
+        exchange(chunks[(mine - step) % n], chunks[(mine - step - 1) % n])
+
+
+@ANSWERS.right("07.all_gather")
+def with_buffers(chunks, mine):
+    n = dist.get_world_size()
+    moving = chunks[mine]
+    for step in range(1, n):
+        incoming = torch.empty_like(chunks[(mine - step) % n])
+        exchange(moving, incoming)
+        chunks[(mine - step) % n] = moving = incoming
+
+
+@ANSWERS.right("07.all_gather")
+def gathered_backwards(chunks, mine):
+    n = dist.get_world_size()
+    for step in range(n - 1):
+        exchange(chunks[(mine + step) % n], chunks[(mine + step + 1) % n], way=-1)
+
+
+# -------------------------------------------------------------------- 07.all_reduce
+
+
+@ANSWERS.wrong("07.all_reduce", "not attempted", "NotImplementedError")
+def all_reduce_stub(tensor):
+    raise NotImplementedError("Write your code here.")
+
+
+def both_halves(chunks):
+    all_gather_ours(chunks, reduce_scatter_ours(chunks))
+
+
+@ANSWERS.wrong("07.all_reduce", "crashed", "`tensor_split(n)` always makes n pieces")
+def with_chunk(tensor):
+    flat = tensor.contiguous().view(-1)
+    both_halves(flat.chunk(dist.get_world_size()))
+    tensor.copy_(flat.view(tensor.shape))
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "`size // n` elements in each chunk")
+def rest_left_out(tensor):
+    flat, n = tensor.contiguous().view(-1), dist.get_world_size()
+    size = len(flat) // n
+    both_halves([flat[i * size : (i + 1) * size] for i in range(n)])
+    tensor.copy_(flat.view(tensor.shape))
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "The work was done on a copy")
+def copy_not_written_back(tensor):
+    flat = tensor.contiguous().view(-1)
+    both_halves(flat.tensor_split(dist.get_world_size()))
+
+
+@ANSWERS.wrong("07.all_reduce", "crashed", "The tensor has gaps")
+def view_only(tensor):
+    both_halves(tensor.view(-1).tensor_split(dist.get_world_size()))
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "The result is right, but too much is sent.")
+def without_chunks(tensor):
+    n, total = dist.get_world_size(), tensor.clone()
+    moving = tensor.contiguous().clone()
+    for _ in range(n - 1):
+        incoming = torch.empty_like(moving)
+        exchange(moving, incoming)
+        total += incoming
+        moving = incoming
+    tensor.copy_(total)
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "That is the mean.")
+def averaged(tensor):
+    flat = tensor.contiguous().view(-1)
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat.view(tensor.shape) / dist.get_world_size())
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "It would work: but it is what you build")
+def functional(tensor):
+    from torch.distributed import _functional_collectives as functional
+
+    tensor.copy_(functional.all_reduce(tensor, "sum", dist.group.WORLD))
+
+
+@ANSWERS.right("07.all_reduce")
+def split_and_both_halves(tensor):
+    flat = tensor.contiguous().view(-1)
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat.view(tensor.shape))
+
+
+@ANSWERS.right("07.all_reduce")
+def padded(tensor):
+    n = dist.get_world_size()
+    flat = tensor.reshape(-1)
+    missing = -len(flat) % n
+    whole = torch.cat([flat, flat.new_zeros(missing)])
+    both_halves(list(whole.view(n, -1)))
+    tensor.copy_(whole[: len(flat)].view(tensor.shape))
+
+
+@ANSWERS.right("07.all_reduce")
+def empty_messages_left_out(tensor):
+    """A rank knows whether the chunk that comes is empty: it sends one as large."""
+    rank, n = me()
+    flat = tensor.flatten().clone()
+    chunks = flat.tensor_split(n)
+    for step in range(2 * n - 2):
+        outgoing, arriving = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(arriving)
+        works = []
+        if len(outgoing):
+            works.append(dist.isend(outgoing, (rank + 1) % n))
+        if len(arriving):
+            works.append(dist.irecv(incoming, (rank - 1) % n))
+        for work in works:
+            work.wait()
+        if step < n - 1:
+            arriving += incoming
+        else:
+            arriving.copy_(incoming)
+    tensor.copy_(flat.reshape(tensor.shape))
+
+
+# ----------------------------------------------------------------- 07.spot_the_ring
+
+
+@ANSWERS.wrong("07.spot_the_ring", "not attempted", "Repair the code")
+def ring_that_hangs(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    left, right = (rank - 1) % n, (rank + 1) % n
+    chunks = tensor.chunk(n)
+    buffer = torch.empty_like(chunks[0])
+    for step in range(n - 1):
+        request = dist.isend(chunks[(rank - step) % n], right)
+        dist.recv(buffer, left)
+        request.wait()
+        chunks[(rank - step + 1) % n].add_(buffer)
+    for step in range(n - 1):
+        dist.send(chunks[(rank + 1 - step) % n], right)
+        dist.recv(chunks[(rank - step) % n], left)
+
+
+@ANSWERS.wrong("07.spot_the_ring", "stuck", "look for a `send` that all ranks make")
+def still_hangs(tensor):
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    reduce_scatter_ours(chunks)
+    for step in range(n - 1):
+        dist.send(chunks[(rank + 1 - step) % n], (rank + 1) % n)
+        dist.recv(chunks[(rank - step) % n], (rank - 1) % n)
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "Modulo 2, +1 and -1 are the same")
+def right_on_two(tensor):
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    for step in range(n - 1):
+        chunk = chunks[(rank - step + 1) % n]
+        incoming = torch.empty_like(chunk)
+        exchange(chunks[(rank - step) % n], incoming)
+        chunk += incoming
+    all_gather_ours(chunks, (rank + 1) % n)
+
+
+@ANSWERS.wrong("07.spot_the_ring", "crashed", "There are fewer chunks than ranks.")
+def still_chunk(tensor):
+    both_halves(tensor.chunk(dist.get_world_size()))
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "isend and irecv return at once.")
+def never_waited(tensor, kept=[]):  # noqa: B006
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    reduce_scatter_ours(chunks)
+    for step in range(n - 1):
+        kept.append(dist.isend(chunks[(rank + 1 - step) % n], (rank + 1) % n))
+        dist.recv(chunks[(rank - step) % n], (rank - 1) % n)
+
+
+@ANSWERS.right("07.spot_the_ring")
+def all_three_repaired(tensor):
+    both_halves(tensor.tensor_split(dist.get_world_size()))
+
+
+@ANSWERS.right("07.spot_the_ring")
+def one_buffer(tensor):
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    buffer = torch.empty_like(chunks[0])
+    for step in range(n - 1):
+        chunk = chunks[(rank - step - 1) % n]
+        exchange(chunks[(rank - step) % n], buffer[: len(chunk)])
+        chunk.add_(buffer[: len(chunk)])
+    all_gather_ours(chunks, (rank + 1) % n)
+
+
+# --------------------------------------------------------------------- 07.tree_wins
+
+
+@ANSWERS.wrong("07.tree_wins", "not attempted", "NotImplementedError")
+def tree_wins_stub(world_size, latency, bandwidth):
+    raise NotImplementedError("Write your code here.")
+
+
+def limit(n, latency, bandwidth, depth):
+    return latency * bandwidth * (n - 1 - depth) / (depth - (n - 1) / n)
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "rounded up: 1,000 ranks")
+def not_rounded(n, latency, bandwidth):
+    return 0 if n <= 3 else limit(n, latency, bandwidth, math.log2(n))
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "rounded *up*, not down")
+def rounded_down(n, latency, bandwidth):
+    return 0 if n <= 3 else limit(n, latency, bandwidth, int(math.log2(n)))
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "A tree has two ways, up and down")
+def tree_one_way(n, latency, bandwidth):
+    d, s = math.ceil(math.log2(n)), 2 * (n - 1)
+    return latency * bandwidth * (s - d) / (d - s / n)
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "Those are seconds.")
+def in_seconds(n, latency, bandwidth):
+    return limit(n, latency, 1.0, math.ceil(math.log2(n)))
+
+
+@ANSWERS.wrong("07.tree_wins", "crashed", "With two or three ranks")
+def divided_by_the_steps(n, latency, bandwidth):
+    d = math.ceil(math.log2(n))
+    return latency * bandwidth / ((d - (n - 1) / n) / (n - 1 - d))
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "It would work: but it is what you build")
+def looked_up(n, latency, bandwidth):
+    return costs.tree_wins_below(n, latency=latency, bandwidth=bandwidth)
+
+
+@ANSWERS.right("07.tree_wins")
+def solved(world_size, latency, bandwidth):
+    return limit(world_size, latency, bandwidth, math.ceil(math.log2(world_size)))
+
+
+@ANSWERS.right("07.tree_wins")
+def by_bisection(n, latency, bandwidth):
+    depth = (n - 1).bit_length()
+
+    def tree_is_faster(size):
+        tree = depth * (latency + size / bandwidth)
+        return tree < (n - 1) * (latency + size / n / bandwidth)
+
+    low, high = 0.0, 1.0
+    if not tree_is_faster(low):
+        return 0
+    while tree_is_faster(high):
+        high *= 2
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if tree_is_faster(middle) else (low, middle)
+    return low
+
+
+test_wrong, test_right = ANSWERS.tests()
+
+
+def test_each_task_has_wrong_and_right_answers():
+    wrong, right = ANSWERS.counts()
+    for task_id in wrong:
+        find_task(task_id)
+        assert wrong[task_id] >= 4  # three, besides the stub
+        assert right[task_id] >= 2
+    assert len(wrong) == 6
