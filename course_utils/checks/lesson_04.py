@@ -86,12 +86,30 @@ def messages_only():
 
         return checked
 
+    def to_a_rank_that_exists(name, original):
+        # gloo reads past the end of its list of ranks: a crash, a hang or a surprise.
+        def checked(group, tensors, peer, *args, **kwargs):
+            if not 0 <= peer < group.size():
+                raise ValueError(
+                    f"{name}: there is no rank {peer} among {group.size()}, which are "
+                    f"0 to {group.size() - 1}."
+                )
+            return original(group, tensors, peer, *args, **kwargs)
+
+        return checked
+
+    peers = {
+        (dist.ProcessGroup, name): vars(dist.ProcessGroup)[name]
+        for name in ("send", "recv")
+    }
     for (owner, name), original in originals.items():
         setattr(owner, name, guard(name, original))
+    for (owner, name), original in peers.items():
+        setattr(owner, name, to_a_rank_that_exists(name, original))
     try:
         yield
     finally:
-        for (owner, name), original in originals.items():
+        for (owner, name), original in (originals | peers).items():
             setattr(owner, name, original)
 
 
@@ -229,9 +247,9 @@ TO_ITSELF = Mistake(
     "own neighbour: it has nothing to send at all.",
 )
 NO_SUCH_RANK = Mistake(
-    when=lambda attempt: attempt.error == "SIGSEGV",
-    says="Is there such a rank? They go from 0 to world size - 1, and gloo does not "
-    "look: it can take the process down with it, or wait. Ask dist.get_world_size(); "
+    when=says("there is no rank"),
+    says="There is no such rank: they go from 0 to world size - 1. (Only the check "
+    "looks. gloo does not: it may crash, or wait for ever.) Ask dist.get_world_size(); "
     "for neighbours in a circle compute `% world_size`.",
 )
 STILL_BUSY = Mistake(
