@@ -275,7 +275,8 @@ FAULTS = {
     "raise everywhere": (
         2,
         """
-        import pathlib, sys, time, torch.distributed as dist
+        import pathlib, signal, sys, time, torch.distributed as dist
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # each comes to its own end
         dist.init_process_group("gloo")
         dist.barrier()
         pathlib.Path(sys.argv[1]).touch()
@@ -461,7 +462,8 @@ def test_a_crash_in_c_is_placed(outcomes):
 def test_a_syntax_error_is_shown_where_it_is(outcomes):
     error = outcomes["syntax"].error
     assert error.cause == "raised"
-    assert str(error).startswith("rank 0 raised SyntaxError: ")
+    # torchrun ends the slower rank, perhaps before it has come to the error.
+    assert re.match("rank [01] raised SyntaxError: ", str(error))
     assert re.search(r'syntax\.py", line 3\n +if True print\(1\)\n', str(error))
 
 

@@ -925,10 +925,11 @@ def test_ranks_that_fail_and_restart_use_up_no_descriptors(ranks):
     failure_of(ranks, "import os\nif rank == 1: os._exit(1)\ndist.barrier()")
     works(ranks)
     before = len(own_descriptors())
-    for _ in range(3):
+    for _ in range(4):
         failure_of(ranks, "import os\nif rank == 1: os._exit(1)\ndist.barrier()")
     works(ranks)
-    assert len(own_descriptors()) == before
+    # Not one for each failure. One or two may still be about to be closed.
+    assert len(own_descriptors()) < before + 4
 
 
 def test_many_cells_use_up_no_descriptors_on_the_ranks(ranks):
@@ -938,10 +939,12 @@ def test_many_cells_use_up_no_descriptors_on_the_ranks(ranks):
     failure_of(ranks, "if rank: 1 / 0\ndist.barrier()")
     works(ranks)
     before = ranks.run(count)
-    for _ in range(3):
+    for _ in range(4):
         failure_of(ranks, "if rank: 1 / 0\ndist.barrier()")
     works(ranks)
-    assert ranks.run(count) == before
+    # Not one for each failure. gloo closes those of an old group in its own time.
+    after = ranks.run(count)
+    assert all(new < old + 4 for new, old in zip(after, before, strict=True))
 
 
 # --------------------------------------------------------------------------- the magic
