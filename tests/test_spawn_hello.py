@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch.multiprocessing as mp
 
+from course_utils.child_errors import child_errors
 from course_utils.environment import ROOT
 from course_utils.workers import spawn_hello
-from course_utils.workers.child_errors import child_errors
 
 
 def test_as_a_script():

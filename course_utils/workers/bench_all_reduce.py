@@ -41,13 +41,10 @@ doc/PERFORMANCE.md (sizes, factors); src/common.cu (what is timed).
 
 import argparse
 import json
-import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from functools import reduce as fold
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -55,12 +52,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from course_utils import costs
-
-# torchrun tells each process who it is. Without torchrun there is only this one.
-RANK = int(os.environ.get("RANK", 0))
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # among the ranks of this machine
-LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+from course_utils.workers._group import RANK, WORLD_SIZE, join_group, stop
 
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
@@ -79,38 +71,6 @@ OPS = {
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 IN_PIECES = ("reduce_scatter", "all_gather", "all_to_all")
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", *IN_PIECES)
-
-
-def join_group(backend: str) -> torch.device:
-    """Meet the other ranks. Returns the device that this rank's tensors are on."""
-    gpus = torch.cuda.device_count()
-    if backend == "auto":
-        backend = "nccl" if gpus >= LOCAL_WORLD_SIZE else "gloo"
-    if backend == "nccl":
-        if gpus < LOCAL_WORLD_SIZE:
-            stop(
-                f"nccl needs a GPU for each rank: this machine has {gpus}, "
-                f"for {LOCAL_WORLD_SIZE} ranks. Use --backend gloo."
-            )
-        device = torch.device("cuda", LOCAL_RANK)
-        torch.cuda.set_device(device)  # or every rank would use the first GPU
-    else:
-        device = torch.device("cpu")
-        torch.set_num_threads(1)  # the ranks share the cores
-        if WORLD_SIZE == LOCAL_WORLD_SIZE and sys.platform in ("linux", "darwin"):
-            # One machine: meet on its loopback interface. gloo would look up the
-            # machine's own name, which fails on many laptops.
-            loopback = "lo" if sys.platform == "linux" else "lo0"
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    gpu = device if backend == "nccl" else None
-    if "RANK" in os.environ:
-        dist.init_process_group(backend, device_id=gpu)
-    else:
-        store = dist.HashStore()
-        dist.init_process_group(
-            backend, store=store, rank=0, world_size=1, device_id=gpu
-        )
-    return device
 
 
 def call(collective: str, array: Tensor, result: Tensor, op: dist.ReduceOp) -> None:
@@ -305,13 +265,6 @@ def parse_size(text: str) -> int:
     return int(found[1]) * 1024 ** " KMG".index(found[2] or " ")
 
 
-def stop(message: str) -> NoReturn:
-    """Rank 0 says why it ends. The others wait: torchrun ends them when it has gone."""
-    if RANK != 0:
-        time.sleep(30)
-    sys.exit(f"bench_all_reduce: {message}")
-
-
 @record  # torchrun's report of a failure then has the traceback
 def main() -> None:
     args = parse_arguments()
@@ -321,7 +274,7 @@ def main() -> None:
             file = open(args.json, "w")
         except OSError as error:
             stop(f"--json {args.json}: {error.strerror}")
-    device = join_group(args.backend)
+    device = join_group(args.backend, bind=True)
     wrong = run(args, device, file)
     dist.destroy_process_group()
     if file:

@@ -24,11 +24,9 @@ after. Every rank checks that it has got what it should.
 
 import argparse
 import math
-import os
 import sys
-import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,44 +36,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from course_utils import costs
 from course_utils.from_scratch import collectives as by_hand
-
-# torchrun tells each process who it is. Without torchrun there is only this one.
-RANK = int(os.environ.get("RANK", 0))
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # among the ranks of this machine
-LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-
-def join_group(backend: str) -> torch.device:
-    """Meet the other ranks. Returns the device that this rank's tensors are on."""
-    gpus = torch.cuda.device_count()
-    if backend == "auto":
-        backend = "nccl" if gpus >= LOCAL_WORLD_SIZE else "gloo"
-    if backend == "nccl":
-        if gpus < LOCAL_WORLD_SIZE:
-            stop(
-                f"nccl needs a GPU for each rank: this machine has {gpus}, "
-                f"for {LOCAL_WORLD_SIZE} ranks. Use --backend gloo."
-            )
-        device = torch.device("cuda", LOCAL_RANK)
-        torch.cuda.set_device(device)  # or every rank would use the first GPU
-    else:
-        device = torch.device("cpu")
-        torch.set_num_threads(1)  # the ranks share the cores
-        if WORLD_SIZE == LOCAL_WORLD_SIZE and sys.platform in ("linux", "darwin"):
-            # One machine: meet on its loopback interface. gloo would look up the
-            # machine's own name, which fails on many laptops.
-            loopback = "lo" if sys.platform == "linux" else "lo0"
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    gpu = device if backend == "nccl" else None
-    if "RANK" in os.environ:
-        dist.init_process_group(backend, device_id=gpu)
-    else:
-        store = dist.HashStore()
-        dist.init_process_group(
-            backend, store=store, rank=0, world_size=1, device_id=gpu
-        )
-    return device
+from course_utils.workers._group import RANK, WORLD_SIZE, join_group, stop
 
 
 def run_all(use: Any, device: torch.device) -> Iterator[tuple[str, Any, Any, Any]]:
@@ -204,13 +165,6 @@ def main_table(args: argparse.Namespace, device: torch.device) -> list[str]:
     return lines
 
 
-def stop(message: str) -> NoReturn:
-    """Rank 0 says why it ends. The others wait: torchrun ends them when it has gone."""
-    if RANK != 0:
-        time.sleep(30)
-    sys.exit(f"collectives: {message}")
-
-
 @record  # torchrun's report of a failure then has the traceback
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -221,7 +175,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.by_hand and args.backend == "nccl":
         stop("--by-hand is for CPU tensors: use --backend gloo with it")
-    device = join_group("gloo" if args.by_hand else args.backend)
+    device = join_group("gloo" if args.by_hand else args.backend, bind=True)
     for line in main_table(args, device):
         print(line)
     dist.destroy_process_group()

@@ -33,10 +33,8 @@ starts a job and restarts it.)
 import argparse
 import json
 import os
-import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -50,40 +48,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from course_utils.data import NAMES, DataError, load_data
-
-# torchrun tells each process who it is. Without torchrun there is only this one.
-RANK = int(os.environ.get("RANK", 0))
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # among the ranks of this machine
-LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-
-def join_group(backend: str) -> torch.device:
-    """Meet the other ranks. Returns the device that this rank computes on."""
-    gpus = torch.cuda.device_count()
-    if backend == "auto":
-        backend = "nccl" if gpus >= LOCAL_WORLD_SIZE else "gloo"
-    if backend == "nccl":
-        if gpus < LOCAL_WORLD_SIZE:
-            stop(
-                f"nccl needs a GPU for each rank: this machine has {gpus}, "
-                f"for {LOCAL_WORLD_SIZE} ranks. Use --backend gloo."
-            )
-        device = torch.device("cuda", LOCAL_RANK)
-        torch.cuda.set_device(device)  # or every rank would use the first GPU
-    else:
-        device = torch.device("cpu")
-        torch.set_num_threads(1)  # the ranks share the cores
-        if WORLD_SIZE == LOCAL_WORLD_SIZE and sys.platform in ("linux", "darwin"):
-            # One machine: meet on its loopback interface. gloo would look up the
-            # machine's own name, which fails on many laptops.
-            loopback = "lo" if sys.platform == "linux" else "lo0"
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    return device
+from course_utils.workers._group import LOCAL_RANK, RANK, WORLD_SIZE, join_group, stop
 
 
 def make_model(height: int, width: int) -> nn.Module:
@@ -260,13 +225,6 @@ def parse_arguments() -> argparse.Namespace:
             stop(f"{args.checkpoint} exists: add --resume to go on from it, or move it")
         args.checkpoint.parent.mkdir(parents=True, exist_ok=True)
     return args
-
-
-def stop(message: str) -> NoReturn:
-    """Rank 0 says why it ends. The others wait: torchrun ends them when it has gone."""
-    if RANK != 0:
-        time.sleep(30)
-    sys.exit(f"train_ddp: {message}")
 
 
 @record  # torchrun's report of a failure then has the traceback

@@ -1,0 +1,57 @@
+"""What all worker scripts begin and end with: who am I, meet the others, give up."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+# torchrun tells each process who it is. Without torchrun there is only this one.
+RANK = int(os.environ.get("RANK", 0))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # among the ranks of this machine
+LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def join_group(backend: str, *, bind: bool = False) -> torch.device:
+    """Meet the other ranks. Returns the device that this rank computes on.
+
+    `bind`: tell nccl at once which GPU is this rank's, so that it connects here and not
+    in the first collective.
+    """
+    gpus = torch.cuda.device_count()
+    if backend == "auto":
+        backend = "nccl" if gpus >= LOCAL_WORLD_SIZE else "gloo"
+    if backend == "nccl":
+        if gpus < LOCAL_WORLD_SIZE:
+            stop(
+                f"nccl needs a GPU for each rank: this machine has {gpus}, "
+                f"for {LOCAL_WORLD_SIZE} ranks. Use --backend gloo."
+            )
+        device = torch.device("cuda", LOCAL_RANK)
+        torch.cuda.set_device(device)  # or every rank would use the first GPU
+    else:
+        device = torch.device("cpu")
+        torch.set_num_threads(1)  # the ranks share the cores
+        if WORLD_SIZE == LOCAL_WORLD_SIZE and sys.platform in ("linux", "darwin"):
+            # One machine: meet on its loopback interface. gloo would look up the
+            # machine's own name, which fails on many laptops.
+            loopback = "lo" if sys.platform == "linux" else "lo0"
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    gpu = device if bind and backend == "nccl" else None
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, device_id=gpu)
+    else:  # a group of one
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group(backend, **alone, device_id=gpu)
+    return device
+
+
+def stop(message: str) -> NoReturn:
+    """Rank 0 says why it ends. The others wait: torchrun ends them when it has gone."""
+    if RANK != 0:
+        time.sleep(30)
+    sys.exit(f"{Path(sys.argv[0]).stem}: {message}")
