@@ -18,6 +18,7 @@ second.
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from course_utils import costs
+from course_utils.messages import P2P, put_back
 
 # ------------------------------------------------------------------------ measuring
 
@@ -208,9 +210,8 @@ class EmulatedLink:
         self._out = self._in = 0.0  # when this rank's two ways are free again
         self._overslept = 0.0
         group = dist.ProcessGroup
-        self._real = {name: getattr(group, name) for name in _REPLACED}
-        # What __exit__ puts back: unlike the functions, these become methods.
-        self._methods = {name: vars(group)[name] for name in _REPLACED}
+        self._until_exit = ExitStack()
+        self._real = self._until_exit.enter_context(put_back(group, P2P))
         EmulatedLink._active = True
         # Functions of the class, so that they are called with the group.
         group.send = lambda *args, **kwargs: self._send(*args, **kwargs)
@@ -219,8 +220,7 @@ class EmulatedLink:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for name, method in self._methods.items():
-            setattr(dist.ProcessGroup, name, method)
+        self._until_exit.close()
         EmulatedLink._active = False
 
     # Parameters have the names that they have in torch, and may be given by name.
@@ -273,9 +273,6 @@ class EmulatedLink:
             while (left := until - time.monotonic()) > 0:
                 time.sleep(left)
             self._overslept = time.monotonic() - until
-
-
-_REPLACED = ("send", "recv", "recv_anysource")
 
 
 class _Message:

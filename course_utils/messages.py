@@ -14,7 +14,7 @@ them. A collective of PyTorch's own sends its messages in C++: these are not see
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -46,6 +46,25 @@ class Message(NamedTuple):
     nbytes: int
 
 
+# Where all of torch's functions end that send or receive a message.
+P2P = ("send", "recv", "recv_anysource")
+
+
+@contextmanager
+def put_back(owner: Any, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yields these attributes of a class or module; afterwards they are as before.
+
+    They are taken as they lie in it. What getattr() makes of a method of
+    `ProcessGroup` would no longer bind, once it is put back.
+    """
+    originals = {name: vars(owner)[name] for name in names}
+    try:
+        yield originals
+    finally:
+        for name, original in originals.items():
+            setattr(owner, name, original)
+
+
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
     """Note this rank's sends, receives and waits, until the block ends.
@@ -54,16 +73,6 @@ def recorded() -> Iterator[list[Call]]:
     """
     calls: list[Call] = []
     works: list[tuple[Any, Any]] = []  # the group and the request of each
-    originals = {
-        # As they lie in the class: a lookup would bind them in another way.
-        (owner, name): vars(owner)[name]
-        for owner, name in (
-            (dist.ProcessGroup, "send"),
-            (dist.ProcessGroup, "recv"),
-            (dist.ProcessGroup, "recv_anysource"),
-            (dist.Work, "wait"),
-        )
-    }
 
     def note(kind: str, group: Any, tensors: Sequence[Any], peer: int, work: Any):
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -74,19 +83,19 @@ def recorded() -> Iterator[list[Call]]:
 
     # Parameters are named as PyTorch's are, which may be called by name.
     def send(group, tensors, dstRank, tag=0):
-        work = originals[dist.ProcessGroup, "send"](group, tensors, dstRank, tag)
+        work = group_methods["send"](group, tensors, dstRank, tag)
         return note("send", group, tensors, dstRank, work)
 
     def recv(group, tensors, srcRank, tag=0):
-        work = originals[dist.ProcessGroup, "recv"](group, tensors, srcRank, tag)
+        work = group_methods["recv"](group, tensors, srcRank, tag)
         return note("recv", group, tensors, srcRank, work)
 
     def recv_anysource(group, tensors, tag=0):
-        original = originals[dist.ProcessGroup, "recv_anysource"]
+        original = group_methods["recv_anysource"]
         return note("recv", group, tensors, -1, original(group, tensors, tag))
 
     def wait(work, *args, **kwargs):
-        done = originals[dist.Work, "wait"](work, *args, **kwargs)
+        done = work_methods["wait"](work, *args, **kwargs)
         for number, (group, known) in enumerate(works):
             if known is not work:
                 continue
@@ -98,14 +107,15 @@ def recorded() -> Iterator[list[Call]]:
             calls.append(Call("wait", number))
         return done
 
-    replacements = (send, recv, recv_anysource, wait)
-    for (owner, name), replacement in zip(originals, replacements, strict=True):
-        setattr(owner, name, replacement)
-    try:
+    with (
+        put_back(dist.ProcessGroup, P2P) as group_methods,
+        put_back(dist.Work, ("wait",)) as work_methods,
+    ):
+        dist.ProcessGroup.send = send
+        dist.ProcessGroup.recv = recv
+        dist.ProcessGroup.recv_anysource = recv_anysource
+        dist.Work.wait = wait
         yield calls
-    finally:
-        for (owner, name), original in originals.items():
-            setattr(owner, name, original)
 
 
 def in_steps(calls_by_rank: Sequence[Sequence[Call]]) -> list[Message]:

@@ -61,6 +61,8 @@ def snapshots(tensor: "Tensor") -> "Iterator[list[Moment]]":
     """
     import torch.distributed as dist
 
+    from course_utils.messages import P2P, put_back
+
     if not tensor.is_contiguous():
         raise ValueError(
             "The tensor has gaps between its elements, so a ring sends parts of a copy "
@@ -69,10 +71,6 @@ def snapshots(tensor: "Tensor") -> "Iterator[list[Moment]]":
     flat = tensor.detach().view(-1)
     moments: list[Moment] = []
     called = {"send": 0, "recv": 0}
-    names = ("send", "recv", "recv_anysource")
-    methods = {name: getattr(dist.ProcessGroup, name) for name in names}
-    # What is put back is what was in the class: getattr has unpacked it.
-    originals = {name: vars(dist.ProcessGroup)[name] for name in names}
 
     def note(kind: str, other: str) -> None:
         if called[kind] > called[other]:
@@ -101,14 +99,11 @@ def snapshots(tensor: "Tensor") -> "Iterator[list[Moment]]":
         note("recv", "send")
         return methods["recv_anysource"](group, tensors, tag)
 
-    replacements = {"send": send, "recv": recv, "recv_anysource": recv_anysource}
-    for name, replacement in replacements.items():
-        setattr(dist.ProcessGroup, name, replacement)
-    try:
+    with put_back(dist.ProcessGroup, P2P) as methods:
+        dist.ProcessGroup.send = send
+        dist.ProcessGroup.recv = recv
+        dist.ProcessGroup.recv_anysource = recv_anysource
         yield moments
-    finally:
-        for name, original in originals.items():
-            setattr(dist.ProcessGroup, name, original)
     moments.append(Moment(flat.tolist()))
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils.checks.compare import difference
 from course_utils.checks.devices import on_gpus
 from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.mistakes import says, wrong_in
 from course_utils.checks.task import Mistake, Task
 
 OURS = "course_utils.from_scratch.data_parallel"
@@ -84,26 +84,9 @@ def gradients_after(number, tensors):
     return [tensor.grad for tensor in tensors]
 
 
-def is_wrong_in(part):
-    """Is this (or what begins so) the first part that is not as expected?"""
-
-    def test(attempt):
-        for key, want in attempt.expected.items():
-            if difference(attempt.got[key], want, 1e-5) is not None:
-                return key.startswith(part)
-        return False
-
-    return test
-
-
 def rows_in(text):
     """9 of "9 rows": what a case says is read by the learner, too."""
     return int(text.partition(" ")[0])
-
-
-def says(text):
-    """Does the error say this?"""
-    return lambda attempt: text in attempt.message
 
 
 # ---------------------------------------------------------------------------- scatter
@@ -259,12 +242,12 @@ SCATTER = Task(
             "belongs on device `target_gpus[i]`.",
         ),
         Mistake(
-            when=is_wrong_in("devices"),
+            when=wrong_in("devices"),
             says="The rows are right, but not where they are: part i belongs on "
             "device `target_gpus[i]`.",
         ),
         Mistake(
-            when=is_wrong_in("gradients"),
+            when=wrong_in("gradients"),
             says="The values are right, but the gradients do not find their way back "
             "to the inputs. `.to(device)` and `chunk` can be differentiated. "
             "`detach`, `.data`, `torch.tensor(...)` and `no_grad` cut the graph.",
@@ -437,11 +420,11 @@ GATHER = Task(
             "list for lists, a dict with the same keys for dicts, None for None.",
         ),
         Mistake(
-            when=is_wrong_in("device"),
+            when=wrong_in("device"),
             says="The values are right, but on another device than `target_device`.",
         ),
         Mistake(
-            when=is_wrong_in("gradients"),
+            when=wrong_in("gradients"),
             says="The values are right, but the gradients do not find their way back "
             "to the outputs. `.to(device)` and `torch.cat` can be differentiated. "
             "`detach`, `.data`, `torch.tensor(...)` and `no_grad` cut the graph.",
@@ -603,24 +586,24 @@ REPLICATE = Task(
     instead="Copy the tensors with `.to(device)`.",
     mistakes=(
         Mistake(
-            when=is_wrong_in("the network has its parameters"),
+            when=wrong_in("the network has its parameters"),
             says="Afterwards the network has other parameters than before. A shallow "
             "copy (`copy.copy`) of a module shares the dictionaries `_parameters`, "
             "`_buffers` and `_modules` with it: what you put into the replica, you put "
             "into the network. Give the replica dictionaries of its own.",
         ),
         Mistake(
-            when=is_wrong_in("device of the network"),
+            when=wrong_in("device of the network"),
             says="The network itself has moved. `module.to(device)` changes the module "
             "that it is called on, and returns it: your list holds one and the same "
             "network several times. (A tensor's `.to` does return a copy.)",
         ),
         Mistake(
-            when=is_wrong_in("replicas"),
+            when=wrong_in("replicas"),
             says="Return a list, with one replica for each device.",
         ),
         Mistake(
-            when=is_wrong_in("devices of the replicas"),
+            when=wrong_in("devices of the replicas"),
             says="Replica i must be a module like the network, with all its weights "
             "and buffers on `devices[i]`.",
         ),
@@ -639,7 +622,7 @@ REPLICATE = Task(
             "`parameter.to(device)`, without `detach`, `.data` or `no_grad`.",
         ),
         Mistake(
-            when=is_wrong_in("last.weight is first.weight"),
+            when=wrong_in("last.weight is first.weight"),
             says="In this network two layers share one weight, and in a replica they "
             "must share it, too. You copied it once for each layer. Copy each tensor "
             "of `network.parameters()` once, and keep the copies in a dict.",
@@ -651,7 +634,7 @@ REPLICATE = Task(
             "kept. There, `buffer.to(device)` is no copy: it is the buffer itself.",
         ),
         Mistake(
-            when=is_wrong_in("gradient of "),
+            when=wrong_in("gradient of "),
             says="The gradients of all replicas must add up in the network.",
         ),
         Mistake(
@@ -813,7 +796,7 @@ PARALLEL_APPLY = Task(
             when=lambda attempt: (
                 sorted(map(str, attempt.got["outputs"]))
                 == sorted(map(str, attempt.expected["outputs"]))
-                and is_wrong_in("outputs")(attempt)
+                and wrong_in("outputs")(attempt)
             ),
             says="These are the right outputs in another order: that in which the "
             "threads came to their end. Output i belongs to module i.",
@@ -834,13 +817,13 @@ PARALLEL_APPLY = Task(
             "write it into a list, at the place of the module.",
         ),
         Mistake(
-            when=is_wrong_in("current devices"),
+            when=wrong_in("current devices"),
             says="The outputs are right, but in a thread the current device was not "
             'its own: what the module makes with device="cuda" would land on the '
             "wrong GPU. Use `with torch.cuda.device(devices[i]):` in the thread.",
         ),
         Mistake(
-            when=is_wrong_in("gradients wanted"),
+            when=wrong_in("gradients wanted"),
             says="The caller is under torch.no_grad(), and the threads are not: each "
             "thread has that setting for itself. Ask torch.is_grad_enabled() before "
             "you start them, and use `with torch.set_grad_enabled(...)` in the thread.",
@@ -994,17 +977,17 @@ DATA_PARALLEL = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("device of the output")(attempt) and attempt.args[3] is None
+                wrong_in("device of the output")(attempt) and attempt.args[3] is None
             ),
             says="Without an output_device, the outputs are gathered on the first "
             "device of device_ids, which need not be cuda:0.",
         ),
         Mistake(
-            when=is_wrong_in("device of the output"),
+            when=wrong_in("device of the output"),
             says="The output is right, but not on `output_device`.",
         ),
         Mistake(
-            when=is_wrong_in("rows on each device"),
+            when=wrong_in("rows on each device"),
             says="The output is right, but the rows are spread in another way: part i "
             "is for device_ids[i].",
         ),
@@ -1017,7 +1000,7 @@ DATA_PARALLEL = Task(
             "that. They are not added and not averaged.",
         ),
         Mistake(
-            when=is_wrong_in("gradient of "),
+            when=wrong_in("gradient of "),
             says="The output is right, but the gradients in the module are not. Do all "
             "replicas come from `replicate`, and is nothing detached?",
         ),
@@ -1153,19 +1136,19 @@ SPOT_THE_MEAN = Task(
         Mistake(
             when=lambda attempt: (
                 attempt.got["outputs of all rows sent to GPU 0"] is True
-                and not is_wrong_in("loss")(attempt)
+                and not wrong_in("loss")(attempt)
             ),
             says="The loss is right. But the outputs of all rows travel to GPU 0 "
             "again: that is what the loss inside forward was to avoid. Return one "
             "number for each row, or for each GPU.",
         ),
         Mistake(
-            when=lambda attempt: is_wrong_in("rows on each GPU")(attempt),
+            when=lambda attempt: wrong_in("rows on each GPU")(attempt),
             says="The loss is right, but the batch is not spread over the GPUs any "
             "more. Keep nn.DataParallel.",
         ),
         Mistake(
-            when=lambda attempt: is_wrong_in("gradient of the weight")(attempt),
+            when=lambda attempt: wrong_in("gradient of the weight")(attempt),
             says="The loss is right, but the gradients are not those of this loss. "
             "Call `loss.backward()` on the loss that you return.",
         ),

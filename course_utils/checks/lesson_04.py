@@ -1,15 +1,12 @@
 """Lesson 04, processes and collectives: the tasks of its exercise."""
 
 import contextlib
-import itertools
 import math
 import multiprocessing.context
 import os
 import pickle
-import sys
 import tempfile
 import time
-import traceback
 import warnings
 
 import torch
@@ -18,172 +15,27 @@ import torch.multiprocessing as mp
 
 from course_utils.checks.compare import difference, plain
 from course_utils.checks.inputs import whole_numbers
-from course_utils.checks.on_rank import ForbiddenCall
+from course_utils.checks.messages import (
+    INSTEAD,
+    NO_SUCH_RANK,
+    NOT_WAITED_FOR,
+    OTHER_SIZE,
+    OURS,
+    POLLED,
+    STILL_BUSY,
+    TO_ITSELF,
+    WAITED,
+    all_waited_for,
+    collectives_in,
+    told_by_all,
+    waits,
+    watched,
+)
+from course_utils.checks.mistakes import is_wrong, says
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
-from course_utils.from_scratch import collectives, ring
-from course_utils.messages import in_steps, recorded
-from course_utils.ranks.report import INNER_NAMES, is_learners, place
+from course_utils.messages import P2P, in_steps, put_back
 
-# ------------------------------------------------------ what may not be called here
-
-
-def public(module):
-    """The full names of the functions and classes that a module has of its own."""
-    return tuple(
-        f"{module.__name__}.{name}"
-        for name, value in vars(module).items()
-        if callable(value) and not name.startswith("_")
-        if value.__module__ == module.__name__
-    )
-
-
-# What the course itself has built from messages. PyTorch's own collectives, and what
-# the course builds from those, are noticed below, where all ways to them end.
-OURS = tuple(
-    name
-    for name in public(collectives) + public(ring)
-    if not name.endswith(".barrier")  # it moves no data
-)
-BEGINNINGS = (
-    *("_allgather", "_reduce_scatter", "all_gather", "all_reduce", "all_to_all"),
-    *("allgather", "allreduce", "alltoall", "broadcast", "gather", "reduce_scatter"),
-    "scatter",
-)
-INSTEAD = "Build it from send and recv, or isend and irecv."
-
-
-def collectives_in(owner):
-    """The names of the collectives among its attributes."""
-    names = (name for name in dir(owner) if callable(getattr(owner, name)))
-    return [name for name in names if name.startswith(BEGINNINGS) or name == "reduce"]
-
-
-@contextlib.contextmanager
-def messages_only():
-    """Stop the learner's code where it calls a collective, under whatever name.
-
-    All functions of torch.distributed end in a method of a process group. Only the
-    functional collectives go another way, to operators.
-    """
-    functional = torch.ops._c10d_functional
-    operators = ("all_reduce", "all_reduce_", "broadcast", "broadcast_")
-    operators += (
-        "all_gather_into_tensor",
-        "reduce_scatter_tensor",
-        "all_to_all_single",
-    )
-    originals = {
-        (dist.ProcessGroup, name): vars(dist.ProcessGroup)[name]
-        for name in collectives_in(dist.ProcessGroup)
-    } | {(functional, name): getattr(functional, name) for name in operators}
-
-    def guard(name, original):
-        def checked(*args, **kwargs):
-            called = call_of_learner(name)
-            if called:
-                raise ForbiddenCall(called)
-            return original(*args, **kwargs)
-
-        return checked
-
-    def to_a_rank_that_exists(name, original):
-        # gloo reads past the end of its list of ranks: a crash, a hang or a surprise.
-        def checked(group, tensors, peer, *args, **kwargs):
-            if not 0 <= peer < group.size():
-                raise ValueError(
-                    f"{name}: there is no rank {peer} among {group.size()}, which are "
-                    f"0 to {group.size() - 1}."
-                )
-            return original(group, tensors, peer, *args, **kwargs)
-
-        return checked
-
-    peers = {
-        (dist.ProcessGroup, name): vars(dist.ProcessGroup)[name]
-        for name in ("send", "recv")
-    }
-    for (owner, name), original in originals.items():
-        setattr(owner, name, guard(name, original))
-    for (owner, name), original in peers.items():
-        setattr(owner, name, to_a_rank_that_exists(name, original))
-    try:
-        yield
-    finally:
-        for (owner, name), original in (originals | peers).items():
-            setattr(owner, name, original)
-
-
-def call_of_learner(name):
-    """What the learner's code has called, and where: "all_gather, line 3 of ..."."""
-    for frame, line in traceback.walk_stack(sys._getframe(2)):
-        file = frame.f_code.co_filename
-        if is_learners(file):
-            return f"{name}, {place(file, line)}"
-        if file == __file__:
-            return ""  # a check has called it
-        if frame.f_code.co_name not in INNER_NAMES:
-            name = frame.f_code.co_name
-    return f"{name}, in a thread"
-
-
-POLLS_SECONDS = 1.0  # no message here is under way for as long
-
-
-class PolledInVain(RuntimeError):
-    """The learner's code asks again and again what is never answered with yes."""
-
-
-@contextlib.contextmanager
-def no_endless_polls():
-    """Stop code that polls `is_completed()`, which gloo answers after wait() only."""
-    original, began = dist.Work.is_completed, {}
-
-    def is_completed(work):
-        done = original(work)
-        start = began.setdefault(id(work), (work, time.monotonic()))[1]
-        if not done and time.monotonic() - start > POLLS_SECONDS:
-            raise PolledInVain("is_completed() has returned False for a second.")
-        return done
-
-    dist.Work.is_completed = is_completed
-    try:
-        yield
-    finally:
-        dist.Work.is_completed = original
-
-
-@contextlib.contextmanager
-def watched():
-    """Let the learner's code send messages, and nothing else; yields its calls."""
-    with messages_only(), no_endless_polls(), recorded() as calls:
-        yield calls
-
-
-_cases = itertools.count()
-
-
-def told_by_all(value, seconds=3.0):
-    """What every rank tells here; None where a rank does not come.
-
-    It is no collective: a rank that never returns from the learner's code is found by
-    the check, and the others must not be found waiting for it in here.
-    """
-    store = dist.distributed_c10d._get_default_store()
-    case, ranks = next(_cases), range(dist.get_world_size())
-    store.set(f"told {case} {dist.get_rank()}", pickle.dumps(value))
-    keys = [f"told {case} {rank}" for rank in ranks]
-    end = time.monotonic() + seconds
-    while not store.check(keys):
-        if time.monotonic() > end:
-            return None
-        time.sleep(0.005)
-    return [pickle.loads(store.get(key)) for key in keys]
-
-
-def all_waited_for(calls):
-    """Was every send and every recv waited for?"""
-    ended = {call.number for call in calls if call.kind == "wait"}
-    return all(call.number in ended for call in calls)
+# ------------------------------------------------------------------- by messages
 
 
 def came_by_messages(calls, got, own):
@@ -196,71 +48,14 @@ def came_by_messages(calls, got, own):
     return received or alone or difference(got, own, 0.0) is None
 
 
-WAITED = "every isend and irecv waited for"
 BY_MESSAGES = "what it returned came by messages"
-
-# ------------------------------------------------------------- what mistakes look for
-
-
-def is_wrong_in(name):
-    """Is this the part of the result that is wrong?"""
-
-    def test(attempt):
-        return difference(attempt.got[name], attempt.expected[name], 1e-5) is not None
-
-    return test
-
-
-def says(*texts):
-    """Does the error say one of these?"""
-    return lambda attempt: any(text in attempt.message for text in texts)
-
-
-def waits(attempt):
-    """Was it stuck in a call that waits for another rank?"""
-    return attempt.error == "waiting"
-
 
 NOT_BY_MESSAGES = Mistake(
     when=lambda attempt: (
-        not any(
-            is_wrong_in(name)(attempt) for name in attempt.got if name != BY_MESSAGES
-        )
+        not any(is_wrong(name)(attempt) for name in attempt.got if name != BY_MESSAGES)
     ),
     says="This rank has received nothing, and yet it has what was another rank's. Use "
     "messages: send and recv, or isend and irecv.",
-)
-POLLED = Mistake(
-    when=lambda attempt: attempt.error == "PolledInVain",
-    says="With gloo, is_completed() stays False until wait() has been called, even "
-    "when the message has long arrived. Call wait(): it returns when it has.",
-)
-NOT_WAITED_FOR = Mistake(
-    when=lambda attempt: attempt.got[WAITED] is False,
-    says="isend and irecv return at once. Wait for every request before what is "
-    "received is used, and before the function returns: until then, what was received "
-    "may be incomplete, and what is sent may still be read.",
-)
-TO_ITSELF = Mistake(
-    when=says("should not be the same as the rank", "Pair is not connected"),
-    says="A rank cannot send to itself. That happens here with one rank, which is its "
-    "own neighbour: it has nothing to send at all.",
-)
-NO_SUCH_RANK = Mistake(
-    when=says("there is no rank"),
-    says="There is no such rank: they go from 0 to world size - 1. (Only the check "
-    "looks. gloo does not: it may crash, or wait for ever.) Ask dist.get_world_size(); "
-    "for neighbours in a circle compute `% world_size`.",
-)
-STILL_BUSY = Mistake(
-    when=lambda attempt: attempt.error == "running",
-    says="Is there a loop that never ends? If it stands in a send, a recv or an isend, "
-    "there may be no such rank: they go from 0 to world size - 1.",
-)
-OTHER_SIZE = Mistake(
-    when=lambda attempt: attempt.error == "CollectiveMismatch",
-    says="What one rank sends must fit what the other receives, in size and dtype. "
-    "`torch.empty_like(tensor)` makes a buffer that fits.",
 )
 
 # --------------------------------------------------------------------- predict_messages
@@ -876,7 +671,7 @@ BROADCAST = Task(
                 and attempt.args[1] in attempt.right
                 and difference(attempt.got["tensor"], attempt.args[0], 0.0) is None
                 and attempt.got["messages"] == attempt.world_size - 1
-                and is_wrong_in("tensor")(attempt)
+                and is_wrong("tensor")(attempt)
             ),
             says="The messages were sent, but the tensor is as it was. Receive into "
             "the tensor that was given, in place, as dist.broadcast does.",
@@ -885,7 +680,7 @@ BROADCAST = Task(
             when=lambda attempt: (
                 attempt.error == ""
                 and attempt.rank == attempt.args[1]
-                and is_wrong_in("tensor")(attempt)
+                and is_wrong("tensor")(attempt)
             ),
             says="The tensor of rank src itself has changed: it is the one that all "
             "others are to get.",
@@ -896,9 +691,7 @@ BROADCAST = Task(
             "rank but src must receive once.",
         ),
         Mistake(
-            when=lambda attempt: (
-                attempt.args[1] != 0 and is_wrong_in("tensor")(attempt)
-            ),
+            when=lambda attempt: attempt.args[1] != 0 and is_wrong("tensor")(attempt),
             says="src need not be rank 0. Build the tree for places, with src at place "
             "0: place = (rank - src) % world_size, and back: rank = (place + src) % "
             "world_size.",
@@ -907,13 +700,13 @@ BROADCAST = Task(
             when=lambda attempt: (
                 attempt.error == ""
                 and difference(attempt.got["tensor"], attempt.args[0], 0.0) is None
-                and is_wrong_in("tensor")(attempt)
+                and is_wrong("tensor")(attempt)
             ),
             says="Nothing has come to this rank. Every rank but src must receive once.",
         ),
         Mistake(
             when=lambda attempt: (
-                not is_wrong_in("tensor")(attempt)
+                not is_wrong("tensor")(attempt)
                 and attempt.got["messages"] == "some without a recv"
             ),
             says="Every rank has the tensor, but some messages were sent that nobody "
@@ -921,14 +714,14 @@ BROADCAST = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                not is_wrong_in("tensor")(attempt) and is_wrong_in("messages")(attempt)
+                not is_wrong("tensor")(attempt) and is_wrong("messages")(attempt)
             ),
             says="Every rank has the tensor, but with more messages than needed: each "
             "rank except src needs one.",
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("steps")(attempt)
+                is_wrong("steps")(attempt)
                 and attempt.got["steps"] == attempt.world_size - 1
             ),
             says="Every rank has the tensor, but it took as many steps as there are "
@@ -936,7 +729,7 @@ BROADCAST = Task(
             "the tensor already send it on, so that their number doubles in each step.",
         ),
         Mistake(
-            when=is_wrong_in("steps"),
+            when=is_wrong("steps"),
             says="Every rank has the tensor, but it took too many steps. In each step, "
             "every rank that has it should send it to one that has not: 1, 2, 4, 8 "
             "ranks have it.",
@@ -981,9 +774,7 @@ USED = "groups in which this rank communicated"
 def groups_noted():
     """Note the ranks of each group in which this rank sends, or calls a collective."""
     used = []
-    names = [*collectives_in(dist.ProcessGroup), "send", "recv", "recv_anysource"]
-    # As they lie in the class: a lookup would bind them in another way.
-    originals = {name: vars(dist.ProcessGroup)[name] for name in names}
+    names = [*collectives_in(dist.ProcessGroup), *P2P]
 
     def noting(original):
         def noted(group, *args, **kwargs):
@@ -992,13 +783,10 @@ def groups_noted():
 
         return noted
 
-    for name, original in originals.items():
-        setattr(dist.ProcessGroup, name, noting(original))
-    try:
-        yield used
-    finally:
+    with put_back(dist.ProcessGroup, names) as originals:
         for name, original in originals.items():
-            setattr(dist.ProcessGroup, name, original)
+            setattr(dist.ProcessGroup, name, noting(original))
+        yield used
 
 
 def try_even_group(answer, tensor):
@@ -1048,7 +836,7 @@ def sum_of_all(rank, inputs):
 
 
 def only_the_sum_is_wrong(attempt):
-    return is_wrong_in("sum")(attempt) and one_value(attempt.got[COUNTS])
+    return is_wrong("sum")(attempt) and one_value(attempt.got[COUNTS])
 
 
 EVEN_GROUP = Task(
@@ -1064,7 +852,7 @@ EVEN_GROUP = Task(
     mistakes=(
         Mistake(
             when=lambda attempt: (
-                not is_wrong_in("sum")(attempt) and is_wrong_in(COUNTS)(attempt)
+                not is_wrong("sum")(attempt) and is_wrong(COUNTS)(attempt)
             ),
             says="The sum is right, but some ranks have counted more groups than "
             "others, and the count is a group's name: the next group that all ranks "
@@ -1073,14 +861,14 @@ EVEN_GROUP = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                not is_wrong_in("sum")(attempt) and attempt.got[MADE] is False
+                not is_wrong("sum")(attempt) and attempt.got[MADE] is False
             ),
             says="The sum is right, but there is no group any more. Keep it: in a "
             "group, the odd ranks need not take part in the sum.",
         ),
         Mistake(
             when=lambda attempt: (
-                not is_wrong_in("sum")(attempt) and is_wrong_in(USED)(attempt)
+                not is_wrong("sum")(attempt) and is_wrong(USED)(attempt)
             ),
             says="The sum is right, but odd ranks took part in it. Make a group of the "
             "even ranks alone, and give it to the collective: `group=...`. Then the "

@@ -10,14 +10,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from course_utils.checks.compare import difference
 from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.mistakes import right_but, says
 from course_utils.checks.task import Mistake, Such, Task
+from course_utils.messages import put_back
 
 OURS = "course_utils.from_scratch.sgd"
-
-
-def says(text):
-    """Does the error say this?"""
-    return lambda attempt: text in attempt.message
 
 
 def is_false(key):
@@ -498,7 +495,6 @@ class Pending:
 def noted():
     """A list of the asynchronous collectives that begin while this is open."""
     begun = []
-    originals = {name: getattr(dist, name) for name in ("all_reduce", "reduce")}
 
     def noting(original):
         def call(*args, **kwargs):
@@ -511,13 +507,10 @@ def noted():
 
         return call
 
-    try:
+    with put_back(dist, ("all_reduce", "reduce")) as originals:
         for name, original in originals.items():
             setattr(dist, name, noting(original))
         yield begun
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
 
 
 WAITED = "asynchronous calls are waited for"
@@ -872,18 +865,6 @@ def with_zeros(order, total):
     return (order + [0] * total)[:total]
 
 
-def wrong_in(key):
-    """Is this the first part of the report that is wrong?"""
-
-    def test(attempt):
-        for name, want in attempt.expected.items():
-            if difference(attempt.got[name], want, 0.0) is not None:
-                return name == key
-        return False
-
-    return test
-
-
 def is_like(**parts):
     """Are all epochs as if these parts of the sampler were different?
 
@@ -951,7 +932,7 @@ SAMPLER = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                wrong_in("epoch 0")(attempt) and is_like(share=contiguous)(attempt)
+                right_but("epoch 0")(attempt) and is_like(share=contiguous)(attempt)
             ),
             says="You gave each rank a stretch of the order. DistributedSampler deals "
             "the items out like cards: rank r gets the items at r, r + world_size, "
@@ -1031,19 +1012,19 @@ SAMPLER = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                wrong_in("epoch 0 once more")(attempt)
+                right_but("epoch 0 once more")(attempt)
                 and attempt.got["epoch 0 once more"] == []
             ),
             says="The second time it gave no items at all. An iterator goes through "
             "them once: `__iter__` must make a new one at each call.",
         ),
         Mistake(
-            when=wrong_in("epoch 0 once more"),
+            when=right_but("epoch 0 once more"),
             says="The same epoch, once more, gave other items. The order may depend "
             "on seed and epoch only.",
         ),
         Mistake(
-            when=wrong_in("len(sampler)"),
+            when=right_but("len(sampler)"),
             says="The items are not the question yet: `len(sampler)` is how many items "
             "this rank gets, ceil(n_items / world_size), or n_items // world_size with "
             "drop_last.",
@@ -1051,8 +1032,8 @@ SAMPLER = Task(
         Mistake(
             when=lambda attempt: (
                 attempt.got["torch's own random numbers are untouched"] is False
-                and not wrong_in("epoch 0")(attempt)
-                and not wrong_in("epoch 1")(attempt)
+                and not right_but("epoch 0")(attempt)
+                and not right_but("epoch 1")(attempt)
             ),
             says="The items are right. But torch.manual_seed has changed the random "
             "numbers of the whole program, dropout's for example: they would begin "
@@ -1079,7 +1060,7 @@ SAMPLER = Task(
             says="The items are right, their order is not.",
         ),
         Mistake(
-            when=lambda attempt: attempt.args[3] and wrong_in("epoch 0")(attempt),
+            when=lambda attempt: attempt.args[3] and right_but("epoch 0")(attempt),
             says="Without shuffling it was right. With it, the order must be that of "
             "torch.randperm(n_items, generator=...), whose generator begins with "
             "seed + epoch. Another generator, such as random.Random, draws another "

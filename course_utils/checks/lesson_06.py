@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from course_utils import costs
 from course_utils.checks.compare import difference
 from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.mistakes import first_wrong, says, wrong_in
 from course_utils.checks.task import Mistake, Such, Task
 
 OURS = "course_utils.from_scratch.ddp"
@@ -27,24 +28,6 @@ BROADCASTS = (
     "torch.distributed.utils._sync_module_states",
 )
 WRAPPERS = (DDP, f"{OURS}.DDP", f"{OURS}.HookedDDP")
-
-
-def says(text):
-    """Does the error say this?"""
-    return lambda attempt: text in attempt.message
-
-
-def first_wrong(attempt):
-    """The first line of the report that is not as it should be."""
-    for name, want in attempt.expected.items():
-        if difference(attempt.got[name], want, 1e-5) is not None:
-            return name
-    return ""
-
-
-def wrong_in(part):
-    """Is the first wrong line one whose name begins like this?"""
-    return lambda attempt: first_wrong(attempt).startswith(part)
 
 
 def linear(inputs, outputs, seed, dtype=torch.float32):

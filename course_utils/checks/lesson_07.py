@@ -3,41 +3,25 @@
 import math
 
 import torch
-import torch.distributed._functional_collectives  # it must be there before a guard is
 
 from course_utils import costs
 from course_utils.checks.compare import difference
 from course_utils.checks.inputs import whole_numbers
-from course_utils.checks.lesson_04 import (
+from course_utils.checks.messages import (
+    INSTEAD,
     NO_SUCH_RANK,
     OTHER_SIZE,
     OURS,
     TO_ITSELF,
+    WAITED,
     all_waited_for,
-    is_wrong_in,
     messages_only,
-    says,
     told_by_all,
     waits,
 )
+from course_utils.checks.mistakes import is_wrong, right_but, says
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
 from course_utils.messages import in_steps, recorded
-
-# ------------------------------------------------------ what may not be called here
-
-# The course's own, by name. PyTorch's are noticed by messages_only, under any name.
-FORBIDDEN = (
-    *OURS,
-    *(
-        f"course_utils.from_scratch.ring.{name}"
-        for name in (
-            *("reduce_scatter_ring", "all_gather_ring", "all_reduce_ring"),
-            *("all_reduce_pipelined", "all_reduce_tree"),
-            "all_reduce_halving_doubling",
-        )
-    ),
-)
-INSTEAD = "Build it from isend, irecv, send and recv."
 
 # ------------------------------------------------------------ what a ring has to send
 
@@ -56,7 +40,7 @@ def traffic(calls, logs):
         except ValueError:
             steps = "a send without a recv, or a recv without a send"
     return {
-        "every isend and irecv waited for": all_waited_for(calls),
+        WAITED: all_waited_for(calls),
         "ranks that it sends to": sorted({call.peer for call in sends}),
         "bytes sent": sum(call.nbytes for call in sends),
         "steps": steps,
@@ -67,7 +51,7 @@ def allowed(rank, n, most_bytes, most_steps):
     """The traffic that the check expects."""
     neighbours = {(rank + 1) % n, (rank - 1) % n} - {rank}
     return {
-        "every isend and irecv waited for": True,
+        WAITED: True,
         "ranks that it sends to": Such(
             "one neighbour in the ring, always the same",
             lambda peers: len(peers) <= 1 and set(peers) <= neighbours,
@@ -77,18 +61,6 @@ def allowed(rank, n, most_bytes, most_steps):
     }
 
 
-def right_but(name):
-    """Are all parts of the report before this one right, and this one wrong?"""
-
-    def test(attempt):
-        for key in attempt.expected:
-            if is_wrong_in(key)(attempt):
-                return key == name
-        return False
-
-    return test
-
-
 ALL_SEND_FIRST = Mistake(
     when=waits,
     says="Everybody waits. If all ranks `send` first, nobody receives: start each send "
@@ -96,7 +68,7 @@ ALL_SEND_FIRST = Mistake(
     "number of steps, also where a chunk is empty.",
 )
 NOT_WAITED = Mistake(
-    when=right_but("every isend and irecv waited for"),
+    when=right_but(WAITED),
     says="isend and irecv return at once. Wait for every request: until then, what is "
     "sent may still be read, and what is received may be incomplete. That it came out "
     "right was luck.",
@@ -283,7 +255,7 @@ REDUCE_SCATTER = Task(
     inputs=in_chunks,
     world_sizes=(1, 2, 3, 5),
     expect=reduce_scattered,
-    forbids=FORBIDDEN,
+    forbids=OURS,
     instead=INSTEAD,
     keeps_inputs=False,
     mistakes=(
@@ -302,21 +274,19 @@ REDUCE_SCATTER = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("that chunk")(attempt) and another_is_finished(attempt)
+                is_wrong("that chunk")(attempt) and another_is_finished(attempt)
             ),
             says="Another chunk is finished on this rank, not the one whose number was "
             "returned. What arrives in the last step is the one.",
         ),
         Mistake(
-            when=lambda attempt: (
-                is_wrong_in("that chunk")(attempt) and untouched(attempt)
-            ),
+            when=lambda attempt: is_wrong("that chunk")(attempt) and untouched(attempt),
             says="That chunk is as it was: nothing was added to it. A finished chunk "
             "has met every rank, and arrives here in the last step.",
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("that chunk")(attempt)
+                is_wrong("that chunk")(attempt)
                 and attempt.world_size > 2
                 and sums_of_fewer(attempt)
             ),
@@ -327,12 +297,12 @@ REDUCE_SCATTER = Task(
             "-1 are the same.)",
         ),
         Mistake(
-            when=is_wrong_in("that chunk"),
+            when=is_wrong("that chunk"),
             says="Add what arrives to the own chunk of the same number. A recv into "
             "the chunk itself would overwrite it: receive into a buffer of that size.",
         ),
         Mistake(
-            when=is_wrong_in("the chunks that the ranks finish"),
+            when=is_wrong("the chunks that the ranks finish"),
             says="Some chunk is finished on two ranks, and another one on none. Each "
             "rank must finish another chunk.",
         ),
@@ -428,14 +398,14 @@ ALL_GATHER = Task(
     inputs=half_done,
     world_sizes=(1, 2, 3, 5),
     expect=all_gathered,
-    forbids=FORBIDDEN,
+    forbids=OURS,
     instead=INSTEAD,
     keeps_inputs=False,
     mistakes=(
         Mistake(
             when=lambda attempt: (
                 attempt.error == ""
-                and is_wrong_in("the chunks")(attempt)
+                and is_wrong("the chunks")(attempt)
                 and unchanged(attempt)
             ),
             says="The chunks are as they were. Receive into them, in place: "
@@ -443,7 +413,7 @@ ALL_GATHER = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("the chunks")(attempt)
+                is_wrong("the chunks")(attempt)
                 and attempt.args[1] not in right_chunks(attempt)
             ),
             says="The chunk that was finished here, number `mine`, is no longer right. "
@@ -452,7 +422,7 @@ ALL_GATHER = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("the chunks")(attempt)
+                is_wrong("the chunks")(attempt)
                 and attempt.world_size > 2
                 and (attempt.args[1] - 1) % attempt.world_size in right_chunks(attempt)
             ),
@@ -461,13 +431,13 @@ ALL_GATHER = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("the chunks")(attempt) and is_rotated(attempt)
+                is_wrong("the chunks")(attempt) and is_rotated(attempt)
             ),
             says="All finished chunks are there, but in the wrong places. Chunk i of "
             "one rank is chunk i of all ranks.",
         ),
         Mistake(
-            when=is_wrong_in("the chunks"),
+            when=is_wrong("the chunks"),
             says="The rank before has finished chunk mine - 1 (mod n), so this is what "
             "arrives in step 0. In step k it is mine - 1 - k. Copy it, don't add. "
             "`mine` need not be rank + 1: use `mine`.",
@@ -558,14 +528,14 @@ ALL_REDUCE = Task(
     inputs=any_tensor,
     world_sizes=(1, 3, 5),
     expect=all_reduced,
-    forbids=FORBIDDEN,
+    forbids=OURS,
     instead=INSTEAD,
     keeps_inputs=False,
     mistakes=(
         Mistake(
             when=lambda attempt: (
                 attempt.error == ""
-                and is_wrong_in("the tensor")(attempt)
+                and is_wrong("the tensor")(attempt)
                 and tensor_is_own(attempt)
                 and attempt.got["bytes sent"] > 0
             ),
@@ -575,13 +545,13 @@ ALL_REDUCE = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("the tensor")(attempt) and tensor_is_own(attempt)
+                is_wrong("the tensor")(attempt) and tensor_is_own(attempt)
             ),
             says="The tensor is as it was, and nothing was sent.",
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("the tensor")(attempt)
+                is_wrong("the tensor")(attempt)
                 and difference(
                     attempt.got["the tensor"],
                     attempt.expected["the tensor"] / attempt.world_size,
@@ -593,14 +563,14 @@ ALL_REDUCE = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("the tensor")(attempt) and is_partly_right(attempt)
+                is_wrong("the tensor")(attempt) and is_partly_right(attempt)
             ),
             says="Some elements are right, others are not. Is every chunk reduced, and "
             "gathered again? `size // n` elements in each chunk leave out the last "
             "ones; `tensor_split(n)` makes n chunks of nearly one size.",
         ),
         Mistake(
-            when=is_wrong_in("the tensor"),
+            when=is_wrong("the tensor"),
             says="Run it with 3 ranks and a tensor of 3 numbers, and print the chunks "
             "after each step. After the first half each rank must have one finished "
             "chunk, (r + 1) mod n for example, and the second half begins with that "
@@ -763,7 +733,7 @@ SPOT_THE_RING = Task(
     inputs=any_tensor,
     world_sizes=(1, 2, 3, 4),
     expect=all_reduced,
-    forbids=FORBIDDEN,
+    forbids=OURS,
     instead="Keep isend and recv, and repair what is around them.",
     keeps_inputs=False,
     mistakes=(
@@ -774,7 +744,7 @@ SPOT_THE_RING = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong_in("the tensor")(attempt) and attempt.world_size > 2
+                is_wrong("the tensor")(attempt) and attempt.world_size > 2
             ),
             says="It is right on two ranks, and wrong on more. Write down for 3 ranks "
             "which chunk each one sends in step 0 and step 1, and to which chunk it "

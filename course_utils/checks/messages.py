@@ -1,0 +1,229 @@
+"""For tasks that are built from messages: what is noted, what stops, what goes wrong.
+
+    def try_it(answer, tensor):
+        with watched() as calls:
+            result = answer(tensor)
+        return {"sum": result, WAITED: all_waited_for(calls)}
+
+    Task(..., where="ranks", run=try_it, forbids=OURS, instead=INSTEAD)
+
+Inside `watched()` no collective can be called, under whatever name, and each send, recv
+and wait is noted.
+"""
+
+import contextlib
+import itertools
+import os
+import pickle
+import sys
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives  # it must be there before a guard is
+
+from course_utils.checks.mistakes import says
+from course_utils.checks.on_rank import ForbiddenCall
+from course_utils.checks.task import Mistake
+from course_utils.from_scratch import collectives, ring
+from course_utils.messages import put_back, recorded
+from course_utils.ranks.report import INNER_NAMES, is_learners, place
+
+# ------------------------------------------------------ what may not be called here
+
+
+def public(module):
+    """The full names of the functions and classes that a module has of its own."""
+    return tuple(
+        f"{module.__name__}.{name}"
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_")
+        if value.__module__ == module.__name__
+    )
+
+
+# What the course itself has built from messages. PyTorch's own collectives, and what
+# the course builds from those, are noticed below, where all ways to them end.
+OURS = tuple(
+    name
+    for name in public(collectives) + public(ring)
+    if not name.endswith(".barrier")  # it moves no data
+)
+BEGINNINGS = (
+    *("_allgather", "_reduce_scatter", "all_gather", "all_reduce", "all_to_all"),
+    *("allgather", "allreduce", "alltoall", "broadcast", "gather", "reduce_scatter"),
+    "scatter",
+)
+# Functional collectives that are no method of a process group.
+OPERATORS = (
+    *("all_reduce", "all_reduce_", "broadcast", "broadcast_"),
+    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"),
+)
+INSTEAD = "Build it from send and recv, or isend and irecv."
+
+
+def collectives_in(owner):
+    """The names of the collectives among its attributes."""
+    names = (name for name in dir(owner) if callable(getattr(owner, name)))
+    return [name for name in names if name.startswith(BEGINNINGS) or name == "reduce"]
+
+
+@contextlib.contextmanager
+def messages_only():
+    """Stop the learner's code where it calls a collective, under whatever name.
+
+    All functions of torch.distributed end in a method of a process group. Only the
+    functional collectives go another way, to operators.
+    """
+    functional = torch.ops._c10d_functional
+    for name in OPERATORS:
+        getattr(functional, name)  # after it is looked up once, it lies in there
+
+    def guard(name, original):
+        def checked(*args, **kwargs):
+            called = call_of_learner(name)
+            if called:
+                raise ForbiddenCall(called)
+            return original(*args, **kwargs)
+
+        return checked
+
+    def to_a_rank_that_exists(name, original):
+        # gloo reads past the end of its list of ranks: a crash, a hang or a surprise.
+        def checked(group, tensors, peer, *args, **kwargs):
+            if not 0 <= peer < group.size():
+                raise ValueError(
+                    f"{name}: there is no rank {peer} among {group.size()}, which are "
+                    f"0 to {group.size() - 1}."
+                )
+            return original(group, tensors, peer, *args, **kwargs)
+
+        return checked
+
+    with contextlib.ExitStack() as stack:
+        for owner, names, replace in (
+            (dist.ProcessGroup, collectives_in(dist.ProcessGroup), guard),
+            (dist.ProcessGroup, ("send", "recv"), to_a_rank_that_exists),
+            (functional, OPERATORS, guard),
+        ):
+            originals = stack.enter_context(put_back(owner, names))
+            for name, original in originals.items():
+                setattr(owner, name, replace(name, original))
+        yield
+
+
+def call_of_learner(name):
+    """What the learner's code has called, and where: "all_gather, line 3 of ..."."""
+    for frame, line in traceback.walk_stack(sys._getframe(2)):
+        file = frame.f_code.co_filename
+        if is_learners(file):
+            return f"{name}, {place(file, line)}"
+        if os.path.dirname(file) == CHECKS:
+            return f"{name}, which is what was handed in"
+        if frame.f_code.co_name not in INNER_NAMES:
+            name = frame.f_code.co_name
+    return f"{name}, in a thread"
+
+
+CHECKS = os.path.dirname(__file__)  # they call no collective while this is open
+POLLS_SECONDS = 1.0  # no message here is under way for as long
+
+
+class PolledInVain(RuntimeError):
+    """The learner's code asks again and again what is never answered with yes."""
+
+
+@contextlib.contextmanager
+def no_endless_polls():
+    """Stop code that polls `is_completed()`, which gloo answers after wait() only."""
+    began = {}
+
+    def is_completed(work):
+        done = originals["is_completed"](work)
+        start = began.setdefault(id(work), (work, time.monotonic()))[1]
+        if not done and time.monotonic() - start > POLLS_SECONDS:
+            raise PolledInVain("is_completed() has returned False for a second.")
+        return done
+
+    with put_back(dist.Work, ("is_completed",)) as originals:
+        dist.Work.is_completed = is_completed
+        yield
+
+
+@contextlib.contextmanager
+def watched():
+    """Let the learner's code send messages, and nothing else; yields its calls."""
+    with messages_only(), no_endless_polls(), recorded() as calls:
+        yield calls
+
+
+_cases = itertools.count()
+
+
+def told_by_all(value, seconds=3.0):
+    """What every rank tells here; None where a rank does not come.
+
+    It is no collective: a rank that never returns from the learner's code is found by
+    the check, and the others must not be found waiting for it in here.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    case, ranks = next(_cases), range(dist.get_world_size())
+    store.set(f"told {case} {dist.get_rank()}", pickle.dumps(value))
+    keys = [f"told {case} {rank}" for rank in ranks]
+    end = time.monotonic() + seconds
+    while not store.check(keys):
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.005)
+    return [pickle.loads(store.get(key)) for key in keys]
+
+
+def all_waited_for(calls):
+    """Was every send and every recv waited for?"""
+    ended = {call.number for call in calls if call.kind == "wait"}
+    return all(call.number in ended for call in calls)
+
+
+WAITED = "every isend and irecv waited for"
+
+# -------------------------------------------------------------- typical mistakes
+
+
+def waits(attempt):
+    """Was it stuck in a call that waits for another rank?"""
+    return attempt.error == "waiting"
+
+
+POLLED = Mistake(
+    when=lambda attempt: attempt.error == "PolledInVain",
+    says="With gloo, is_completed() stays False until wait() has been called, even "
+    "when the message has long arrived. Call wait(): it returns when it has.",
+)
+NOT_WAITED_FOR = Mistake(
+    when=lambda attempt: attempt.got[WAITED] is False,
+    says="isend and irecv return at once. Wait for every request before what is "
+    "received is used, and before the function returns: until then, what was received "
+    "may be incomplete, and what is sent may still be read.",
+)
+TO_ITSELF = Mistake(
+    when=says("should not be the same as the rank", "Pair is not connected"),
+    says="A rank cannot send to itself. That happens here with one rank, which is its "
+    "own neighbour: it has nothing to send at all.",
+)
+NO_SUCH_RANK = Mistake(
+    when=says("there is no rank"),
+    says="There is no such rank: they go from 0 to world size - 1. (Only the check "
+    "looks. gloo does not: it may crash, or wait for ever.) Ask dist.get_world_size(); "
+    "for neighbours in a circle compute `% world_size`.",
+)
+STILL_BUSY = Mistake(
+    when=lambda attempt: attempt.error == "running",
+    says="Is there a loop that never ends? If it stands in a send, a recv or an isend, "
+    "there may be no such rank: they go from 0 to world size - 1.",
+)
+OTHER_SIZE = Mistake(
+    when=lambda attempt: attempt.error == "CollectiveMismatch",
+    says="What one rank sends must fit what the other receives, in size and dtype. "
+    "`torch.empty_like(tensor)` makes a buffer that fits.",
+)
