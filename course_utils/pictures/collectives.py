@@ -1,7 +1,7 @@
 """Pictures of collectives: what ranks held, who sends to whom, how fast it is."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -659,7 +659,7 @@ def collective_bandwidth(
             there are too many collectives, or one that has no bus bandwidth.
     """
     curves = _speeds(rows)
-    lines = _key_lines(list(curves))
+    lines = draw.key_lines(list(curves))
     below = 0.42 + 0.22 * len(lines)
     low, high = below + 0.62, below + 2.76
     picture, board = draw.board(high + 2.38, title)
@@ -697,8 +697,8 @@ def collective_bandwidth(
             )
             if curve.fit:
                 _plot_fit(axis, curve, what, edges, looks["color"])
-        _log_ticks(axis.set_xticks, edges, draw.byte_size, 8)
-        _log_ticks(axis.set_yticks, axis.get_ylim(), say, 5)
+        draw.log_ticks(axis.set_xticks, edges, draw.byte_size, 8)
+        draw.log_ticks(axis.set_yticks, axis.get_ylim(), say, 5)
         axis.minorticks_off()
         axis.grid(color="#E3E3E3", linewidth=0.8)
         axis.set_axisbelow(True)
@@ -711,7 +711,7 @@ def collective_bandwidth(
             looks = _CURVES[list(curves).index(name)]
             board.plot([x + 0.1], [y], **{"ls": "none", "ms": 6, "mec": INK, **looks})
             draw.write(board, x + 0.26, y, draw.cut(name, 3.0, SMALL), color=QUIET)
-            x += _key_entry(name)
+            x += draw.key_entry(name)
     note = "Lines: latency + size / bandwidth, fitted to the times."
     if len(halves) > 1:
         note += " Each collective's half-way point lies between the dashed lines."
@@ -726,21 +726,6 @@ def collective_bandwidth(
     said = [_speeds_in_words(name, curve) for name, curve in curves.items()]
     picture.summary = f"{title.rstrip('.')}. {' '.join(said)}"
     return picture
-
-
-def _key_entry(name: str) -> float:
-    return 0.48 + min(draw.width_of(name, SMALL), 3.0)
-
-
-def _key_lines(names: Sequence[str]) -> list[list[str]]:
-    """The names, broken into lines that fit."""
-    lines: list[list[str]] = [[]]
-    for name in names:
-        used = sum(map(_key_entry, lines[-1]))
-        if lines[-1] and used + _key_entry(name) > WIDTH - 2 * MARGIN + 0.2:
-            lines.append([])
-        lines[-1].append(name)
-    return lines
 
 
 def _speeds(rows: Iterable[Mapping[str, Any]]) -> dict[str, _Speeds]:
@@ -790,21 +775,6 @@ def _plot_fit(
         factor = curve.rates[0] * curve.seconds[0] / curve.sizes[0]
         values = factor * sizes / values
     axis.plot(sizes, values, color=color, lw=1.3, zorder=3)
-
-
-def _log_ticks(
-    set_ticks: Callable, edges: tuple[float, float], say: Callable, most: int
-) -> None:
-    """Ticks at powers of ten, or at 1, 2 and 5 of each where there are few powers."""
-    low, high = edges
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 5), (1,)):
-        ticks = [step * 10.0**p for p in powers for step in steps]
-        ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) <= most:
-            break
-    ticks = ticks[:: math.ceil(len(ticks) / most)]
-    set_ticks(ticks, labels=[say(tick) for tick in ticks])
 
 
 def _name_regions(

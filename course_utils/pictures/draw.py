@@ -383,6 +383,22 @@ def key_width(entries: Sequence[tuple]) -> float:
     return sum(0.68 + width_of(text, SMALL) for text, *_ in entries)
 
 
+def key_entry(name: str) -> float:
+    """The room for a short line and a name in a key, in inches."""
+    return 0.48 + min(width_of(name, SMALL), 3.0)
+
+
+def key_lines(names: Sequence[str]) -> list[list[str]]:
+    """The names, broken into lines that fit."""
+    lines: list[list[str]] = [[]]
+    for name in names:
+        used = sum(map(key_entry, lines[-1]))
+        if lines[-1] and used + key_entry(name) > WIDTH - 2 * MARGIN + 0.2:
+            lines.append([])
+        lines[-1].append(name)
+    return lines
+
+
 def chart(
     picture: Picture, left: float, bottom: float, width: float, height: float
 ) -> Axes:
@@ -393,3 +409,18 @@ def chart(
     chart.patch.set_visible(False)
     chart.set_zorder(-1)
     return chart
+
+
+def log_ticks(
+    set_ticks: Callable, edges: tuple[float, float], say: Callable, most: int
+) -> None:
+    """Ticks at powers of ten, or at 1, 2 and 5 of each where there are few powers."""
+    low, high = edges
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1,)):
+        ticks = [step * 10.0**p for p in powers for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= most:
+            break
+    ticks = ticks[:: math.ceil(len(ticks) / most)]
+    set_ticks(ticks, labels=[say(tick) for tick in ticks])

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from course_utils.pictures import collectives, draw
+from course_utils.pictures import draw
 from course_utils.pictures.draw import (
     BLUE,
     GREEN,
@@ -79,7 +79,7 @@ def scaling(
             if draw.finite(row[key], key) <= 0:
                 raise ValueError(f"{key} is {row[key]}: expected more than 0.")
     curves = _curves(rows, "gpus")
-    lines = collectives._key_lines([*curves])
+    lines = draw.key_lines([*curves])
     below = 0.24 + 0.22 * (len(lines) - 1)
     tall, pitch = 1.75, 2.28
     height = below + 0.62 + pitch * len(panels) + 0.32
@@ -97,7 +97,7 @@ def scaling(
         if logarithmic:
             axis.set_yscale("log")
             axis.set_ylim(min(values) / 1.4, max(values) * 1.4)
-            collectives._log_ticks(axis.set_yticks, axis.get_ylim(), say, 5)
+            draw.log_ticks(axis.set_yticks, axis.get_ylim(), say, 5)
         else:
             axis.set_ylim(0, max(1.0, *values) * 1.06)
             ticks = [0, 0.25, 0.5, 0.75, 1.0]
@@ -317,8 +317,8 @@ def _chart(
     axis.set_yscale("log")
     axis.set_xlim(*edges)
     axis.set_ylim(min(values) / 1.25, max(values) * 1.25)
-    collectives._log_ticks(axis.set_xticks, edges, draw.byte_size, 8)
-    collectives._log_ticks(axis.set_yticks, axis.get_ylim(), say, 6)
+    draw.log_ticks(axis.set_xticks, edges, draw.byte_size, 8)
+    draw.log_ticks(axis.set_yticks, axis.get_ylim(), say, 6)
     axis.minorticks_off()
     _grid(axis)
     return axis
@@ -340,4 +340,4 @@ def _key(
             sample = {"ms": 6, "mec": INK, "mew": 0.5, "lw": 1.6, **looks}
             board.plot([x, x + 0.1, x + 0.2], [y] * 3, markevery=[1], **sample)
             draw.write(board, x + 0.28, y, draw.cut(name, 3.0, SMALL), color=QUIET)
-            x += collectives._key_entry(name)
+            x += draw.key_entry(name)
