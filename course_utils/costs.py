@@ -12,10 +12,10 @@ sense raise a `ValueError` that names them. Needs the standard library alone.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 # Decimal units count in thousands, binary units in 1024s (IEC 80000-13). Bandwidths
 # and disks are given in decimal units, `nvidia-smi` and PyTorch's memory in binary.
@@ -831,3 +831,552 @@ def link(name: str) -> Link:
             return rung
     names = ", ".join(rung.name for rung in LADDER)
     raise ValueError(f"There is no link {name!r} on the ladder. It has: {names}.")
+
+
+# --- where the memory goes ------------------------------------------------------
+
+Optimizer = Literal["sgd", "momentum", "adam"]
+Precision = Literal["float32", "bfloat16", "mixed"]
+Recompute = Literal["none", "selective", "full"]
+
+# Numbers that an optimizer keeps for each parameter: none, `momentum_buffer`, and
+# `exp_avg` with `exp_avg_sq`.
+_BUFFERS = {"sgd": 0, "momentum": 1, "adam": 2}
+# Bytes of a parameter, of its gradient, of an optimizer's number, of a master copy.
+_PRECISIONS = {
+    "float32": (4, 4, 4, 0),
+    "bfloat16": (2, 2, 2, 0),
+    "mixed": (2, 2, 4, 4),
+}
+
+
+@dataclass(frozen=True)
+class ModelStates:
+    """Bytes that training keeps for a model, whatever the batch.
+
+    Attributes:
+        parameters: Of the weights that compute.
+        gradients: One for each of them.
+        optimizer: What the optimizer keeps, with its float32 copy of the parameters
+            where there is one.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All three together."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def state_bytes(
+    optimizer: Optimizer = "adam", precision: Precision = "mixed"
+) -> ModelStates:
+    """Bytes of model states for *one* parameter.
+
+    - "float32": everything in float32. So is training under `torch.autocast`, which
+      casts for single operations only.
+    - "bfloat16": everything in bfloat16 (a model after `.bfloat16()`).
+    - "mixed": parameters and gradients in 16 bits; the optimizer has a float32 copy of
+      the parameters, and its own numbers in float32.
+
+        >>> state_bytes("adam", "mixed")
+        ModelStates(parameters=2, gradients=2, optimizer=12)
+        >>> state_bytes("momentum", "float32").total
+        12
+
+    Source: ZeRO, arXiv 1910.02054, section 3.1 (2 + 2 + K with K = 12 for mixed
+    precision and Adam); the tests count the bytes of torch.optim's.
+
+    Args:
+        optimizer: "sgd" without momentum, "momentum" for SGD with it, "adam" for Adam
+            and AdamW.
+        precision: One of the above.
+
+    Raises:
+        ValueError: there is no such optimizer or precision.
+    """
+    _known(optimizer, "optimizer", _BUFFERS)
+    _known(precision, "precision", _PRECISIONS)
+    parameter, gradient, kept, master = _PRECISIONS[precision]
+    return ModelStates(parameter, gradient, _BUFFERS[optimizer] * kept + master)
+
+
+def _known(value: object, what: str, known: Collection[object]) -> None:
+    if value not in known:
+        listed = ", ".join(repr(one) for one in known)
+        raise ValueError(f"{what} is {value!r}: expected one of {listed}.")
+
+
+def zero_memory(
+    parameters: float,
+    *,
+    gpus: int = 1,
+    stage: int = 0,
+    optimizer: Optimizer = "adam",
+    precision: Precision = "mixed",
+) -> ModelStates:
+    """Bytes of model states on *each* GPU, by the stage of ZeRO.
+
+    A stage divides among N GPUs what each of them would have a copy of: 1 the optimizer
+    states, 2 the gradients as well, 3 the parameters as well (as FSDP does). Stage 0
+    divides nothing: that is DDP. With Ψ parameters, mixed precision and Adam: 16Ψ;
+    4Ψ + 12Ψ/N; 2Ψ + 14Ψ/N; 16Ψ/N.
+
+        >>> for stage in range(4):
+        ...     states = zero_memory(7.5e9, gpus=64, stage=stage)
+        ...     print(f"stage {stage}: {states.total / GB:.3f} GB")
+        stage 0: 120.000 GB
+        stage 1: 31.406 GB
+        stage 2: 16.641 GB
+        stage 3: 1.875 GB
+
+    Whole parameters that stage 3 gathers for a moment are not in it: see `fsdp_memory`.
+    Activations are not in it either: see `activation_bytes`.
+
+    Source: ZeRO, arXiv 1910.02054, section 5 and figure 1, which count in decimal GB.
+
+    Args:
+        parameters: Ψ, how many the model has.
+        gpus: N.
+        stage: 0, 1, 2 or 3.
+        optimizer, precision: As in `state_bytes`.
+
+    Raises:
+        ValueError: there is no such stage, optimizer or precision, there is no GPU, or
+            the number of parameters is negative.
+    """
+    size = not_negative(parameters, "parameters")
+    n = count(gpus, "gpus", least=1)
+    _known(stage, "stage", range(4))
+    one = state_bytes(optimizer, precision)
+    return ModelStates(
+        one.parameters * size / (n if stage >= 3 else 1),
+        one.gradients * size / (n if stage >= 2 else 1),
+        one.optimizer * size / (n if stage >= 1 else 1),
+    )
+
+
+def zero_traffic(
+    nbytes: float,
+    world_size: int,
+    *,
+    stage: int = 3,
+    reshard_after_forward: bool = True,
+) -> float:
+    """Bytes that each rank sends in a step, by the stage of ZeRO.
+
+    With W ranks and a model of M bytes, an all-gather and a reduce-scatter each send
+    (W-1)/W·M. Stage 0 (DDP) all-reduces the gradients, which is both: 2(W-1)/W·M.
+    Stages 1 and 2 reduce-scatter the gradients and all-gather the new parameters: as
+    much. Stage 3 all-gathers the parameters twice and reduce-scatters the gradients:
+    3(W-1)/W·M, 1.5 times as much. Without freeing them after the forward pass, one
+    all-gather is saved: 2(W-1)/W·M.
+
+        >>> zero_traffic(1000, 4, stage=3) / zero_traffic(1000, 4, stage=0)
+        1.5
+
+    Source: ZeRO, arXiv 1910.02054, section 7; FSDP, arXiv 2304.11277, section 3.2. An
+    implementation of stage 1 that all-reduces the gradients before it all-gathers the
+    parameters sends 3(W-1)/W·M.
+
+    Args:
+        nbytes: M, of all parameters, and of all gradients.
+        world_size: W.
+        stage: 0, 1, 2 or 3.
+        reshard_after_forward: Whether stage 3 frees whole parameters after the forward
+            pass, and gathers them again for the backward pass.
+
+    Raises:
+        ValueError: there is no such stage, no rank, or the size is negative.
+    """
+    n = count(world_size, "world_size", least=1)
+    _known(stage, "stage", range(4))
+    times = 3 if stage == 3 and reshard_after_forward else 2
+    return times * (n - 1) / n * not_negative(nbytes, "nbytes")
+
+
+def shard_size(elements: int, world_size: int) -> int:
+    """Elements of a shard: a `world_size`-th, rounded up, so that all are equal.
+
+    The last shards hold padding where it does not divide.
+
+        >>> shard_size(10, 4)
+        3
+
+    Raises:
+        ValueError: a number is not whole or negative, or there is no rank.
+    """
+    elements = count(elements, "elements")
+    return -(-elements // count(world_size, "world_size", least=1))
+
+
+def shard_parts(
+    sizes: Sequence[int], world_size: int
+) -> list[list[tuple[int, int, int]]]:
+    """What of which parameter lies in which shard, if they are flat, in one row.
+
+        >>> shard_parts([3, 4], world_size=2)
+        [[(0, 0, 3), (1, 0, 1)], [(1, 1, 4)]]
+
+    Here rank 0 has all of parameter 0 and the first element of parameter 1, and rank 1
+    the other three, and one element of padding.
+
+    Args:
+        sizes: Elements of each parameter.
+        world_size: How many shards there are.
+
+    Returns:
+        For each rank: (place in `sizes`, first element, the element after the last).
+
+    Raises:
+        ValueError: a number is not whole or negative, or there is no rank.
+    """
+    sizes = [count(size, f"sizes[{place}]") for place, size in enumerate(sizes)]
+    shard = shard_size(sum(sizes), world_size)
+    parts: list[list[tuple[int, int, int]]] = []
+    for rank in range(world_size):
+        begin, end = rank * shard, (rank + 1) * shard
+        parts.append([])
+        first = 0  # of this parameter, in the row
+        for place, size in enumerate(sizes):
+            start, stop = max(begin - first, 0), min(end - first, size)
+            if start < stop:
+                parts[-1].append((place, start, stop))
+            first += size
+    return parts
+
+
+@dataclass(frozen=True)
+class FsdpMemory:
+    """Bytes on each rank of a model under FSDP; see `fsdp_memory`.
+
+    Attributes:
+        shards: What it always has: its shards, padding included.
+        gathered: The most that whole parameters take at a time.
+        whole_gradients: The most that gradients take that are not reduced yet.
+        peak: The most that all of this takes at a time, in a whole step.
+    """
+
+    shards: ModelStates
+    gathered: float
+    whole_gradients: float
+    peak: float
+
+    @property
+    def persistent(self) -> float:
+        """What stays from step to step, with the gradients' shards."""
+        return self.shards.total
+
+    @property
+    def parameter_peak(self) -> float:
+        """Of parameters alone: all shards, and what is gathered."""
+        return self.shards.parameters + self.gathered
+
+
+def fsdp_memory(
+    units: Sequence[int],
+    world_size: int,
+    *,
+    optimizer: Optimizer = "adam",
+    precision: Precision = "float32",
+    compute_bytes: float | None = None,
+    prefetch: int = 0,
+    reducing: int = 0,
+    reduce_buffers: int = 1,
+    copied: Sequence[int] = (),
+    reshard_after_forward: bool | Sequence[bool] = True,
+) -> FsdpMemory:
+    """Bytes on each rank of a model under FSDP, unit by unit; without activations.
+
+    Each rank has a shard of every unit. A unit's parameters are whole while it
+    computes: for units of ψᵢ bytes on F ranks, parameters take at most
+    Σψᵢ/F + max ψᵢ. A unit's gradient is whole from its backward pass until it has been
+    reduce-scattered.
+
+        >>> memory = fsdp_memory([1000] * 10, world_size=4)
+        >>> memory.parameter_peak / (4 * 10_000)
+        0.35
+
+    Source: FSDP, arXiv 2304.11277, section 3.2.1 (the parameters). The gradients
+    follow from the same order: backward of unit i goes on with its parameters, those of
+    the units that are gathered ahead, its gradient, and those that still wait. The
+    gradients' shards are there once they are reduced (`zero_grad(set_to_none=True)`).
+
+    Args:
+        units: Parameters of each unit, in the order of the forward pass. FSDP2 pads
+            each parameter by itself: pass what it has after padding.
+        world_size: F.
+        optimizer, precision: Of the shards, as in `state_bytes`.
+        compute_bytes: Of a whole parameter, and of its gradient, if they are not as in
+            the shards: 2 for bfloat16 (`MixedPrecisionPolicy(param_dtype=...)`).
+        prefetch: Units that are gathered ahead of the one that computes.
+        reducing: Units whose gradients still wait while the next one computes.
+        reduce_buffers: Shards that a reduce-scatter on its way has for what arrives.
+            One is its result. It is F-1 where the pieces of the other ranks arrive one
+            by one, as in `from_scratch/fsdp.py` with gloo. (A result that is cast to
+            the type of the shards is there twice for a moment: not counted.)
+        copied: Elements of the largest tensor of each unit, if its gradient is copied
+            into a flat one: at this moment it is there twice. Not, if left out.
+        reshard_after_forward: Whether whole parameters are freed after the forward
+            pass; else they stay until their own backward pass is done. One for all
+            units, or one for each.
+
+    Raises:
+        ValueError: there are no units, or a number makes no sense.
+    """
+    if not units:
+        raise ValueError("There are no units: expected the size of at least one.")
+    counts = [count(size, f"units[{place}]") for place, size in enumerate(units)]
+    freed = reshard_after_forward
+    freed = [freed] * len(counts) if isinstance(freed, bool) else [*freed]
+    if len(freed) != len(counts):
+        raise ValueError(
+            f"reshard_after_forward has {len(freed)} entries for {len(counts)} units: "
+            "expected one for each, or one for all."
+        )
+    twice = [count(size, f"copied[{place}]") for place, size in enumerate(copied)]
+    if twice and len(twice) != len(counts):
+        raise ValueError(
+            f"copied has {len(twice)} sizes for {len(counts)} units: expected one for "
+            "each, or none."
+        )
+    ahead, waiting = count(prefetch, "prefetch"), count(reducing, "reducing")
+    buffers = count(reduce_buffers, "reduce_buffers")
+    one = state_bytes(optimizer, precision)
+    each = one.parameters
+    if compute_bytes is not None:
+        each = positive(compute_bytes, "compute_bytes")
+    sizes = [shard_size(elements, world_size) for elements in counts]
+    whole = [world_size * size * each for size in sizes]
+    total = sum(sizes)
+    shards = ModelStates(
+        total * one.parameters, total * one.gradients, total * one.optimizer
+    )
+    gathered, waits, most = [], [], [shards.total]
+    for unit in range(len(whole)):
+        # In the forward pass, the units ahead are the next ones: the sums are the same.
+        there = (j for j in range(unit + 1) if j >= unit - ahead or not freed[j])
+        gathered.append(sum(whole[j] for j in there))
+        waits.append(sum(whole[unit : unit + waiting + 1]))
+        # Of the units behind it, the first ones still wait, and the others are done.
+        arriving = each * buffers * sum(sizes[unit + 1 : unit + waiting + 1])
+        arrived = one.gradients * sum(sizes[unit + waiting + 1 :])
+        kept = shards.parameters + shards.optimizer + arriving + arrived
+        copies = each * twice[unit] if twice else 0.0
+        most.append(kept + gathered[-1] + waits[-1] + copies)
+    return FsdpMemory(shards, max(gathered), max(waits), max(most))
+
+
+def activation_bytes(
+    batch: int,
+    sequence: int,
+    width: int,
+    heads: int,
+    *,
+    layers: int = 1,
+    recompute: Recompute = "none",
+    element_bytes: float = 2,
+    vocabulary: int = 0,
+) -> float:
+    """Bytes that transformer layers keep from the forward for the backward pass.
+
+    With s tokens, b sequences, width h and a heads: `sbh(34 + 5as/h)` for each layer
+    in 16 bits. Of the 34, two bytes are the masks of the dropouts, one byte a
+    number. 5as/h are the attention weights, which "selective" recomputation drops and
+    computes again in the backward pass: 34sbh. "full" recomputation keeps the layer's
+    input alone: 2sbh. What is computed again for one layer at a time comes on top.
+
+        >>> gpt3 = {"batch": 1, "sequence": 2048, "width": 12288, "heads": 96}
+        >>> f"{activation_bytes(**gpt3) / GB:.2f} GB"
+        '2.87 GB'
+        >>> selective = activation_bytes(**gpt3, recompute="selective")
+        >>> f"saves {1 - selective / activation_bytes(**gpt3):.1%}"
+        'saves 70.2%'
+
+    Source: Korthikanti et al., arXiv 2205.05198, equation 1 and section 5. Layers
+    without dropout, or with FlashAttention, keep less. The tests count the tensors that
+    such a layer saves.
+
+    Args:
+        batch: b, on this GPU.
+        sequence: s.
+        width: h.
+        heads: a.
+        layers: How many there are.
+        recompute: "none", "selective" or "full".
+        element_bytes: Of a number that is no mask.
+        vocabulary: Size v of an output layer, which is left out if 0: its input, that
+            of the norm before it, and 4sbv for the loss, which is float32.
+
+    Raises:
+        ValueError: a number is not whole or below 1 (vocabulary: 0), or there is no
+            such way to recompute.
+    """
+    tokens = count(batch, "batch", least=1) * count(sequence, "sequence", least=1)
+    sbh = tokens * count(width, "width", least=1)
+    weights = tokens * sequence * count(heads, "heads", least=1)
+    e = positive(element_bytes, "element_bytes")
+    kept = {
+        "none": sbh * (16 * e + 2) + weights * (2 * e + 1),
+        "selective": sbh * (16 * e + 2),
+        "full": sbh * e,
+    }
+    _known(recompute, "recompute", kept)
+    output = 0.0
+    if count(vocabulary, "vocabulary"):
+        output = 2 * sbh * e + 4 * tokens * vocabulary
+    return count(layers, "layers", least=1) * kept[recompute] + output
+
+
+def transformer_parameters(
+    layers: int, width: int, vocabulary: int, positions: int = 0
+) -> int:
+    """Parameters of a GPT: `12Lh² + 13Lh + 2h + (V + positions)h`.
+
+    A layer has 4h² weights in its attention and 8h² in its two linear layers of width
+    4h, 9h biases, and two norms of 2h. One more norm follows. The output layer has
+    the weights of the embedding.
+
+        >>> f"{transformer_parameters(12, 768, 50257, 1024):,}"
+        '124,439,808'
+
+    Source: Narayanan et al., SC21, arXiv 2104.04473, equation 2, which leaves out the
+    last norm. The tests count those of a real model.
+
+    Args:
+        layers: L.
+        width: h.
+        vocabulary: V, how many tokens there are.
+        positions: Learned positions, if any.
+
+    Raises:
+        ValueError: a number is not whole, or below 1 (positions: 0).
+    """
+    depth, h = count(layers, "layers", least=1), count(width, "width", least=1)
+    rows = count(vocabulary, "vocabulary", least=1) + count(positions, "positions")
+    return 12 * depth * h**2 + 13 * depth * h + 2 * h + rows * h
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """A GPT of a published size.
+
+    Attributes:
+        name: For a reader.
+        layers, width, heads: Of the transformer.
+        vocabulary: How many tokens it knows.
+        positions: How many it can see at once; each has a learned vector.
+        source: Where these figures are from.
+    """
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    positions: int
+    source: str
+
+    @property
+    def parameters(self) -> int:
+        """How many it has."""
+        return transformer_parameters(
+            self.layers, self.width, self.vocabulary, self.positions
+        )
+
+
+_GPT2 = "Radford et al. 2019, table 2, and the authors' code"
+_MEGATRON = "Narayanan et al., SC21, arXiv 2104.04473, table 1"
+
+# From the smallest to the largest.
+TRANSFORMERS: tuple[TransformerShape, ...] = (
+    TransformerShape("GPT-2 small", 12, 768, 12, 50257, 1024, _GPT2),
+    TransformerShape("GPT-2 XL", 48, 1600, 25, 50257, 1024, _GPT2),
+    *(
+        TransformerShape(name, layers, width, heads, 51200, 2048, _MEGATRON)
+        for name, layers, width, heads in (
+            ("1.7 billion", 24, 2304, 24),
+            ("3.6 billion", 30, 3072, 32),
+            ("7.5 billion", 36, 4096, 32),
+            ("18.4 billion", 40, 6144, 48),
+            ("39.1 billion", 48, 8192, 64),
+            ("76.1 billion", 60, 10240, 80),
+            ("145.6 billion", 80, 12288, 96),
+            ("310.1 billion", 96, 16384, 128),
+            ("529.6 billion", 105, 20480, 128),
+            ("1 trillion", 128, 25600, 160),
+        )
+    ),
+)
+
+
+def transformer_shape(name: str) -> TransformerShape:
+    """The one of `TRANSFORMERS` with that name.
+
+    Raises:
+        ValueError: there is none. The names are listed.
+    """
+    return _named(name, TRANSFORMERS, "transformer")
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU, and the memory it has.
+
+    Attributes:
+        name: For a reader.
+        stated: The memory in the words of those who sell it.
+        nbytes: The total that nvidia-smi reports. It is more than what is stated in
+            decimal GB, and the first CUDA call of a process takes some hundred MB.
+        source: Where both figures are from.
+    """
+
+    name: str
+    stated: str
+    nbytes: int
+    source: str
+
+
+def _card(name: str, stated: str, mib: int, sheet: str, seen: str = "") -> Card:
+    source = f"{sheet}: {stated}; nvidia-smi{seen}: {mib} MiB"
+    return Card(name, stated, mib * MiB, source)
+
+
+_SEEN = " (github.com/modal-labs/modal-client/pull/2797)"
+
+# From the smallest to the largest.
+CARDS: tuple[Card, ...] = (
+    _card("T4", "16 GB", 15_360, "NVIDIA T4 datasheet", _SEEN),
+    _card(
+        "RTX 4090",
+        "24 GB",
+        24_564,
+        "NVIDIA GeForce RTX 4090 specifications",
+        " (github.com/vllm-project/vllm/issues/7553)",
+    ),
+    _card("A100 40GB", "40 GB", 40_960, "NVIDIA A100 datasheet, 40GB SXM", _SEEN),
+    _card("H100", "80 GB", 81_559, _H100, _SEEN),
+    _card("A100 80GB", "80 GB", 81_920, _A100, _SEEN),
+    _card("H200", "141 GB", 143_771, _H200),
+)
+
+
+def card(name: str) -> Card:
+    """The one of `CARDS` with that name.
+
+    Raises:
+        ValueError: there is none. The names are listed.
+    """
+    return _named(name, CARDS, "card")
+
+
+def _named(name: str, things: Sequence[Any], what: str) -> Any:
+    """The thing with that name, or a `ValueError` that lists all names."""
+    for thing in things:
+        if thing.name == name:
+            return thing
+    names = ", ".join(thing.name for thing in things)
+    raise ValueError(f"There is no {what} {name!r} here. There are: {names}.")

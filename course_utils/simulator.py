@@ -25,7 +25,7 @@ Sizes are bytes, times are seconds, bandwidths are bytes a second. Needs NumPy.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -252,6 +252,30 @@ def all_reduce(
     return ALGORITHMS[algorithm](network, costs.not_negative(nbytes, "nbytes"))
 
 
+def all_gather(
+    cluster: Cluster, nbytes: float, *, every_gpu: bool | None = None
+) -> Run:
+    """Simulate one all-gather in a ring: n-1 rounds, half of a ring all-reduce.
+
+    A reduce-scatter sends the same messages, and adding up costs no time: it takes as
+    long.
+
+    Args:
+        cluster: On which GPUs.
+        nbytes: Of what each GPU has in the end (a reduce-scatter: in the beginning).
+        every_gpu: As for `all_reduce`.
+
+    Raises:
+        ValueError: the size is negative.
+    """
+    if every_gpu is None:
+        every_gpu = cluster.gpus <= _LARGEST
+    network = _Network(cluster, {}, {}, every_gpu)
+    chunk = costs.not_negative(nbytes, "nbytes") / cluster.gpus
+    network.ring(cluster.gpus - 1, chunk)
+    return network.result()
+
+
 class _Network:
     """The state of all GPUs, and what a round of messages does to it.
 
@@ -312,6 +336,7 @@ class _Network:
         else:
             senders = together
         latency = np.where(leaves, cluster.between.latency, cluster.inside.latency)
+        latency = latency.astype(float)  # a latency of 0 may be a whole number
         share = cluster.between.bandwidth * cluster.cards / senders
         per_byte = 1 / np.where(leaves, share, cluster.inside.bandwidth)
         for (one, other), factor in self.slow_links.items():
@@ -503,16 +528,31 @@ ALGORITHMS: Mapping[Algorithm, Callable[[_Network, float], Run]] = MappingProxyT
 
 @dataclass(frozen=True)
 class Layer:
-    """A part of a model whose gradients are ready at the same time.
+    """A part of a model: what computes, and which parameters it has.
 
     Attributes:
         parameters: How many it has.
         flops: Of its forward pass, for one sample. Its backward pass has twice as many:
             gradients of its input and of its parameters.
+        tensors: How many numbers each of its parameter tensors has, in their order. By
+            default they are one tensor.
+
+    Raises:
+        ValueError: the tensors do not have that many parameters together.
     """
 
     parameters: int
     flops: float
+    tensors: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tensors and self.parameters:
+            object.__setattr__(self, "tensors", (self.parameters,))
+        if sum(self.tensors) != self.parameters:
+            raise ValueError(
+                f"The tensors have {sum(self.tensors):,} parameters together, but the "
+                f"layer has {self.parameters:,}."
+            )
 
 
 @dataclass(frozen=True)
@@ -542,37 +582,60 @@ class Model:
         return 3 * math.fsum(layer.flops for layer in self.layers)
 
 
-def transformer(name: str, *, layers: int, width: int, vocabulary: int) -> Model:
+def transformer(
+    name: str, *, layers: int, width: int, vocabulary: int, tied: bool = True
+) -> Model:
     """A decoder-only transformer, with 12·width² parameters a layer.
+
+    These are in four matrices, as in GPT-2: for queries, keys and values together, for
+    the output of attention, and two for the network behind it, of 4·width hidden units.
 
     A token takes 2 floating point operations a parameter forward. Attention itself,
     biases and normalisation are left out, as in J. Kaplan et al., "Scaling Laws for
-    Neural Language Models", arXiv 2001.08361, section 2.1. The output layer shares its
-    weights with the embedding, whose gradient is therefore ready last.
+    Neural Language Models", arXiv 2001.08361, section 2.1.
+
+    Args:
+        name: For a reader.
+        layers, width: Of the transformer.
+        vocabulary: How many tokens it knows.
+        tied: Whether the output layer shares its weights with the embedding, as in a
+            GPT-2: their gradient is ready last. Else it has weights of its own.
     """
-    block = Layer(12 * width**2, 2 * 12 * width**2)
+    matrices = (3 * width**2, width**2, 4 * width**2, 4 * width**2)
+    block = Layer(sum(matrices), 2 * sum(matrices), matrices)
     embedding = vocabulary * width
+    output = Layer(0 if tied else embedding, 2 * embedding)
     return Model(
         name,
-        (Layer(embedding, 0.0), *[block] * layers, Layer(0, 2 * embedding)),
+        (Layer(embedding, 0.0), *[block] * layers, output),
         "token",
         f"{layers} layers of width {width}, {vocabulary:,} tokens",
     )
 
 
-# Parameters, and millions of multiply-adds for an image of 224 x 224 pixels: the stem,
+def _bottleneck(inputs: int, width: int) -> tuple[int, ...]:
+    """The tensors of a block of a ResNet-50: convolutions, each with its BatchNorm."""
+    outputs = 4 * width
+    convolutions = [(inputs * width, width), (9 * width**2, width)]
+    convolutions.append((width * outputs, outputs))
+    if inputs != outputs:  # the first block of a stage: also on the way around
+        convolutions.append((inputs * outputs, outputs))
+    return tuple(n for weights, out in convolutions for n in (weights, out, out))
+
+
+# The tensors, and millions of multiply-adds for an image of 224 x 224 pixels: the stem,
 # 16 blocks, the classifier.
 _RESNET_50 = (
-    (9_536, 118.013952),
-    (75_008, 231.211008),
-    *[(70_400, 218.365952)] * 2,
-    (379_392, 372.506624),
-    *[(280_064, 218.365952)] * 3,
-    (1_512_448, 372.506624),
-    *[(1_117_184, 218.365952)] * 5,
-    (6_039_552, 372.506624),
-    *[(4_462_592, 218.365952)] * 2,
-    (2_049_000, 2.048),
+    ((9_408, 64, 64), 118.013952),
+    (_bottleneck(64, 64), 231.211008),
+    *[(_bottleneck(256, 64), 218.365952)] * 2,
+    (_bottleneck(256, 128), 372.506624),
+    *[(_bottleneck(512, 128), 218.365952)] * 3,
+    (_bottleneck(512, 256), 372.506624),
+    *[(_bottleneck(1024, 256), 218.365952)] * 5,
+    (_bottleneck(1024, 512), 372.506624),
+    *[(_bottleneck(2048, 512), 218.365952)] * 2,
+    ((2_048_000, 1_000), 2.048),
 )
 
 MODELS: Mapping[str, Model] = MappingProxyType(
@@ -581,7 +644,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
         for model in (
             Model(
                 "ResNet-50",
-                tuple(Layer(p, 2e6 * madds) for p, madds in _RESNET_50),
+                tuple(Layer(sum(t), 2e6 * madds, t) for t, madds in _RESNET_50),
                 "image",
                 "torchvision.models.resnet50, counted with torch.utils.flop_counter",
             ),
@@ -636,6 +699,12 @@ class Step:
         return self.compute / self.seconds if self.seconds else 1.0
 
 
+def _check_computing(samples: float, utilization: float) -> None:
+    costs.positive(samples, "samples")
+    if not 0 < costs.positive(utilization, "utilization") <= 1:
+        raise ValueError(f"utilization is {utilization}: expected a share up to 1.")
+
+
 def ddp_step(
     cluster: Cluster,
     model: Model,
@@ -651,10 +720,11 @@ def ddp_step(
 ) -> Step:
     """Simulate one training step of DDP.
 
-    The backward pass goes through the layers from the last to the first. A bucket that
-    is full is all-reduced, one bucket after the other, while the backward pass goes
-    on. Not modelled: the optimizer's step (the same on any number of GPUs), and that
-    communication takes some of a GPU's cores.
+    The backward pass goes through the layers from the last to the first, and in a
+    layer through its tensors, each with a share of the time as large as itself. A
+    bucket that is full is all-reduced, one bucket after the other, while the backward
+    pass goes on. Not modelled: the optimizer's step (the same on any number of GPUs),
+    and that communication takes some of a GPU's cores.
 
     Args:
         samples: How many each GPU has in its batch.
@@ -670,9 +740,7 @@ def ddp_step(
     Raises:
         ValueError: a number is out of range, or there is no such rank.
     """
-    costs.positive(samples, "samples")
-    if not 0 < costs.positive(utilization, "utilization") <= 1:
-        raise ValueError(f"utilization is {utilization}: expected a share up to 1.")
+    _check_computing(samples, utilization)
     slowest = 1.0
     for rank, factor in (slow_gpus or {}).items():
         if not 0 <= rank < cluster.gpus:
@@ -694,10 +762,13 @@ def ddp_step(
     forward = samples * math.fsum(layer.flops for layer in model.layers) / speed
     ready, sizes, done = [], [], forward
     for layer in reversed(model.layers):
-        done += 2 * samples * layer.flops / speed
-        if layer.parameters:
-            ready.append(done)
-            sizes.append(layer.parameters * gradient_bytes)
+        seconds = 2 * samples * layer.flops / speed
+        left = layer.parameters
+        for numbers in reversed(layer.tensors):
+            left -= numbers
+            ready.append(done + seconds * (1 - left / layer.parameters))
+            sizes.append(numbers * gradient_bytes)
+        done += seconds
     backward_ends = done
 
     durations: dict[float, float] = {}
@@ -725,3 +796,236 @@ def ddp_step(
         forward=forward,
         buckets=tuple(buckets),
     )
+
+
+# --- one step of FSDP -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UnitEvent:
+    """What happened to a unit in a step of FSDP, in seconds.
+
+    Attributes:
+        start, stop: When it began and ended.
+        unit: The unit's name.
+        kind: "all-gather", "forward", "backward", "reduce-scatter", or "free" for the
+            moment from which on its whole parameters are gone (start = stop).
+    """
+
+    start: float
+    stop: float
+    unit: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class FsdpStep:
+    """A simulated training step of FSDP, from its first all-gather on.
+
+    Attributes:
+        seconds: Until all gradients are in their shards.
+        compute: Of these, what a GPU computes.
+        exposed: What remains: communication that no computing hides.
+        communication: Seconds of all collectives together, hidden or not.
+        sent: Bytes that each GPU sends.
+        whole: The most bytes of whole parameters that a GPU has at a time.
+        events: What happened, in the order in which it began.
+    """
+
+    seconds: float
+    compute: float
+    exposed: float
+    communication: float
+    sent: float
+    whole: float
+    events: tuple[UnitEvent, ...] = field(repr=False)
+
+    @property
+    def efficiency(self) -> float:
+        """Scaling efficiency: 1 if n GPUs do n times the work of one."""
+        return self.compute / self.seconds if self.seconds else 1.0
+
+
+@dataclass
+class _Unit:
+    """Some layers of a model that are gathered together."""
+
+    name: str
+    parameters: int
+    flops: float  # of the forward pass, for all samples
+    stays: bool  # whole from its first all-gather until its backward pass is done
+
+
+def fsdp_step(
+    cluster: Cluster,
+    model: Model,
+    samples: float,
+    *,
+    layers_per_unit: int = 1,
+    prefetch: int = 1,
+    reshard_after_forward: bool = True,
+    parameter_bytes: float = 4,
+    gradient_bytes: float = 4,
+    utilization: float = 0.5,
+) -> FsdpStep:
+    """Simulate one training step of FSDP, sharded over all GPUs.
+
+    A unit is all-gathered, computes forward, and is freed; before its backward pass it
+    is all-gathered again, and after it freed, and its gradient is reduce-scattered.
+    Collectives are rings, and go on one after the other, in the order in which they
+    were issued, while a unit computes. All-gathers of the next units are issued when a
+    unit begins to compute, a reduce-scatter when its backward pass is done.
+
+    With `prefetch=0`, each collective waits for the computing before it, and keeps the
+    next waiting: `seconds = compute + 2·all-gathers + reduce-scatters`. The same holds
+    if there is one unit only. (If whole parameters stay after the forward pass,
+    reduce-scatters overlap even so.)
+
+    A layer without parameters computes with those of the first layer, as the output
+    layer of a GPT-2 does: the first unit then stays whole during the step, like the
+    root unit of PyTorch's `fully_shard`.
+
+    Not modelled: see `ddp_step`. Source of the order: FSDP, arXiv 2304.11277, sections
+    3.2 and 3.3; torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py.
+
+    Args:
+        samples: How many each GPU has in its batch.
+        layers_per_unit: How many layers that follow each other make a unit.
+        prefetch: How many units are gathered ahead of the one that computes.
+        reshard_after_forward: Whether whole parameters are freed after the forward
+            pass; else they stay until their backward pass is done.
+        parameter_bytes, gradient_bytes: Of one that is sent: 4 in float32, 2 in
+            bfloat16.
+        utilization: As for `ddp_step`.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    _check_computing(samples, utilization)
+    ahead = costs.count(prefetch, "prefetch")
+    parameter_bytes = costs.positive(parameter_bytes, "parameter_bytes")
+    gradient_bytes = costs.positive(gradient_bytes, "gradient_bytes")
+    units = _units(model, layers_per_unit, stay=not reshard_after_forward)
+    speed = cluster.flops * utilization
+    line = _Line(cluster)
+    now, computed = 0.0, 0.0
+    whole: dict[int, float] = {}  # the units that are whole, and since when
+
+    def gather(wanted: Sequence[int]) -> None:
+        for place in wanted:
+            if place not in whole and units[place].parameters:
+                unit = units[place]
+                nbytes = parameter_bytes * unit.parameters
+                whole[place] = line.send(now, nbytes, unit.name, "all-gather")
+
+    def compute(place: int, kind: str, seconds: float) -> None:
+        nonlocal now, computed
+        # Nobody waits for a unit that is whole, or that has no parameters.
+        start = max(now, whole.get(place, now))
+        now = start
+        gather(upcoming(place, kind)[1:])
+        now = start + seconds
+        computed += seconds
+        line.events.append(UnitEvent(start, now, units[place].name, kind))
+
+    def upcoming(place: int, kind: str) -> Sequence[int]:
+        if kind == "forward":
+            return range(place, min(place + ahead + 1, len(units)))
+        return range(place, max(place - ahead - 1, -1), -1)
+
+    def free(place: int) -> None:
+        if whole.pop(place, None) is not None:
+            name = units[place].name
+            line.events.append(UnitEvent(now, now, name, "free"))
+
+    for place, unit in enumerate(units):
+        gather([place])
+        compute(place, "forward", unit.flops * samples / speed)
+        if not unit.stays:
+            free(place)
+    for place, unit in reversed([*enumerate(units)]):
+        gather([place])
+        compute(place, "backward", 2 * unit.flops * samples / speed)
+        free(place)
+        if unit.parameters:
+            nbytes = gradient_bytes * unit.parameters
+            line.send(now, nbytes, unit.name, "reduce-scatter")
+    seconds = max(now, line.free)
+    sizes = {unit.name: parameter_bytes * unit.parameters for unit in units}
+    return FsdpStep(
+        seconds=seconds,
+        compute=computed,
+        exposed=seconds - computed,
+        communication=line.seconds,
+        sent=line.sent,
+        whole=_most_whole(line.events, sizes),
+        events=tuple(sorted(line.events, key=lambda event: (event.start, event.stop))),
+    )
+
+
+class _Line:
+    """The network as one GPU sees it: one collective after the other.
+
+    Attributes:
+        free: When the last collective that was issued is done.
+        seconds: Of all collectives together.
+        sent: Bytes that this GPU has sent.
+        events: What was sent when; more can be added.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.free = self.seconds = self.sent = 0.0
+        self.events: list[UnitEvent] = []
+        self._runs: dict[float, Run] = {}
+
+    def send(self, issued: float, nbytes: float, unit: str, kind: str) -> float:
+        """Issue a collective; returns when it is done."""
+        if self.cluster.gpus == 1:
+            return issued  # there is nobody to send to
+        if nbytes not in self._runs:
+            self._runs[nbytes] = all_gather(self.cluster, nbytes, every_gpu=False)
+        run = self._runs[nbytes]
+        start = max(issued, self.free)
+        self.free = start + run.seconds
+        self.seconds += run.seconds
+        self.sent += float(run.sent.max())
+        self.events.append(UnitEvent(start, self.free, unit, kind))
+        return self.free
+
+
+def _units(model: Model, layers_per_unit: int, *, stay: bool) -> list[_Unit]:
+    """The layers of a model, so many together."""
+    size = costs.count(layers_per_unit, "layers_per_unit", least=1)
+    layers = model.layers
+    tied = any(layer.flops and not layer.parameters for layer in layers)
+    units = []
+    for first in range(0, len(layers), size):
+        group = layers[first : first + size]
+        last = first + len(group) - 1
+        units.append(
+            _Unit(
+                f"layer {first}" if last == first else f"layers {first}-{last}",
+                sum(layer.parameters for layer in group),
+                math.fsum(layer.flops for layer in group),
+                stays=stay or (tied and not first),
+            )
+        )
+    return units
+
+
+def _most_whole(events: Sequence[UnitEvent], sizes: Mapping[str, float]) -> float:
+    """The most bytes of units that are whole at a time."""
+    since: set[str] = set()
+    held = most = 0.0
+    # What is freed at a moment makes room for what is gathered from then on.
+    order = sorted(events, key=lambda event: (event.start, event.kind != "free"))
+    for event in order:
+        if event.kind == "all-gather" and event.unit not in since:
+            since.add(event.unit)
+            held += sizes[event.unit]
+            most = max(most, held)
+        elif event.kind == "free" and event.unit in since:
+            since.remove(event.unit)
+            held -= sizes[event.unit]
+    return most

@@ -7,11 +7,15 @@ import re
 import subprocess
 import sys
 
+import cloudpickle
 import numpy as np
 import pytest
 
 from course_utils import costs
 from course_utils.costs import LADDER, Link, Transfer
+from course_utils.ranks import Ranks
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_units():
@@ -330,6 +334,472 @@ def test_a_tree_of_up_to_three_ranks_never_wins(n):
         assert tree >= ring
 
 
+# ---------------------------------------------------------------- memory
+
+GB = costs.GB
+# ZeRO, arXiv 1910.02054, table 1: GB on each device with P_os, P_os+g and P_os+g+p.
+TABLE_1 = {
+    7.5e9: {
+        1: (120, 120, 120),
+        4: (52.5, 41.3, 30),
+        16: (35.6, 21.6, 7.5),
+        64: (31.4, 16.6, 1.88),
+        256: (30.4, 15.4, 0.47),
+        1024: (30.1, 15.1, 0.12),
+    },
+    128e9: {
+        1: (2048, 2048, 2048),
+        4: (896, 704, 512),
+        16: (608, 368, 128),
+        64: (536, 284, 32),
+        256: (518, 263, 8),
+        1024: (513, 257, 2),
+    },
+    1e12: {
+        1: (16000, 16000, 16000),
+        4: (7000, 5500, 4000),
+        16: (4750, 2875, 1000),
+        64: (4187, 2218, 250),
+        256: (4046, 2054, 62.5),
+        1024: (4011, 2013, 15.6),
+    },
+}
+
+
+@pytest.mark.parametrize("parameters", TABLE_1)
+@pytest.mark.parametrize("gpus", TABLE_1[7.5e9])
+def test_the_table_of_the_zero_paper(parameters, gpus):
+    """Some entries are rounded and some cut off: one in the last digit may differ."""
+    for stage, printed in enumerate(TABLE_1[parameters][gpus], start=1):
+        found = costs.zero_memory(parameters, gpus=gpus, stage=stage).total / GB
+        digits = len(str(printed).partition(".")[2])
+        assert abs(found - printed) < 10**-digits, (stage, found)
+
+
+def test_figure_1_of_the_zero_paper():
+    states = [costs.zero_memory(7.5e9, gpus=64, stage=stage) for stage in range(4)]
+    totals = [one.total / GB for one in states]
+    assert totals == pytest.approx([120, 31.40625, 16.640625, 1.875])
+    assert [round(total, 1) for total in totals] == [120, 31.4, 16.6, 1.9]
+    assert [one.parameters / GB for one in states] == [15, 15, 15, 15 / 64]
+    assert [one.gradients / GB for one in states] == [15, 15, 15 / 64, 15 / 64]
+    assert [one.optimizer / GB for one in states] == [90, 90 / 64, 90 / 64, 90 / 64]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "mixed"])
+def test_stages_divide_one_thing_after_the_other(optimizer, precision):
+    kind = {"optimizer": optimizer, "precision": precision}
+    one = costs.state_bytes(**kind)
+    for n in (1, 3, 8):
+        for stage in range(4):
+            made = costs.zero_memory(1000, gpus=n, stage=stage, **kind)
+            parts = (made.optimizer, made.gradients, made.parameters)
+            whole = (one.optimizer, one.gradients, one.parameters)
+            for place, (part, bytes_each) in enumerate(zip(parts, whole, strict=True)):
+                shared = n if stage > place else 1
+                assert part == pytest.approx(1000 * bytes_each / shared)
+            assert made.total == pytest.approx(sum(parts))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 1024])
+def test_traffic_is_that_of_the_collectives(n):
+    gather = costs.bus_bandwidth_factor("all_gather", n) * 1e6
+    reduce = costs.bus_bandwidth_factor("reduce_scatter", n) * 1e6
+    ddp = costs.bus_bandwidth_factor("all_reduce", n) * 1e6
+    for stage in (0, 1, 2):
+        assert costs.zero_traffic(1e6, n, stage=stage) == pytest.approx(ddp)
+    fsdp = costs.zero_traffic(1e6, n)
+    assert fsdp == pytest.approx(2 * gather + reduce)
+    kept = costs.zero_traffic(1e6, n, reshard_after_forward=False)
+    assert kept == pytest.approx(gather + reduce) == pytest.approx(ddp)
+    assert n == 1 or fsdp / ddp == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("sizes", [[12, 3], [1], [5, 0, 7, 100], [0], [], [16, 16]])
+def test_shards_hold_all_elements_once_and_in_order(sizes, n):
+    parts = costs.shard_parts(sizes, n)
+    shard = costs.shard_size(sum(sizes), n)
+    assert len(parts) == n
+    flat = [(place, i) for place, size in enumerate(sizes) for i in range(size)]
+    held = [[(p, i) for p, a, b in part for i in range(a, b)] for part in parts]
+    assert [one for rank in held for one in rank] == flat
+    full, rest = divmod(sum(sizes), shard) if shard else (0, 0)
+    filled = [shard] * full + [rest] * (full < n) + [0] * (n - full - 1)
+    assert [len(rank) for rank in held] == filled
+    assert n * shard - sum(sizes) < n  # never a whole shard's worth on each rank
+
+
+def step_of_fsdp(units, n, *, each, one, ahead, waiting, buffers, copied, freed):
+    """One step, tensor by tensor: the most bytes of all, whole, and unreduced."""
+    shards = [math.ceil(size / n) for size in units]
+    kept = sum(shards) * (one.parameters + one.optimizer)
+    whole, grads, arrived, most = {}, {}, {}, [kept + sum(shards) * one.gradients]
+    most_whole, most_grads = [0], [0]
+
+    def look(copy=0):
+        held = sum(whole.values()) + sum(grads.values()) + sum(arrived.values())
+        most.append(kept + held + copy)
+        most_whole.append(sum(whole.values()))
+        most_grads.append(sum(grads.values()))
+
+    for i in range(len(units)):
+        for j in range(i, min(i + ahead + 1, len(units))):
+            whole[j] = n * shards[j] * each
+            look()
+        if freed[i]:
+            del whole[i]
+    for i in reversed(range(len(units))):
+        for j in range(i, max(i - ahead - 1, -1), -1):
+            whole[j] = n * shards[j] * each
+        grads[i] = n * shards[i] * each
+        look(each * copied[i] if copied else 0)
+        del whole[i]
+        arrived[i] = shards[i] * each * buffers
+        if len(grads) > waiting:
+            done = max(grads)
+            del grads[done]
+            arrived[done] = shards[done] * one.gradients
+    return max(most), max(most_whole), max(most_grads)
+
+
+def test_fsdp_memory_is_that_of_a_step_tensor_by_tensor():
+    rng = random.Random(0)
+    for _ in range(300):
+        units = [rng.randrange(0, 1000) for _ in range(rng.randrange(1, 9))]
+        n, ahead, waiting = rng.randrange(1, 9), rng.randrange(4), rng.randrange(4)
+        kind = {
+            "optimizer": rng.choice(["sgd", "momentum", "adam"]),
+            "precision": rng.choice(["float32", "bfloat16"]),
+        }
+        one = costs.state_bytes(**kind)
+        compute = rng.choice([None, one.parameters / 2])
+        freed = rng.choice([True, False, [rng.random() < 0.5 for _ in units]])
+        buffers = rng.choice([1, n - 1])
+        copied = rng.choice([[], [size // 2 for size in units]])
+        found = costs.fsdp_memory(
+            units,
+            n,
+            **kind,
+            compute_bytes=compute,
+            prefetch=ahead,
+            reducing=waiting,
+            reduce_buffers=buffers,
+            copied=copied,
+            reshard_after_forward=freed,
+        )
+        peak, whole, grads = step_of_fsdp(
+            units,
+            n,
+            each=compute or one.parameters,
+            one=one,
+            ahead=ahead,
+            waiting=waiting,
+            buffers=buffers,
+            copied=copied,
+            freed=[freed] * len(units) if isinstance(freed, bool) else freed,
+        )
+        assert (found.peak, found.gathered, found.whole_gradients) == (
+            peak,
+            whole,
+            grads,
+        )
+        shards = sum(costs.shard_size(size, n) for size in units)
+        assert found.persistent == shards * one.total
+        assert found.parameter_peak == shards * one.parameters + whole
+
+
+def test_the_parameter_peak_of_the_fsdp_paper():
+    """Σψ/F + max ψ: a tenth of the model on top of a quarter, for ten equal units."""
+    psi = 4 * 10_000
+    memory = costs.fsdp_memory([1000] * 10, world_size=4)
+    assert memory.parameter_peak == 0.35 * psi
+    # One unit for all: no less than without FSDP, and its shard on top.
+    assert costs.fsdp_memory([10_000], 4).parameter_peak == 1.25 * psi
+    # A prefetched unit costs as much again; unequal units, as much as the largest.
+    assert costs.fsdp_memory([1000] * 10, 4, prefetch=1).parameter_peak == 0.45 * psi
+    unequal = costs.fsdp_memory([400, 8000, 1600], 4)
+    assert unequal.parameter_peak == (0.25 + 0.8) * psi
+    # Without freeing, everything is whole in the end.
+    stays = costs.fsdp_memory([1000] * 10, 4, reshard_after_forward=False)
+    assert stays.parameter_peak == 1.25 * psi
+    # In bfloat16, whole parameters take half.
+    half = costs.fsdp_memory([1000] * 10, 4, compute_bytes=2)
+    assert half.parameter_peak == 0.30 * psi
+
+
+def test_activations_of_gpt_3():
+    """Korthikanti et al., arXiv 2205.05198: 2.87 GB a layer, selective saves 70.2 %."""
+    gpt3 = {"batch": 1, "sequence": 2048, "width": 12288, "heads": 96}
+    sbh = 2048 * 12288
+    layer = costs.activation_bytes(**gpt3)
+    assert layer == sbh * (34 + 5 * 96 * 2048 / 12288) == sbh * 114
+    assert layer / GB == pytest.approx(2.87, abs=5e-3)
+    selective = costs.activation_bytes(**gpt3, recompute="selective")
+    assert selective == 34 * sbh
+    assert 1 - selective / layer == pytest.approx(0.702, abs=5e-4)
+    assert costs.activation_bytes(**gpt3, recompute="full") == 2 * sbh
+    assert costs.activation_bytes(**gpt3, layers=96) == 96 * layer
+    # Linear in the batch; attention weights grow with the square of the sequence.
+    assert costs.activation_bytes(4, 2048, 12288, 96) == 4 * layer
+    longer = costs.activation_bytes(1, 4096, 12288, 96)
+    assert longer == 2 * 34 * sbh + 4 * 80 * sbh
+    head = costs.activation_bytes(**gpt3, vocabulary=51200) - layer
+    assert head == 4 * sbh + 4 * 2048 * 51200
+
+
+# ------------------------------------------------- memory, counted in real tensors
+
+
+def gpt(layers=2, width=64, vocabulary=500, positions=32, dtype=None):
+    """The parameters of a GPT, as modules; it does not need to compute."""
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+
+    def layer():
+        return nn.ModuleList(
+            [
+                *(nn.LayerNorm(width), nn.Linear(width, 3 * width)),
+                *(nn.Linear(width, width), nn.LayerNorm(width)),
+                *(nn.Linear(width, 4 * width), nn.Linear(4 * width, width)),
+            ]
+        )
+
+    model = nn.ModuleList([nn.Embedding(vocabulary, width)])
+    model.append(nn.Embedding(positions, width))
+    model.extend(layer() for _ in range(layers))
+    model.append(nn.LayerNorm(width))
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "vocabulary", "positions"),
+    [(1, 8, 5, 0), (2, 64, 500, 32), (3, 24, 7, 11)],
+)
+def test_parameters_are_those_of_a_real_model(layers, width, vocabulary, positions):
+    model = gpt(layers, width, vocabulary, positions)
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    arguments = (layers, width, vocabulary, positions)
+    assert costs.transformer_parameters(*arguments) == counted
+
+
+def nbytes_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "mixed"])
+def test_states_are_those_of_a_real_optimizer(optimizer, precision):
+    """A model and torch.optim's optimizer after a step: the bytes of all tensors."""
+    torch = pytest.importorskip("torch")
+    makers = {
+        "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "momentum": lambda parameters: torch.optim.SGD(
+            parameters, lr=0.1, momentum=0.9
+        ),
+        "adam": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    }
+    low = torch.float32 if precision == "float32" else torch.bfloat16
+    parameters = [*gpt(dtype=low).parameters()]
+    masters = []
+    if precision == "mixed":
+        masters = [p.detach().float().requires_grad_() for p in parameters]
+    steps = makers[optimizer](masters or parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    for master, parameter in zip(masters, parameters, strict=False):
+        master.grad = parameter.grad.float()
+    steps.step()
+    for master, parameter in zip(masters, parameters, strict=False):
+        master.grad = None
+        parameter.data.copy_(master)
+    kept = [
+        value
+        for state in steps.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
+    ]
+    found = costs.ModelStates(
+        nbytes_of(parameters),
+        nbytes_of(parameter.grad for parameter in parameters),
+        nbytes_of([*kept, *masters]),
+    )
+    size = costs.transformer_parameters(2, 64, 500, 32)
+    expected = costs.zero_memory(size, optimizer=optimizer, precision=precision)
+    assert found.parameters == expected.parameters
+    assert found.gradients == expected.gradients
+    # Adam counts its steps in a number for each tensor.
+    assert found.optimizer == pytest.approx(expected.optimizer, rel=0.01)
+
+
+def saved_bytes(forward, modules):
+    """Bytes of storages that a forward pass saves, without those of parameters."""
+    torch = pytest.importorskip("torch")
+    saved = {}
+    own = {
+        parameter.untyped_storage().data_ptr()
+        for module in modules
+        for parameter in module.parameters()
+    }
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()  # kept, so that no address is used twice
+    assert result.requires_grad
+    return sum(saved.values())
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_activations_are_those_of_a_real_layer(recompute, precision):
+    """A layer as in the paper's figure 2; dropout keeps a mask of one byte a number."""
+    torch = pytest.importorskip("torch")
+    from torch.nn import functional
+    from torch.utils.checkpoint import checkpoint
+
+    s, b, h, a, v = 128, 2, 256, 4, 1000
+    dtype = getattr(torch, precision)
+    one = {"dtype": dtype}
+    norm_1, norm_2, norm_3 = (torch.nn.LayerNorm(h, **one) for _ in range(3))
+    qkv, out = torch.nn.Linear(h, 3 * h, **one), torch.nn.Linear(h, h, **one)
+    up, down = torch.nn.Linear(h, 4 * h, **one), torch.nn.Linear(4 * h, h, **one)
+    head = torch.nn.Linear(h, v, bias=False, **one)
+
+    def dropout(x):
+        return torch.native_dropout(x, 0.1, True)[0]
+
+    def attention(queries, keys, values):
+        scores = torch.bmm(queries, keys.transpose(1, 2)) * (h // a) ** -0.5
+        return torch.bmm(dropout(scores.softmax(-1)), values)
+
+    def layer(x):
+        heads = qkv(norm_1(x)).view(s, b * a, 3 * h // a).transpose(0, 1)
+        parts = heads.chunk(3, dim=-1)
+        if recompute == "selective":
+            mixed = checkpoint(attention, *parts, use_reentrant=True)
+        else:
+            mixed = attention(*parts)
+        x = x + dropout(out(mixed.transpose(0, 1).reshape(s, b, h)))
+        return x + dropout(down(functional.gelu(up(norm_2(x)))))
+
+    def some_layers(x, layers):
+        for _ in range(layers):
+            x = checkpoint(layer, x, use_reentrant=True) if full else layer(x)
+        return x
+
+    def loss(x, layers):
+        logits = head(norm_3(some_layers(x, layers))).float().view(-1, v)
+        return functional.cross_entropy(logits, torch.zeros(s * b, dtype=torch.long))
+
+    modules = (norm_1, norm_2, norm_3, qkv, out, up, down, head)
+    full = recompute == "full"
+    x = torch.randn(s, b, h, requires_grad=True, **one)
+    sizes = {"batch": b, "sequence": s, "width": h, "heads": a}
+    sizes |= {"recompute": recompute, "element_bytes": x.element_size()}
+    for layers in (1, 3):
+        measured = saved_bytes(lambda layers=layers: some_layers(x, layers), modules)
+        formula = costs.activation_bytes(**sizes, layers=layers)
+        assert measured == pytest.approx(formula, rel=0.01), layers
+    measured = saved_bytes(lambda: loss(x, 3), modules)
+    formula = costs.activation_bytes(**sizes, layers=3, vocabulary=v)
+    assert measured == pytest.approx(formula, rel=0.01)
+
+
+WIDTH = 128
+# Two units of one tensor, and two of three: all their elements, and the largest tensor.
+UNITS = [WIDTH**2, 7 * WIDTH**2, WIDTH**2, 7 * WIDTH**2]
+LARGEST = [WIDTH**2, 3 * WIDTH**2, WIDTH**2, 3 * WIDTH**2]
+
+
+def measured_fsdp(options):
+    """Bytes of all tensors of a rank at the peak of a step, and after it."""
+    import torch
+    from torch import nn
+
+    from course_utils.from_scratch import fsdp
+    from course_utils.tensor_bytes import record_tensor_bytes
+
+    def linear(inputs, outputs):
+        return nn.Linear(inputs * WIDTH, outputs * WIDTH, bias=False)
+
+    def unit(tensors):
+        if tensors == 1:
+            return linear(1, 1)
+        return nn.Sequential(linear(1, 1), linear(1, 3), linear(3, 1))
+
+    with record_tensor_bytes() as record:
+        module = nn.Sequential(*(unit(tensors) for tensors in (1, 3, 1, 3)))
+        model = fsdp.FSDP(module, units=[*module], **options)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        for step in range(2):  # the first one makes the optimizer's states
+            optimizer.zero_grad()
+            with record.label(f"step {step}"):
+                model(torch.ones(1, WIDTH)).sum().backward()
+            optimizer.step()
+    return record.peak_of("step 1"), record.end
+
+
+def test_fsdp_memory_is_that_of_real_ranks():
+    """From scratch, on gloo, to 1 %: the rest are activations of one row."""
+    with Ranks(4, quiet=True) as ranks:
+        for options in (
+            {"prefetch": 0, "max_reduces": 1},
+            {"prefetch": 1, "max_reduces": None},
+            {"prefetch": 1, "max_reduces": 0, "reshard_after_forward": False},
+        ):
+            bound = options["max_reduces"]
+            formula = costs.fsdp_memory(
+                UNITS,
+                4,
+                prefetch=options["prefetch"],
+                reducing=3 if bound is None else bound,
+                reduce_buffers=3,
+                copied=LARGEST,
+                reshard_after_forward=options.get("reshard_after_forward", True),
+            )
+            for peak, end in ranks.run(measured_fsdp, options):
+                assert peak == pytest.approx(formula.peak, rel=0.01), options
+                assert end == pytest.approx(formula.persistent, rel=0.01), options
+
+
+# ---------------------------------------------------------------- cards and shapes
+
+
+def test_cards_have_what_nvidia_smi_reports():
+    sizes = [card.nbytes for card in costs.CARDS]
+    assert sizes == sorted(sizes)
+    for card in costs.CARDS:
+        number, unit = card.stated.split()
+        assert unit == "GB"
+        # NVIDIA states GB and builds in about as many GiB.
+        assert 0.9 < card.nbytes / (float(number) * costs.GiB) < 1.001
+        assert f"{card.nbytes // costs.MiB} MiB" in card.source
+        assert card.stated in card.source
+        assert costs.card(card.name) is card
+    assert costs.card("H100").nbytes == 81_559 * costs.MiB
+
+
+def test_transformers_have_the_sizes_of_their_names():
+    sizes = [shape.parameters for shape in costs.TRANSFORMERS]
+    assert sizes == sorted(sizes)
+    for shape in costs.TRANSFORMERS:
+        assert costs.transformer_shape(shape.name) is shape
+        assert shape.width % shape.heads == 0
+        number, _, word = shape.name.partition(" ")
+        if word in ("billion", "trillion"):
+            size = float(number) * {"billion": 1e9, "trillion": 1e12}[word]
+            assert shape.parameters == pytest.approx(size, rel=0.03)
+    # Radford et al. 2019, table 2, and the authors' code.
+    assert costs.transformer_shape("GPT-2 small").parameters == 124_439_808
+    assert costs.transformer_shape("GPT-2 XL").parameters == 1_557_611_200
+
+
 # ---------------------------------------------------------------- wrong arguments
 
 ONE = {"latency": 0, "bandwidth": 1}
@@ -432,6 +902,75 @@ BOTH = {"inside": Transfer(0, 1), "between": Transfer(0, 1)}
             "bandwidth is 0: expected more than 0.",
         ),
         (lambda: costs.link("NVLink"), "There is no link 'NVLink' on the ladder."),
+        (
+            lambda: costs.state_bytes("adamw"),
+            "optimizer is 'adamw': expected one of 'sgd', 'momentum', 'adam'.",
+        ),
+        (
+            lambda: costs.state_bytes("adam", "float16"),
+            "precision is 'float16': expected one of 'float32', 'bfloat16', 'mixed'.",
+        ),
+        (
+            lambda: costs.zero_memory(1, stage=4),
+            "stage is 4: expected one of 0, 1, 2, 3.",
+        ),
+        (lambda: costs.zero_memory(1, gpus=0), "gpus is 0: expected a whole number"),
+        (lambda: costs.zero_memory(-1), "parameters is -1: expected 0 or more."),
+        (lambda: costs.zero_traffic(1, 0), "world_size is 0: expected a whole number"),
+        (lambda: costs.zero_traffic(1, 2, stage=-1), "stage is -1: expected one of"),
+        (lambda: costs.zero_traffic(-1, 2), "nbytes is -1: expected 0 or more."),
+        (lambda: costs.shard_size(1.5, 2), "elements is 1.5: expected a whole number"),
+        (lambda: costs.shard_size(1, 0), "world_size is 0: expected a whole number"),
+        (lambda: costs.shard_parts([1, -2], 2), "sizes[1] is -2: expected a whole"),
+        (lambda: costs.shard_parts([1], 0), "world_size is 0"),
+        (lambda: costs.fsdp_memory([], 4), "There are no units: expected the size of"),
+        (lambda: costs.fsdp_memory([1, 0.5], 4), "units[1] is 0.5: expected a whole"),
+        (lambda: costs.fsdp_memory([1], 0), "world_size is 0"),
+        (lambda: costs.fsdp_memory([1], 4, prefetch=-1), "prefetch is -1"),
+        (lambda: costs.fsdp_memory([1], 4, reducing=0.5), "reducing is 0.5"),
+        (
+            lambda: costs.fsdp_memory([1], 4, compute_bytes=0),
+            "compute_bytes is 0: expected more than 0.",
+        ),
+        (lambda: costs.fsdp_memory([1], 4, reduce_buffers=-1), "reduce_buffers is -1"),
+        (
+            lambda: costs.fsdp_memory([1, 2], 4, copied=[1]),
+            "copied has 1 sizes for 2 units: expected one for each, or none.",
+        ),
+        (lambda: costs.fsdp_memory([1], 4, copied=[0.5]), "copied[0] is 0.5: expected"),
+        (
+            lambda: costs.fsdp_memory([1, 2], 4, reshard_after_forward=[True]),
+            "reshard_after_forward has 1 entries for 2 units: expected one for each",
+        ),
+        (
+            lambda: costs.activation_bytes(1, 2, 3, 4, recompute="all"),
+            "recompute is 'all': expected one of 'none', 'selective', 'full'.",
+        ),
+        (lambda: costs.activation_bytes(0, 2, 3, 4), "batch is 0: expected a whole"),
+        (lambda: costs.activation_bytes(1, 0, 3, 4), "sequence is 0"),
+        (lambda: costs.activation_bytes(1, 2, 0, 4), "width is 0"),
+        (lambda: costs.activation_bytes(1, 2, 3, 0), "heads is 0"),
+        (lambda: costs.activation_bytes(1, 2, 3, 4, layers=0), "layers is 0"),
+        (
+            lambda: costs.activation_bytes(1, 2, 3, 4, element_bytes=0),
+            "element_bytes is 0: expected more than 0.",
+        ),
+        (
+            lambda: costs.activation_bytes(1, 2, 3, 4, vocabulary=-1),
+            "vocabulary is -1: expected a whole number from 0 up.",
+        ),
+        (lambda: costs.transformer_parameters(0, 8, 5), "layers is 0"),
+        (lambda: costs.transformer_parameters(1, 0, 5), "width is 0"),
+        (lambda: costs.transformer_parameters(1, 8, 0), "vocabulary is 0"),
+        (lambda: costs.transformer_parameters(1, 8, 5, -1), "positions is -1"),
+        (
+            lambda: costs.card("A100"),
+            "There is no card 'A100' here. There are: T4, RTX 4090, A100 40GB, H100",
+        ),
+        (
+            lambda: costs.transformer_shape("GPT-4"),
+            "There is no transformer 'GPT-4' here. There are: GPT-2 small, GPT-2 XL",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(call, message):

@@ -17,10 +17,16 @@ from torch.distributed.run import get_args_parser
 from course_utils import costs, explorers, simulator, snapshots
 from course_utils.explorers import (
     CollectiveExplorer,
+    MemoryExplorer,
     RankExplorer,
     RingStepper,
     WhatIfExplorer,
+    base,
+    collectives,
+    memory,
+    what_if,
 )
+from course_utils.explorers.ring import _MARKS
 from course_utils.ranks import Ranks
 from course_utils.snapshots import History, Moment, Taken
 
@@ -159,7 +165,10 @@ TWO = [
 
 @pytest.mark.parametrize(
     "explorer",
-    [RankExplorer(2, 4, 5), CollectiveExplorer(), RingStepper(TWO), WhatIfExplorer()],
+    [
+        *(RankExplorer(2, 4, 5), CollectiveExplorer(), RingStepper(TWO)),
+        *(WhatIfExplorer(), MemoryExplorer()),
+    ],
 )
 def test_the_saved_form_is_text_with_the_same_content(explorer, monkeypatch):
     shown = []
@@ -172,7 +181,7 @@ def test_the_saved_form_is_text_with_the_same_content(explorer, monkeypatch):
     assert text["text/plain"] == explorer.text()
     assert explorer.body in text["text/html"]
     assert view["text/html"] == ""
-    assert view[explorers._WIDGET]["model_id"] == explorer.model_id
+    assert view[base._WIDGET]["model_id"] == explorer.model_id
     assert explorer.model_id not in text["text/html"] + text["text/plain"]
 
 
@@ -262,9 +271,9 @@ def test_every_collective(world_size):
         for rank, (name, before, after) in enumerate(ranks):
             here = rooted and rank == explorer.root
             assert name == f"rank {rank} (root)" if here else f"rank {rank}"
-            assert before == explorers._shown(explorer.before()[rank])
+            assert before == collectives.shown(explorer.before()[rank])
             if after != "undefined":
-                assert after == explorers._shown(explorer.after()[rank])
+                assert after == collectives.shown(explorer.after()[rank])
             else:
                 assert (explorer.collective, here) == ("reduce", False)
         assert page.codes == explorer.lines()
@@ -299,7 +308,7 @@ def test_its_costs_are_those_of_the_functions_of_this_course():
 def test_its_factors_are_those_of_nccl_tests(n):
     formulas = {"2(n−1)/n": 2 * (n - 1) / n, "(n−1)/n": (n - 1) / n, "1": 1.0}
     for collective in COLLECTIVES:
-        formula = explorers._KINDS[collective].factor
+        formula = collectives._KINDS[collective].factor
         said = CollectiveExplorer(collective, n).body
         if not formula:
             assert "the documentation of nccl-tests has no factor for it." in said
@@ -432,7 +441,7 @@ def test_every_number_shown_was_in_a_tensor(n, size, recorded):
         for rank, (name, *cells) in enumerate(rows):
             assert name == f"rank {rank}"
             for place, cell in zip(places, cells, strict=True):
-                numbers = explorers._shown(held[rank][place])
+                numbers = collectives.shown(held[rank][place])
                 assert cell.startswith(numbers)
                 goes = bool(parts) and parts[rank] == (place.start, place.stop)
                 assert ("↑ sends" in cell) == goes
@@ -610,7 +619,7 @@ def test_the_stepper_follows_its_slider():
         "rank 0  [1]             [11] ✓ ↓ ↑",
         "rank 1  [3] ✓ ↓ ↑       [6]",
         "",
-        explorers._MARKS,
+        _MARKS,
         "Sent so far by each rank: 1 message; elements in them: 1. Its tensor has 2.",
     ]
     stepper.set_state({"step": 99})
@@ -674,15 +683,15 @@ def test_the_figures_are_those_of_the_simulator(cluster, model):
             assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
         _, computing, waiting, exposed, whole = Reader(explorer.body).rows[:5]
         assert computing[1:] == [
-            explorers._duration(step.compute),
+            base.duration(step.compute),
             f"{100 * step.efficiency:.3g} %",
         ]
-        assert waiting[1] == explorers._duration(step.waiting)
-        assert exposed[1] == explorers._duration(step.exposed)
-        assert whole[1:] == [explorers._duration(step.seconds), "100 %"]
+        assert waiting[1] == base.duration(step.waiting)
+        assert exposed[1] == base.duration(step.exposed)
+        assert whole[1:] == [base.duration(step.seconds), "100 %"]
         parts = step.compute + step.waiting + step.exposed
         assert parts == pytest.approx(step.seconds)
-        assert f"{explorers._duration(step.seconds)} a step" in explorer.summary
+        assert f"{base.duration(step.seconds)} a step" in explorer.summary
         assert simulator.CLUSTERS[cluster].source in explorer.body
         assert simulator.MODELS[model].source in explorer.body
         for row in Reader(explorer.body).rows:
@@ -697,7 +706,7 @@ def test_a_move_of_a_slider_is_fast(algorithm, model):
     explorer = WhatIfExplorer(model=model, nodes=1, algorithm=algorithm)
     taken = []
     for _ in range(3):
-        explorers._simulate.cache_clear()
+        what_if._simulate.cache_clear()
         started = time.process_time()  # what others do on this machine is not meant
         explorer.nodes = nodes
         taken.append(time.process_time() - started)
@@ -779,5 +788,185 @@ def test_settings_that_do_not_exist(settings, message):
         WhatIfExplorer(**settings)
 
 
+# ---------------------------------------------------------------- memory
+
+# Of each kind, with all that differs between them.
+MEMORY = [
+    {},
+    {"model": "GPT-2 small", "optimizer": "sgd", "precision": "float32", "gpus": 1},
+    {"model": "GPT-2 XL", "optimizer": "momentum", "stage": 1, "batch": 16},
+    {"model": "1 trillion", "gpus": 1024, "stage": 3, "recompute": "full"},
+    {"precision": "bfloat16", "stage": 2, "recompute": "selective", "sequence": 8192},
+    {"model": "GPT-2 XL", "gpus": 1024, "stage": 3, "sequence": 128},
+]
+every_memory = pytest.mark.parametrize("settings", MEMORY, ids=str)
+
+
+def test_the_figures_are_those_of_the_zero_paper():
+    """The states of 7.5 billion parameters on 64 GPUs: 120, 31.4, 16.6, 1.9 GB."""
+    explorer = MemoryExplorer("7.5 billion", gpus=64)
+    for stage, paper in enumerate((120, 31.4, 16.6, 1.9)):
+        explorer.stage = stage
+        held = explorer.held()
+        states = held["parameters"] + held["gradients"] + held["optimizer"]
+        # The paper has a round number of parameters; this model has 7.47 billion.
+        assert states / costs.GB == pytest.approx(paper, rel=0.02)
+
+
+@every_memory
+def test_what_is_held_follows_the_formulas(settings):
+    explorer = MemoryExplorer(**settings)
+    shape = costs.transformer_shape(explorer.model)
+    states = costs.zero_memory(
+        shape.parameters,
+        gpus=explorer.gpus,
+        stage=explorer.stage,
+        optimizer=explorer.optimizer,
+        precision=explorer.precision,
+    )
+    held = explorer.held()
+    assert held["parameters"] == states.parameters
+    assert held["gradients"] == states.gradients
+    assert held["optimizer"] == states.optimizer
+    sizes = explorer.batch, explorer.sequence, shape.width, shape.heads
+    each = 4 if explorer.precision == "float32" else 2
+    layers = [
+        costs.activation_bytes(*sizes, recompute=recompute, element_bytes=each)
+        for recompute in [explorer.recompute] * (shape.layers - 1) + ["none"]
+    ]
+    tokens = explorer.batch * explorer.sequence
+    logits = 4 * tokens * shape.vocabulary + 2 * each * tokens * shape.width
+    assert held["activations"] == pytest.approx(sum(layers) + logits)
+
+    # One unit more: its parameters if they are sharded, its gradient if these are.
+    embedding = (shape.vocabulary + shape.positions + 2) * shape.width
+    layer = (shape.parameters - embedding) / shape.layers
+    unit = max(embedding, layer) * each
+    if explorer.gpus > 1:
+        assert held["unit"] == unit * {0: 0, 1: 0, 2: 1, 3: 2}[explorer.stage]
+    else:
+        assert held["unit"] == 0
+    sharded = costs.fsdp_memory(
+        [int(embedding), *[int(layer)] * shape.layers],
+        explorer.gpus,
+        optimizer=explorer.optimizer,
+        precision=explorer.precision,
+    )
+    if explorer.gpus > 1:
+        third = explorer.held(3)
+        total = sum(third.values()) - third["activations"]
+        # All shards at once, and the largest unit: never less than what is there.
+        assert sharded.peak <= total * (1 + 1e-3)
+        assert sharded.gathered + sharded.whole_gradients == pytest.approx(
+            third["unit"], rel=1e-3
+        )
+
+
+@every_memory
+def test_all_that_is_held_is_shown(settings):
+    explorer = MemoryExplorer(**settings)
+    held = explorer.held()
+    total = sum(held.values())
+    rows = Reader(explorer.body).rows
+    head, *parts = rows[:7]
+    assert head == ["", "on each GPU", "share"]
+    assert [row[0].strip() for row in parts] == [
+        *("parameters", "gradients", "optimizer states", "activations"),
+        *("one whole unit", "all of it"),
+    ]
+    assert [row[1] for row in parts[:-1]] == [memory._size(n) for n in held.values()]
+    assert parts[-1][1:] == [memory._size(total), "100 %"]
+    shares = [float(row[2].removesuffix(" %")) for row in parts[:-1]]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+
+    cards = rows[8:14]
+    assert [row[0] for row in cards] == [card.name for card in costs.CARDS]
+    for row, card in zip(cards, costs.CARDS, strict=True):
+        fits = card.nbytes >= total
+        assert row[2].endswith("left" if fits else "too much")
+        assert row[2].startswith(memory._size(abs(card.nbytes - total)))
+        told = explorer.summary.rpartition("It fits on ")[2].rstrip(".").split(", ")
+        assert (card.name in told) == fits
+    stages = rows[15:19]
+    for stage, row in enumerate(stages):
+        assert row[-1] == memory._size(sum(explorer.held(stage).values()))
+        assert row[0].startswith("▶") == (stage == explorer.stage)
+    for row in (*parts, *cards, *stages):
+        assert all(cell.strip() in explorer.text() for cell in row)
+    assert costs.transformer_shape(explorer.model).source in explorer.text()
+
+
+@every_memory
+def test_bars_are_as_long_as_what_they_show(settings):
+    explorer = MemoryExplorer(**settings)
+    held = [n for n in explorer.held().values() if n]
+    widths = [float(part.split("%")[0]) for part in explorer.body.split("width: ")[1:]]
+    each = len(held) + 2  # what is held in all, its parts, and the card
+    assert len(widths) == each * len(costs.CARDS)
+    largest = costs.CARDS[-1].nbytes
+    for place, card in enumerate(costs.CARDS):
+        total, *parts, frame = widths[place * each : (place + 1) * each]
+        assert total == pytest.approx(100 * sum(held) / largest, rel=1e-3)
+        assert frame == pytest.approx(100 * card.nbytes / largest, rel=1e-3)
+        assert parts == pytest.approx([100 * n / sum(held) for n in held], rel=1e-3)
+
+
+def test_a_higher_stage_never_needs_more_than_the_one_before():
+    """As long as the model has more than a few layers."""
+    for shape in costs.TRANSFORMERS[2:]:
+        explorer = MemoryExplorer(shape.name, gpus=64)
+        totals = [sum(explorer.held(stage).values()) for stage in range(4)]
+        assert totals == sorted(totals, reverse=True)
+
+
+def test_the_memory_explorer_follows_its_settings():
+    explorer = MemoryExplorer()
+    assert [one["name"] for one in explorer.controls] == [
+        *("model", "optimizer", "precision", "gpus", "stage"),
+        *("batch", "sequence", "recompute"),
+    ]
+    stops = {one["name"]: one["values"] for one in explorer.controls if "values" in one}
+    assert {name: (v[0], v[-1]) for name, v in stops.items()} == {
+        "gpus": (1, 1024),
+        "batch": (1, 64),
+        "sequence": (128, 32_768),
+    }
+    before = explorer.summary
+    assert "ZeRO stage 0" in before
+    explorer.set_state({"stage": 9, "gpus": 0, "batch": 100, "sequence": -1})
+    assert (explorer.stage, explorer.gpus) == (3, 1)
+    assert (explorer.batch, explorer.sequence) == (64, 1)
+    assert "on 1 GPU, ZeRO stage 3" in explorer.summary != before
+    with pytest.raises(traitlets.TraitError, match="precision"):
+        explorer.precision = "float8"
+    explorer.set_state({"model": "1 trillion"})
+    assert explorer.summary.endswith("It fits on no card.")
+    assert repr(explorer) == (
+        "MemoryExplorer('1 trillion', 'adam', 'mixed', gpus=1, stage=3, batch=64, "
+        "sequence=1, recompute='none')"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "GPT-5"}, "model is 'GPT-5': expected one of GPT-2 small; GPT-2 XL"),
+        ({"optimizer": "adamw"}, "optimizer is 'adamw': expected one of sgd; momentum"),
+        ({"precision": "int8"}, "precision is 'int8': expected one of float32; bfl"),
+        ({"recompute": True}, "recompute is True: expected one of none; selective"),
+        ({"gpus": 0}, "gpus is 0: expected a whole number from 1 to 1,024."),
+        ({"stage": 4}, "stage is 4: expected a whole number from 0 to 3."),
+        ({"batch": 1.0}, "batch is 1.0: expected a whole number from 1 to 64."),
+        ({"sequence": 10**6}, "sequence is 1000000: expected a whole number from 1 to"),
+    ],
+)
+def test_memory_settings_that_do_not_exist(settings, message):
+    with pytest.raises(ValueError, match=message):
+        MemoryExplorer(**settings)
+
+
 def test_docstrings():
-    assert doctest.testmod(explorers) == (0, 11)
+    modules = (explorers, base, collectives, memory, what_if)
+    examples = [doctest.testmod(module) for module in modules]
+    assert sum(failed for failed, _ in examples) == 0
+    assert [attempted for _, attempted in examples] == [3, 0, 3, 2, 2]

@@ -26,6 +26,9 @@ ML_ENGINEERING = "stas00/ml-engineering, network/benchmarks/README.md"
 MEGATRON = "Narayanan et al., SC21, arXiv 2104.04473"
 GPIPE = "Huang et al., arXiv 1811.06965, section 2.3"
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
+ZERO = "Rajbhandari et al. 2020, arXiv 1910.02054"
+FSDP = "Zhao et al. 2023, arXiv 2304.11277"
+KORTHIKANTI = "Korthikanti et al. 2022, arXiv 2205.05198"
 PATARASUK = "Patarasuk and Yuan, JPDC 69 (2009) 117-124"
 
 
@@ -120,7 +123,90 @@ FORMULAS = [
         0,
         "github.com/NVIDIA/nccl-tests/issues/212: 450 GB/s is the line rate",
     ),
+    *[
+        (
+            f"GB of states on each GPU, 7.5e9 parameters, 64 GPUs, ZeRO stage {stage}",
+            lambda stage=stage: zero_gb(7.5e9, 64, stage),
+            value,
+            0.05,  # printed with one digit
+            ZERO + ", figure 1",
+        )
+        for stage, value in enumerate((120, 31.4, 16.6, 1.9))
+    ],
+    (
+        "GB of states on each GPU, 1e12 parameters, 1024 GPUs, ZeRO stage 3",
+        lambda: zero_gb(1e12, 1024, 3),
+        15.6,
+        0.05,
+        ZERO + ", table 1, all of which is in test_costs.py",
+    ),
+    *[
+        (
+            f"billions of parameters in 32 GB on 64 GPUs, ZeRO stage {stage}",
+            lambda stage=stage: 32 / zero_gb(1e9, 64, stage),
+            value,
+            0.05,
+            ZERO + ", table 2, maximum theoretical model size, MP 1",
+        )
+        for stage, value in enumerate((2, 7.6, 14.4, 128))
+    ],
+    (
+        "bytes that FSDP sends / bytes that DDP sends, 8 ranks",
+        lambda: costs.zero_traffic(1, 8, stage=3) / costs.zero_traffic(1, 8, stage=0),
+        1.5,
+        1e-12,
+        FSDP + ", section 3.2: 3M(W-1)/W against 2M(W-1)/W; " + ZERO + ", section 7",
+    ),
+    (
+        "most of the parameters on a rank of 4, ten equal units / all of them",
+        lambda: costs.fsdp_memory([1000] * 10, 4).parameter_peak / 40_000,
+        1 / 4 + 1 / 10,
+        1e-12,
+        FSDP + ", section 3.2.1: the sum of all shards, and the largest unit",
+    ),
+    (
+        "share of activations that selective recomputation saves, GPT-3",
+        lambda: selective_saves(sequence=2048, width=12288, heads=96),
+        0.70,
+        5e-3,
+        KORTHIKANTI + ", section 5",
+    ),
+    (
+        "the same, MT-NLG 530B",
+        lambda: selective_saves(sequence=2048, width=20480, heads=128),
+        0.65,
+        5e-3,
+        KORTHIKANTI + ", section 5",
+    ),
+    *[
+        (
+            f"billions of parameters, {layers} layers of width {width}",
+            lambda layers=layers, width=width: (
+                costs.transformer_parameters(layers, width, 51_200, 2048) / 1e9
+            ),
+            value,
+            0.05,
+            MEGATRON + ", table 1",
+        )
+        for value, layers, width in (
+            *((1.7, 24, 2304), (3.6, 30, 3072), (7.5, 36, 4096), (18.4, 40, 6144)),
+            *((39.1, 48, 8192), (76.1, 60, 10240), (145.6, 80, 12288)),
+            *((310.1, 96, 16384), (529.6, 105, 20480), (1008.0, 128, 25600)),
+        )
+    ],
 ]
+
+
+def zero_gb(parameters: float, gpus: int, stage: int) -> float:
+    return costs.zero_memory(parameters, gpus=gpus, stage=stage).total / costs.GB
+
+
+def selective_saves(**sizes: int) -> float:
+    kept, everything = (
+        costs.activation_bytes(1, **sizes, recompute=recompute)
+        for recompute in ("selective", "none")
+    )
+    return 1 - kept / everything
 
 
 def ring_sends(n: int) -> float:

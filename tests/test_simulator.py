@@ -11,7 +11,14 @@ import pytest
 
 from course_utils import costs, simulator
 from course_utils.costs import Transfer
-from course_utils.simulator import Cluster, Layer, Model, all_reduce, ddp_step
+from course_utils.simulator import (
+    Cluster,
+    Layer,
+    Model,
+    all_reduce,
+    ddp_step,
+    fsdp_step,
+)
 
 LINK = Transfer(latency=5e-6, bandwidth=10e9)
 S = 3e8
@@ -388,6 +395,205 @@ def test_bad_steps(wrong, says):
         ddp_step(flat(4), FOUR, **{"samples": 1, **wrong})
 
 
+# --- a step of FSDP -------------------------------------------------------------
+
+UNTIED = simulator.transformer(
+    "untied", layers=6, width=256, vocabulary=1000, tied=False
+)
+NO_LATENCY = Transfer(0.0, 1e9)
+UNIT = MiB // 4  # parameters of a layer of FOUR: 1 MiB in float32
+
+
+def half(n, nbytes, link=LINK):
+    """Seconds of an all-gather, or of a reduce-scatter."""
+    return (n - 1) * (link.latency + nbytes / n / link.bandwidth)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_an_all_gather_is_half_of_a_ring_all_reduce(n):
+    run = simulator.all_gather(flat(n), S)
+    assert run.seconds == pytest.approx(half(n, S))
+    assert 2 * run.seconds == pytest.approx(all_reduce(flat(n), S, "ring").seconds)
+    sent = costs.bus_bandwidth_factor("all_gather", n) * S
+    np.testing.assert_allclose(run.sent, [sent] * n)
+    assert run.messages == n * (n - 1)
+    pods = two_levels(4, 2)
+    one_by_one = simulator.all_gather(pods, S, every_gpu=True).seconds
+    together = simulator.all_gather(pods, S, every_gpu=False).seconds
+    assert together == pytest.approx(one_by_one, rel=1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("model", [FOUR, UNTIED], ids=lambda model: model.name)
+def test_without_overlap_a_step_is_the_sum_of_its_parts(n, model):
+    cluster = flat(n)
+    alone = fsdp_step(flat(1), model, 10)
+    assert alone.seconds == alone.compute and alone.sent == 0
+    assert alone.seconds == pytest.approx(10 * model.flops / (0.5 * cluster.flops))
+    sizes = [4 * layer.parameters for layer in model.layers]
+
+    step = fsdp_step(cluster, model, 10, prefetch=0)
+    gathers = sum(half(n, size) for size in sizes)
+    assert step.seconds == pytest.approx(alone.seconds + 3 * gathers)
+    # Without all-gathers in it, the backward pass hides all but one reduce-scatter.
+    kept = fsdp_step(cluster, model, 10, prefetch=0, reshard_after_forward=False)
+    last = half(n, sizes[0])
+    assert alone.seconds + gathers + last <= kept.seconds * (1 + 1e-9)
+    assert kept.seconds < alone.seconds + 2 * gathers
+    if model is FOUR:  # whose layers all take longer to compute than to reduce
+        assert kept.seconds == pytest.approx(alone.seconds + gathers + last)
+
+    for prefetch in (0, 1, 3):  # one unit: there is no next one
+        step = fsdp_step(cluster, model, 10, layers_per_unit=99, prefetch=prefetch)
+        expected = alone.seconds + 3 * half(n, sum(sizes))
+        assert step.seconds == pytest.approx(expected)
+        assert step.whole == sum(sizes)
+        assert [event.kind for event in step.events] == [
+            *("all-gather", "forward", "free"),
+            *("all-gather", "backward", "free", "reduce-scatter"),
+        ]
+
+
+def test_fast_links_show_only_what_nothing_can_hide():
+    """The first all-gathers of both passes, and the last reduce-scatter."""
+    step = fsdp_step(flat(4), FOUR, 10)
+    part = half(4, MiB)
+    assert part < 10 * 1e9 / 0.5e12  # less than the forward pass of a layer
+    assert step.exposed == pytest.approx(3 * part)
+    assert step.communication == pytest.approx(12 * part)
+    assert step.seconds == pytest.approx(step.compute + step.exposed)
+
+
+def test_slow_links_make_a_step_half_as_long_again_as_that_of_ddp():
+    for model in (FOUR, UNTIED):
+        slow = flat(4, Transfer(0.0, 1e3))
+        ddp, fsdp = ddp_step(slow, model, 1), fsdp_step(slow, model, 1)
+        assert fsdp.communication / ddp.communication == pytest.approx(1.5)
+        assert fsdp.seconds / ddp.seconds == pytest.approx(1.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("layers_per_unit", [1, 2, 99])
+def test_bytes_are_those_of_the_formula(n, layers_per_unit):
+    def sent(**more):
+        more = {"layers_per_unit": layers_per_unit, **more}
+        return fsdp_step(flat(n), UNTIED, 1, **more).sent
+
+    nbytes = 4 * UNTIED.parameters
+    assert sent() == pytest.approx(costs.zero_traffic(nbytes, n, stage=3))
+    kept = costs.zero_traffic(nbytes, n, reshard_after_forward=False)
+    assert sent(reshard_after_forward=False) == pytest.approx(kept)
+    # What DDP sends, message by message.
+    ddp = all_reduce(flat(n), nbytes, "ring").sent[0]
+    assert sent() / ddp == pytest.approx(1.5)
+    # Parameters in bfloat16, gradients in float32: (2 + 2 + 4) / (4 + 4 + 4).
+    assert sent(parameter_bytes=2) / sent() == pytest.approx(8 / 12)
+    assert sent(parameter_bytes=2, gradient_bytes=2) == pytest.approx(sent() / 2)
+
+
+def test_shared_weights_stay_whole():
+    tied = simulator.transformer("tied", layers=6, width=256, vocabulary=1000)
+    step = fsdp_step(flat(4), tied, 1)
+    gathers = [e.unit for e in step.events if e.kind == "all-gather"]
+    assert gathers.count("layer 0") == 1
+    assert all(gathers.count(f"layer {k}") == 2 for k in range(1, 7))
+    assert "layer 7" not in gathers  # it computes with the weights of layer 0
+    embedding = 4 * tied.layers[0].parameters
+    everything = costs.zero_traffic(4 * tied.parameters, 4)
+    assert step.sent == pytest.approx(everything - 3 / 4 * embedding)
+    assert step.whole == embedding + 2 * 4 * tied.layers[1].parameters
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize("reshard", [True, False])
+def test_whole_parameters_are_those_of_the_formula(prefetch, reshard):
+    more = {"prefetch": prefetch, "reshard_after_forward": reshard}
+    step = fsdp_step(flat(4, NO_LATENCY), FOUR, 1000, **more)
+    memory = costs.fsdp_memory([UNIT] * 4, 4, **more)
+    assert step.whole == memory.gathered
+    # With slow links, units that wait for the network come later.
+    slow = fsdp_step(flat(4, Transfer(0, 1e3)), FOUR, 1, **more)
+    assert slow.whole <= memory.gathered
+
+
+@pytest.mark.parametrize("pod", simulator.CLUSTERS.values(), ids=lambda pod: pod.name)
+@pytest.mark.parametrize("model", [*simulator.MODELS.values(), UNTIED])
+def test_what_holds_of_every_step_of_fsdp(pod, model):
+    cluster = pod.with_nodes(4)
+    seconds = []
+    for prefetch in (2, 1, 0):
+        step = fsdp_step(cluster, model, 64, prefetch=prefetch)
+        seconds.append(step.seconds)
+        assert step.seconds == pytest.approx(step.compute + step.exposed)
+        assert max(step.compute, step.communication) <= step.seconds * (1 + 1e-12)
+        assert 0 < step.efficiency <= 1
+        check_order(step.events)
+        assert step.seconds == max(event.stop for event in step.events)
+    assert seconds == sorted(seconds)
+    ddp = ddp_step(cluster, model, 64)
+    assert ddp.compute == pytest.approx(step.compute)
+    kept = fsdp_step(cluster, model, 64, reshard_after_forward=False)
+    assert kept.communication <= step.communication
+    assert kept.whole == 4 * model.parameters
+
+
+def check_order(events):
+    """Nothing computes before it is whole; the network and the GPU do one thing."""
+    whole, reduced = {}, set()
+    computing = [e for e in events if e.kind in ("forward", "backward")]
+    sending = [e for e in events if e.kind in ("all-gather", "reduce-scatter")]
+    for together in (computing, sending):
+        for before, after in itertools.pairwise(together):
+            assert before.stop <= after.start * (1 + 1e-12)
+    for event in events:
+        if event.kind == "all-gather":
+            assert event.unit not in whole
+            whole[event.unit] = event.stop
+        elif event.kind in ("forward", "backward"):
+            assert whole.get(event.unit, 0.0) <= event.start * (1 + 1e-12)
+        elif event.kind == "free":
+            assert whole.pop(event.unit) <= event.start
+        else:
+            reduced.add(event.unit)
+            backward = [e for e in computing if e.unit == event.unit][-1]
+            assert backward.kind == "backward"
+            assert backward.stop <= event.start * (1 + 1e-12)
+    assert not whole
+    assert reduced == {e.unit for e in events if e.kind == "all-gather"}
+
+
+def test_fsdp_hides_in_a_node_what_it_shows_between_slow_ones():
+    """7.5 billion parameters in 16 bits: as fast as DDP, and half as long again."""
+    model = simulator.transformer(
+        "7.5 billion", layers=36, width=4096, vocabulary=51200, tied=False
+    )
+
+    def ratio(cluster):
+        fsdp = fsdp_step(cluster, model, 4096, parameter_bytes=2, gradient_bytes=2)
+        return fsdp.seconds / ddp_step(cluster, model, 4096, gradient_bytes=2).seconds
+
+    node = simulator.CLUSTERS["A100, InfiniBand"]
+    assert 1 < ratio(node) < 1.01
+    assert 1 < ratio(node.with_nodes(4)) < 1.01
+    assert 1.2 < ratio(simulator.CLUSTERS["A100, Ethernet"].with_nodes(4)) < 1.5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"samples": 0}, "samples is 0: expected more than 0"),
+        ({"utilization": 1.5}, "utilization is 1.5: expected a share up to 1"),
+        ({"prefetch": -1}, "prefetch is -1: expected a whole number from 0 up"),
+        ({"layers_per_unit": 0}, "layers_per_unit is 0: expected a whole number"),
+        ({"parameter_bytes": 0}, "parameter_bytes is 0"),
+        ({"gradient_bytes": -2}, "gradient_bytes is -2"),
+    ],
+)
+def test_bad_steps_of_fsdp(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        fsdp_step(flat(4), FOUR, **{"samples": 1, **wrong})
+
+
 # --- the models -----------------------------------------------------------------
 
 
@@ -411,13 +617,33 @@ def test_resnet_50_is_torchvisions():
         ("fc", [net.fc]),
     ]
     expected = [
-        Layer(
-            sum(p.numel() for m in modules for p in m.parameters()),
-            flops[f"ResNet.{name}"],
-        )
+        Layer(sum(tensors), flops[f"ResNet.{name}"], tensors)
         for name, modules in parts
+        for tensors in [tuple(p.numel() for m in modules for p in m.parameters())]
     ]
     assert list(simulator.MODELS["ResNet-50"].layers) == expected
+
+
+def test_buckets_are_cut_by_tensors_not_by_layers():
+    net = simulator.MODELS["GPT-2 XL"]
+    matrices = [4 * n * 1600**2 for n in (3, 1, 4, 4)]  # bytes, in each layer
+    sizes = [s for _ in range(48) for s in reversed(matrices)] + [4 * 50257 * 1600]
+    cut = costs.ddp_buckets(
+        sizes, cap=costs.DDP_BUCKET, first_cap=costs.DDP_FIRST_BUCKET
+    )
+    step = ddp_step(simulator.CLUSTERS["H100, InfiniBand"], net, 4096)
+    assert [b.nbytes for b in step.buckets] == [sum(sizes[i] for i in c) for c in cut]
+    # The first bucket is the last matrix: a third of the last layer's backward pass,
+    # after that of the output layer.
+    flops = 2 * 2 * 4096 * (50257 * 1600 + 4 * 1600**2)
+    speed = simulator.CLUSTERS["H100, InfiniBand"].flops * 0.5
+    assert step.buckets[0].ready == pytest.approx(step.forward + flops / speed)
+
+
+def test_tensors_are_the_parameters_of_their_layer():
+    assert Layer(7, 1.0).tensors == (7,) and Layer(0, 1.0).tensors == ()
+    with pytest.raises(ValueError, match="have 5 parameters together, but the layer"):
+        Layer(6, 1.0, (2, 3))
 
 
 def test_transformers_have_the_published_sizes():

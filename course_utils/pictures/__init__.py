@@ -44,6 +44,13 @@ from course_utils.pictures.machines import (
     transfer_ladder,
     transfer_times,
 )
+from course_utils.pictures.memory import (
+    flat_shards,
+    fsdp_events,
+    fsdp_schedule,
+    memory_over_time,
+    memory_per_gpu,
+)
 from course_utils.pictures.overlap import ddp_buckets, overlap, step_events
 from course_utils.pictures.ranks import Interval, timeline
 from course_utils.pictures.scaling import predicted_and_measured, scaling
@@ -69,10 +76,15 @@ __all__ = [
     "device_memory",
     "device_timeline",
     "difference_by_step",
+    "flat_shards",
     "four_ways",
+    "fsdp_events",
+    "fsdp_schedule",
     "guess_and_measured",
     "learning_rates",
     "machine",
+    "memory_over_time",
+    "memory_per_gpu",
     "message_steps",
     "micro_batch_times",
     "overlap",

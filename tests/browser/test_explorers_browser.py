@@ -190,3 +190,57 @@ def check_what_if(page: Page, cell: Locator) -> None:
     )
     row = cell.get_by_role("row", name="waiting for the slowest GPU")
     expect(row).to_contain_text("%")
+
+
+MEMORY = (
+    "from course_utils.explorers import MemoryExplorer\n"
+    'MemoryExplorer("7.5 billion", gpus=64, stage=0, recompute="full")'
+)
+
+
+def test_memory_by_keyboard(open_notebook) -> None:
+    notebook = open_notebook(MEMORY, "pass")
+    notebook.run_all()
+    cell, page = notebook.cell(0), notebook.page
+    status, stage = cell.get_by_role("status"), slider(cell, "ZeRO stage")
+    expect(status).to_contain_text("7.5 billion on 64 GPUs, ZeRO stage 0: ")
+    expect(status).to_contain_text("It fits on H200.")
+    stage.focus()
+    page.keyboard.press("End")
+    expect(status).to_contain_text("ZeRO stage 3: ")
+    expect(status).to_contain_text("It fits on T4, RTX 4090, A100 40GB, H100")
+    expect(stage).to_be_focused()
+    expect(cell.get_by_role("row", name="▶ stage 3")).to_be_visible()
+    page.keyboard.press("Shift+Tab")
+    gpus = slider(cell, "GPUs")
+    expect(gpus).to_be_focused()
+    expect(gpus).to_have_attribute("aria-valuetext", "64")
+    page.keyboard.press("Home")  # one GPU has nobody to share with
+    expect(gpus).to_have_attribute("aria-valuetext", "1")
+    expect(status).to_contain_text("on 1 GPU, ZeRO stage 3: ")
+    expect(status).to_contain_text("It fits on H200.")
+    cell.get_by_role("combobox", name="Model").focus()
+    page.keyboard.type("GPT-2 s")
+    expect(status).to_contain_text("GPT-2 small on 1 GPU")
+    expect(cell.get_by_role("row", name="T4")).to_contain_text("GB left")
+    expect(cell.get_by_role("table")).to_have_count(3)
+
+    # What is drawn is as long as what is said: frames in the ratio of the cards.
+    widths = widths_of(cell.locator(".course-explorer .course-explorer-card b"))
+    assert widths == sorted(widths) and len(widths) == 6
+    assert abs(widths[0] / widths[-1] - 15_360 / 143_771) < 0.01
+    cell.get_by_role("combobox", name="Model").select_option("7.5 billion")
+    expect(status).to_contain_text("7.5 billion on 1 GPU")
+    t4 = cell.get_by_role("row", name="T4")
+    expect(t4).to_contain_text("GB too much")
+    (filled,) = widths_of(t4.locator(".course-explorer-card > div"))
+    assert filled > 5 * widths[0]  # far more than the card has
+    assert notebook.violations() == []
+    notebook.screenshot("memory-explorer")
+
+
+def widths_of(elements: Locator) -> list[float]:
+    """All at one moment: what is shown may be written anew between two questions."""
+    return elements.evaluate_all(
+        "found => found.map((one) => one.getBoundingClientRect().width)"
+    )

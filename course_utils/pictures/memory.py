@@ -1,0 +1,787 @@
+"""Pictures of memory: what fills a GPU, over time, in shards, and gathered by FSDP."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from course_utils import costs
+from course_utils.pictures import devices, draw, overlap
+from course_utils.pictures.draw import (
+    BLUE,
+    GREEN,
+    INK,
+    LINE,
+    MARGIN,
+    MIST,
+    NORMAL,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    QUIET,
+    SKY,
+    SMALL,
+    VERMILLION,
+    WIDTH,
+    Picture,
+)
+
+if TYPE_CHECKING:
+    from course_utils.simulator import FsdpStep
+
+# --- what fills each GPU, against what cards have -------------------------------------
+
+_MOST_BARS = 8
+_ROOM = {"fill": PAPER, "edge": LINE, "dashed": True, "color": QUIET}
+Held = Mapping[str, float] | costs.ModelStates
+
+
+@draw.picture
+def memory_per_gpu(
+    strategies: Mapping[str, Held],
+    *,
+    cards: Sequence[str] = ("RTX 4090", "H100"),
+    title: str = "Memory of each GPU",
+    note: str = "",
+) -> Picture:
+    """What each GPU holds under several strategies, against the memory of real cards.
+
+    All bars have one scale, in decimal GB as in the ZeRO paper. A card's line is at the
+    bytes that nvidia-smi reports, so that an H100, sold with 80 GB, has 85.5 GB.
+
+    Args:
+        strategies: From a name to bytes by category: "parameters", "gradients",
+            "optimizer state", "activations", "other"; one that is left out is 0. Or to
+            `costs.ModelStates`. One to eight.
+        cards: Names of `costs.CARDS`. What is left, or missing, is said for the largest
+            one of them.
+        title: What the picture shows.
+        note: What follows from it, in one line.
+
+    Raises:
+        TypeError: an amount is not a number.
+        ValueError: there is no strategy or too many, no card, or none of that name; a
+            category is unknown, or an amount is negative or not finite.
+    """
+    if not 1 <= len(strategies) <= _MOST_BARS:
+        raise ValueError(
+            f"strategies holds {len(strategies)} bars: expected 1 to {_MOST_BARS}."
+        )
+    if not cards:
+        raise ValueError("cards is empty: name at least one card.")
+    limits = sorted((costs.card(name) for name in cards), key=lambda one: one.nbytes)
+    rows = {str(name): _by_category(name, held) for name, held in strategies.items()}
+    totals = {name: math.fsum(held.values()) for name, held in rows.items()}
+    most = max(*totals.values(), limits[-1].nbytes)
+    unit, size = _decimal_unit(most)
+    said = {name: f"{draw.spoken(t / size, 3)} {unit}" for name, t in totals.items()}
+    verdicts = {name: _verdict(t, limits[-1], size) for name, t in totals.items()}
+    step, low = 0.54, 0.84 if note else 0.58
+    left = MARGIN + 0.16 + min(max(draw.width_of(name, NORMAL) for name in rows), 1.7)
+    room = 0.16 + max(
+        *(draw.width_of(text, NORMAL, "bold") for text in said.values()),
+        *(draw.width_of(text, SMALL) for text in verdicts.values()),
+    )
+    width = WIDTH - MARGIN - left - room
+    inch = width / most
+    names = [f"{card.name}: {draw.number(card.nbytes / size, 3)}" for card in limits]
+    places = [left + card.nbytes * inch for card in limits]
+    levels = _levels(names, places)
+    head = 0.19 * (max(levels)[0] + 1)
+    picture, board = draw.board(0.54 + head + step * len(rows) + low, title)
+    top = low + step * len(rows)
+    for card, name, x, (level, middle) in zip(
+        limits, names, places, levels, strict=True
+    ):
+        y = top + 0.1 + 0.19 * level
+        line = {"color": VERMILLION, "lw": 1.6, "ls": (0, (4, 2))}
+        board.plot([x, x], [low, y - 0.08], zorder=2, **line)
+        looks = {"weight": "bold"} if card is limits[-1] else {}
+        looks["bbox"] = {"fc": PAPER, "ec": "none", "pad": 1.0}
+        draw.write(board, middle, y, name, ha="center", **looks)
+    for row, (name, held) in enumerate(rows.items()):
+        y = low + step * (len(rows) - 1 - row)
+        middle = y + step / 2
+        draw.write(board, MARGIN, middle, draw.cut(name, 1.7, NORMAL), size=NORMAL)
+        x = left
+        for category, amount in held.items():
+            wide = amount * inch
+            if amount:
+                label = _amount_label(category, amount / size, wide - 0.14)
+                place = (x, y + 0.07, wide, step - 0.14)
+                _box(board, place, label, devices._HOLDS[category])
+            x += wide
+        free = places[-1] - x
+        if free > 0.02:
+            label = draw.first_that_fits(("room left", "room"), free - 0.14)
+            _box(board, (x, y + 0.07, free, step - 0.14), label, _ROOM)
+        end = left + width + 0.16
+        looks = {"size": NORMAL, "weight": "bold"}
+        draw.write(board, end, middle + 0.1, said[name], **looks)
+        draw.write(board, end, middle - 0.1, verdicts[name])
+    used = [what for what in devices._HOLDS if any(h.get(what) for h in rows.values())]
+    draw.key(board, low - 0.28, [(what, devices._HOLDS[what]) for what in used])
+    where = f"{unit} are decimal"
+    draw.write(board, WIDTH - MARGIN, low - 0.28, where, ha="right", color=QUIET)
+    note_line = draw.cut(note, WIDTH - 2 * MARGIN, SMALL)
+    draw.write(board, MARGIN, 0.22, note_line, color=QUIET)
+    lines = []
+    for name, held in rows.items():
+        parts = [
+            f"{what} {draw.spoken(amount / size, 3)}"
+            for what, amount in held.items()
+            if amount
+        ]
+        parts = ", ".join(parts) or "nothing"
+        lines.append(f"{name} holds {said[name]} ({parts}): {verdicts[name]}")
+    have = draw.listed(
+        f"{card.name} has {draw.number(card.nbytes / size, 3)} {unit} "
+        f"({draw.number(card.nbytes / costs.GiB, 3)} GiB)"
+        for card in limits
+    )
+    text = f"{title.rstrip('.')}. {'; '.join(lines)}. {have}. {note}"
+    picture.summary = text.strip()
+    return picture
+
+
+def _box(
+    board: Axes,
+    place: tuple[float, float, float, float],
+    label: str,
+    looks: dict[str, Any],
+) -> None:
+    """A box whose label stays readable where a line crosses it."""
+    x, y, wide, tall = place
+    draw.box(board, x, y, wide, tall, label, **{"rounded": 0.0, **looks})
+    if label:
+        text, _ = board.get_figure().labels[-1]
+        text.set_bbox({"facecolor": looks["fill"], "edgecolor": "none", "pad": 1.5})
+
+
+def _by_category(name: object, held: Held) -> dict[str, float]:
+    if isinstance(held, costs.ModelStates):
+        held = {
+            "parameters": held.parameters,
+            "gradients": held.gradients,
+            "optimizer state": held.optimizer,
+        }
+    return devices._held_by(str(name), held)
+
+
+def _verdict(total: float, card: costs.Card, size: float) -> str:
+    left = (card.nbytes - total) / size
+    if left >= 0:
+        return f"{draw.spoken(left, 3)} left on {card.name}"
+    return f"{draw.spoken(-left, 3)} too much for {card.name}"
+
+
+def _amount_label(category: str, amount: float, width: float) -> str:
+    number = draw.spoken(amount, 3)
+    return draw.first_that_fits((f"{category} {number}", number), width)
+
+
+def _levels(names: Sequence[str], places: Sequence[float]) -> list[tuple[int, float]]:
+    """For names above lines: the level at which there is room, and the middle."""
+    ends: list[float] = []
+    found = []
+    for name, x in zip(names, places, strict=True):
+        half = draw.width_of(name, SMALL, "bold") / 2
+        middle = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
+        free = [k for k, end in enumerate(ends) if end + 0.12 < middle - half]
+        level = free[0] if free else len(ends)
+        if level == len(ends):
+            ends.append(0.0)
+        ends[level] = middle + half
+        found.append((level, middle))
+    return found
+
+
+def _decimal_unit(nbytes: float) -> tuple[str, float]:
+    """The decimal unit in which an amount of memory is easy to read, and its bytes."""
+    for unit, size in (("GB", costs.GB), ("MB", costs.MB), ("kB", costs.KB)):
+        if nbytes >= size:
+            return unit, size
+    return "B", 1
+
+
+# --- memory over time -----------------------------------------------------------------
+
+
+class _Curve(NamedTuple):
+    """Bytes from each place on, and named spans (label, start, stop)."""
+
+    xs: list[float]
+    values: list[float]
+    spans: list[tuple[str, float, float]]
+
+
+_MOST_CURVES = 4
+_FORMULAS: dict[str, dict[str, Any]] = {
+    "peak": {"color": VERMILLION, "ls": (0, (5, 2))},
+    "persistent": {"color": INK, "ls": (0, (1, 1.5))},
+}
+
+
+@draw.picture
+def memory_over_time(
+    curves: Mapping[str, Any],
+    *,
+    formulas: Mapping[str, Mapping[str, float]] | None = None,
+    x: str = "seconds",
+    title: str = "Tensor bytes during one step",
+) -> Picture:
+    """Measured bytes during a step, with the lines of the formula beside them.
+
+    Args:
+        curves: From a strategy to its points (x, bytes): from x on, so many bytes are
+            held. Or to a record with `seconds`, `nbytes` and `spans`, whose spans
+            (label, from, to) are named above the curve. One to four, each in a panel of
+            its own, all to the same scale.
+        formulas: From a strategy to its "persistent" and its "peak" bytes, or one of
+            them. Measured values are compared with them: the highest point with the
+            peak, and the last one with the persistent bytes.
+        x: What the places are: "seconds", from the first one on, or "event" numbers.
+        title: What the picture shows.
+
+    Raises:
+        TypeError: a value is not a number.
+        ValueError: there are no curves or too many, one has no points or goes back in
+            x, a number of bytes is negative, or a formula is of no curve.
+    """
+    if not 1 <= len(curves) <= _MOST_CURVES:
+        raise ValueError(f"There are {len(curves)} curves: expected 1 to 4.")
+    if x not in ("seconds", "event"):
+        raise ValueError(f"x is {x!r}: expected 'seconds' or 'event'.")
+    drawn = {str(name): _curve(str(name), points) for name, points in curves.items()}
+    formulas = {str(name): dict(lines) for name, lines in (formulas or {}).items()}
+    for name, lines in formulas.items():
+        if name not in drawn or not {*lines} <= {*_FORMULAS}:
+            raise ValueError(
+                f"The formula of {name!r} has {draw.listed(lines) or 'nothing'}: "
+                f"expected 'persistent' and 'peak' of one of {draw.listed(drawn)}."
+            )
+        for what, value in lines.items():
+            if draw.finite(value, f"{what} of {name}") < 0:
+                raise ValueError(f"{what} of {name} is {value}: expected 0 or more.")
+    of_formulas = [value for lines in formulas.values() for value in lines.values()]
+    most = max([*of_formulas, *(max(curve.values) for curve in drawn.values())]) or 1.0
+    unit, size = _decimal_unit(most)
+    end = max(curve.xs[-1] for curve in drawn.values())
+    end = 1.02 * end if x == "seconds" else end + 1  # the last value is held, too
+    time, length = draw.unit_of(end) if x == "seconds" else ("event", 1.0)
+
+    above = 0.16 if any(curve.spans for curve in drawn.values()) else 0.0
+    tall, pitch = 1.2, 1.7 + above
+    height = 1.12 + pitch * len(drawn)
+    picture, board = draw.board(height, title)
+    says = {name: _formula_words(lines, unit, size) for name, lines in formulas.items()}
+    words = [word for lines in says.values() for word in lines.values()]
+    room = max((draw.width_of(word, SMALL) + 0.14 for word in words), default=0.0)
+    ticks = MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]).tick_values(0, most / size)
+    label = max(draw.width_of(draw.number(tick), SMALL) for tick in ticks)
+    left = MARGIN + label + 0.14
+    width = WIDTH - MARGIN - room - left
+    for place, (name, curve) in enumerate(drawn.items()):
+        bottom = height - 0.78 - above - tall - place * pitch
+        axis = draw.chart(picture, left, bottom, width, tall)
+        axis.set_xlim(0, end / length or 1.0)
+        axis.set_ylim(0, most / size * 1.16)
+        axis.set_yticks([tick for tick in ticks if tick <= most / size * 1.16])
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
+        axis.grid(axis="y", color="#E3E3E3", linewidth=0.8)
+        axis.set_axisbelow(True)
+        for number, (span, start, stop) in enumerate(curve.spans):
+            shade = draw.tint(SKY, 0.22) if number % 2 else MIST
+            axis.axvspan(start / length, stop / length, color=shade, lw=0, zorder=-1)
+            wide = (stop - start) / (end or 1.0) * width
+            text = draw.cut(span, wide - 0.08, SMALL) if wide > 0.4 else ""
+            if text.strip("…"):
+                middle = left + (start + stop) / 2 / (end or 1.0) * width
+                y = bottom + tall + 0.1
+                draw.write(board, middle, y, text, ha="center", color=QUIET)
+        xs = [value / length for value in (*curve.xs, end)]
+        ys = [value / size for value in (*curve.values, curve.values[-1])]
+        axis.fill_between(xs, ys, step="post", color=draw.tint(BLUE, 0.3), lw=0)
+        axis.step(xs, ys, where="post", color=BLUE, lw=1.4)
+        up = tall / axis.get_ylim()[1]
+        heights = {}
+        for what, value in formulas.get(name, {}).items():
+            axis.axhline(value / size, lw=1.6, zorder=4, **_FORMULAS[what])
+            heights[what] = bottom + value / size * up
+        # Words of lines that are close to each other must not be.
+        if len(heights) == 2 and abs(heights["peak"] - heights["persistent"]) < 0.18:
+            middle = sum(heights.values()) / 2
+            apart = 0.09 if heights["peak"] >= heights["persistent"] else -0.09
+            heights = {"peak": middle + apart, "persistent": middle - apart}
+        for what, y in heights.items():
+            draw.write(board, left + width + 0.1, y, says[name][what])
+        looks = {"ha": "right", "color": QUIET}
+        draw.write(board, left - 0.1, bottom + tall + 0.13, unit, **looks)
+        y = bottom + tall + 0.13 + above
+        draw.write(board, left, y, draw.cut(name, 2.6, SMALL, "bold"), weight="bold")
+        draw.write(board, left + width, y, _measured(curve, unit, size), **looks)
+    name = f"time ({time})" if x == "seconds" else "event"
+    draw.write(board, left + width / 2, bottom - 0.36, name, ha="center")
+    samples = [
+        (word, what)
+        for what, word in (("persistent", "persistent bytes"), ("peak", "peak"))
+        if any(what in lines for lines in formulas.values())
+    ]
+    _formula_key(board, 0.2, samples)
+    said = ". ".join(
+        f"{name}: {_against(curve, formulas.get(name, {}))}"
+        for name, curve in drawn.items()
+    )
+    picture.summary = f"{title.rstrip('.')}. {said}."
+    return picture
+
+
+def _curve(name: str, points: Any) -> _Curve:
+    """The points of a curve, from 0 on, checked."""
+    spans: Iterable[tuple] = ()
+    if hasattr(points, "nbytes"):
+        points, spans = zip(points.seconds, points.nbytes, strict=True), points.spans
+    pairs = [tuple(point) for point in points]
+    if not pairs:
+        raise ValueError(f"{name} has no points: expected at least one.")
+    xs = [draw.finite(pair[0], f"A place of {name}") for pair in pairs]
+    values = [draw.finite(pair[1], f"A number of bytes of {name}") for pair in pairs]
+    if min(values) < 0:
+        raise ValueError(f"{name} holds {min(values)} bytes: expected 0 or more.")
+    if any(later < before for before, later in itertools.pairwise(xs)):
+        raise ValueError(f"The points of {name} go back: sort them by their places.")
+    found = [(str(label), start - xs[0], stop - xs[0]) for label, start, stop in spans]
+    return _Curve([value - xs[0] for value in xs], values, found)
+
+
+def _measured(curve: _Curve, unit: str, size: float) -> str:
+    values = max(curve.values), curve.values[-1]
+    peak, last = (draw.number(value / size, 3) for value in values)
+    return f"measured: peak {peak} {unit}, at the end {last} {unit}"
+
+
+def _formula_words(
+    lines: Mapping[str, float], unit: str, size: float
+) -> dict[str, str]:
+    return {
+        what: f"{what} {draw.number(value / size, 3)} {unit}"
+        for what, value in lines.items()
+    }
+
+
+def _against(curve: _Curve, lines: Mapping[str, float]) -> str:
+    """The peak and the end of a curve, and how far the formula is off."""
+    said = []
+    for word, measured, what in (
+        ("measured peak", max(curve.values), "peak"),
+        ("at the end", curve.values[-1], "persistent"),
+    ):
+        text = f"{word} {draw.byte_size(measured)}"
+        if what in lines:
+            text += f" (formula {draw.byte_size(lines[what])}"
+            if lines[what]:
+                text += f", {_off(measured / lines[what])}"
+            text += ")"
+        said.append(text)
+    return ", ".join(said)
+
+
+def _off(ratio: float) -> str:
+    if abs(ratio - 1) < 5e-5:
+        return "equal"
+    percent = draw.number(100 * abs(ratio - 1), 2)
+    return f"measured {percent} % {'more' if ratio > 1 else 'less'}"
+
+
+def _formula_key(board: Axes, y: float, samples: Sequence[tuple[str, str]]) -> None:
+    """A sample of each line of the formula, and of the curve."""
+    x = MARGIN
+    entries = [("measured", {"color": BLUE, "lw": 1.4})]
+    entries += [
+        (f"{word}, by formula", {"lw": 1.6, **_FORMULAS[what]})
+        for word, what in samples
+    ]
+    for word, looks in entries:
+        board.plot([x, x + 0.34], [y, y], **looks)
+        draw.write(board, x + 0.42, y, word, color=QUIET)
+        x += 0.72 + draw.width_of(word, SMALL)
+
+
+# --- a unit, flat and cut -------------------------------------------------------------
+
+_FILLS: tuple[dict[str, Any], ...] = (
+    {"fill": draw.tint(BLUE, 0.4)},
+    {"fill": draw.tint(ORANGE, 0.4), "hatch": "////"},
+    {"fill": draw.tint(GREEN, 0.35), "hatch": "\\\\\\\\"},
+    {"fill": draw.tint(PURPLE, 0.45), "hatch": "...."},
+)
+_PADDING = {"fill": PAPER, "hatch": "xxxx", "hatched": QUIET}
+_MOST_SHARDS = 8
+
+
+@draw.picture
+def flat_shards(
+    parameters: Iterable[tuple[str, int]],
+    world_size: int,
+    *,
+    title: str = "One unit, flat and cut into shards",
+) -> Picture:
+    """The parameters of a unit in one row, and what of them lies in which shard.
+
+    Places are given as slices of each parameter when it is flat: `weight[0:6]` are its
+    first six elements. The last shards hold padding where the number of elements is no
+    multiple of the number of ranks.
+
+    Args:
+        parameters: (name, number of elements) of each parameter of the unit, in their
+            order.
+        world_size: How many ranks, and so shards, there are: 1 to 8.
+        title: What the picture shows.
+
+    Raises:
+        ValueError: there are no elements, a number is not whole, or there are too many
+            ranks.
+    """
+    named = [(str(name), size) for name, size in parameters]
+    parts = costs.shard_parts([size for _, size in named], world_size)
+    elements = sum(size for _, size in named)
+    if not elements:
+        raise ValueError("The parameters have no elements: there is nothing to cut.")
+    if world_size > _MOST_SHARDS:
+        raise ValueError(
+            f"world_size is {world_size}: expected 1 to {_MOST_SHARDS} to draw."
+        )
+    shard = costs.shard_size(elements, world_size)
+    length = world_size * shard
+    padding = length - elements
+    step = 0.42
+    height = 2.42 + step * world_size
+    picture, board = draw.board(height, title)
+    left = MARGIN + 0.86
+    width = WIDTH - MARGIN - left
+    inch = width / length
+    first = list(itertools.accumulate((size for _, size in named), initial=0))
+
+    top = height - 1.02
+    draw.write(board, MARGIN, top + 0.15, "parameters")
+    for place, (name, size) in enumerate(named):
+        wide = size * inch
+        label = _fitting_name(name, f"({size:,})", wide - 0.2)
+        # A gap between them: they are tensors of their own.
+        inset = min(0.03, wide / 4)
+        looks = _FILLS[place % len(_FILLS)]
+        x = left + first[place] * inch + inset
+        looks = {"rounded": 0.06 if wide > 0.2 else 0.0, **looks}
+        draw.box(board, x, top, wide - 2 * inset, 0.3, label, **looks)
+    flat = top - 0.66
+    draw.write(board, MARGIN, flat + 0.15, "flat")
+    all_of_it = [(place, 0, size) for place, (_, size) in enumerate(named)]
+    _row(board, named, first, (left, flat, inch), all_of_it)
+    if padding:
+        wide = padding * inch
+        label = draw.first_that_fits((f"padding ({padding:,})", "padding"), wide - 0.14)
+        _box(board, (left + elements * inch, flat, wide, 0.3), label, _PADDING)
+    low = flat - 0.3 - step * world_size
+    for cut in range(1, world_size):
+        x = left + cut * shard * inch
+        line = {"color": VERMILLION, "lw": 1.6, "ls": (0, (4, 2)), "zorder": 2}
+        board.plot([x, x], [low + 0.04, flat + 0.38], **line)
+    said = []
+    for rank, held in enumerate(parts):
+        y = flat - 0.3 - step * (rank + 1) + 0.06
+        begin = rank * shard
+        draw.write(board, MARGIN, y + 0.15, f"rank {rank}", weight="bold")
+        _row(board, named, first, (left, y, inch), held)
+        filled = sum(stop - start for _, start, stop in held)
+        words = [f"{named[p][0]}[{start}:{stop}]" for p, start, stop in held]
+        if filled < shard:
+            wide = (shard - filled) * inch
+            _box(board, (left + (begin + filled) * inch, y, wide, 0.3), "", _PADDING)
+            words.append(f"{_elements(shard - filled)} of padding")
+        said.append(f"rank {rank}: {', '.join(words)}")
+        before, after = begin * inch, width - (begin + shard) * inch
+        room = max(before, after) - 0.14
+        text = _fitting_list(words, room)
+        x = left + begin * inch - 0.1 if before > after else left + width - after + 0.1
+        looks = {"ha": "right" if before > after else "left"}
+        looks["bbox"] = {"fc": PAPER, "ec": "none", "pad": 1.0}
+        draw.write(board, x, y + 0.15, text, zorder=4, **looks)
+    note = (
+        f"{_elements(elements)} in {draw.count(len(named), 'parameter')}, "
+        f"{_elements(padding)} of padding, "
+        f"{draw.count(world_size, 'shard')} of {shard:,}."
+    )
+    draw.write(board, MARGIN, 0.24, note, color=QUIET)
+    picture.summary = f"{title.rstrip('.')}. {note} {draw.sentence('; '.join(said))}"
+    return picture
+
+
+def _elements(number: int) -> str:
+    return f"{number:,} element{'' if number == 1 else 's'}"
+
+
+def _fitting_list(words: Sequence[str], room: float) -> str:
+    """The words, or their ends after the last dot, or as much as there is room for."""
+    if room < 0.6:
+        return ""
+    short = [word.rpartition(".")[2] for word in words]
+    fitting = draw.first_that_fits((", ".join(words), ", ".join(short)), room)
+    return fitting or draw.cut(", ".join(short), room, SMALL)
+
+
+def _row(
+    board: Axes,
+    named: Sequence[tuple[str, int]],
+    first: Sequence[int],
+    place: tuple[float, float, float],
+    parts: Iterable[tuple[int, int, int]],
+) -> None:
+    """Parts of parameters, where they lie in the flat row."""
+    left, y, inch = place
+    for number, start, stop in parts:
+        if start == stop:
+            continue
+        x, wide = left + (first[number] + start) * inch, (stop - start) * inch
+        label = _fitting_name(named[number][0], "", wide - 0.2)
+        _box(board, (x, y, wide, 0.3), label, _FILLS[number % len(_FILLS)])
+
+
+def _fitting_name(name: str, more: str, width: float) -> str:
+    short = name.rpartition(".")[2]
+    texts = (f"{name} {more}".strip(), name, f"{short} {more}".strip(), short)
+    return draw.first_that_fits(texts, width)
+
+
+# --- one step of FSDP -----------------------------------------------------------------
+
+
+class _Event(NamedTuple):
+    """What went on from `start` to `stop`, in seconds, for a unit."""
+
+    start: float
+    stop: float
+    unit: str
+    kind: str
+
+
+_GATHER = {"fill": draw.tint(ORANGE, 0.5)}
+_REDUCE = {"fill": draw.tint(PURPLE, 0.5), "hatch": "////", "hatched": QUIET}
+_LOOKS: dict[str, dict[str, Any]] = {
+    "all-gather": _GATHER,
+    **overlap._COMPUTING,
+    "reduce-scatter": _REDUCE,
+}
+_LANES: dict[str, Callable[[str], bool]] = {
+    "all-gather": lambda kind: kind == "all-gather",
+    "computing": lambda kind: kind in overlap._COMPUTING,
+    "reduce-scatter": lambda kind: kind == "reduce-scatter",
+}
+_WHOLE = {"fill": draw.tint(draw.YELLOW, 0.55), "hatch": "----"}
+_MOST_UNITS = 8
+_LANE, _THIN = 0.29, 0.2  # inches
+
+
+@draw.picture
+def fsdp_schedule(
+    events: Iterable[tuple],
+    *,
+    title: str = "One step of FSDP: gather, compute, free, reduce",
+) -> Picture:
+    """When a rank gathers, computes and reduces, and when each unit is whole.
+
+    Above, what goes on; exposed is communication during which the rank does not
+    compute. Below, one row for each unit: its parameters are whole from the start of
+    their all-gather until they are freed.
+
+    Args:
+        events: Of one rank: (start, stop, unit, kind) in seconds, where unit is its
+            name. Kinds: "all-gather", "forward", "backward", "reduce-scatter",
+            "optimizer", and "free" for the moment at which the whole parameters of
+            the unit are gone (start = stop). `fsdp_events` makes them of a simulated
+            step.
+        title: What the picture shows.
+
+    Raises:
+        ValueError: there is no computing, an event has another kind, ends before it
+            starts, or is no such tuple.
+    """
+    found = _events(events)
+    origin = min(event.start for event in found)
+    span = max(event.stop for event in found) - origin
+    unit, size = draw.unit_of(span)
+    lanes = {
+        name: _lanes([event for event in found if belongs(event.kind)])
+        for name, belongs in _LANES.items()
+    }
+    lanes = {name: rows for name, rows in lanes.items() if rows}
+    whole = _whole(found)
+    shown = draw.shown(len(whole), _MOST_UNITS)
+    rows = sum(map(len, lanes.values()))
+    height = 2.08 + _LANE * rows + 0.1 * len(lanes) + _THIN * len(shown)
+    picture, board = draw.board(height, title)
+    totals = {name: _seconds(sum(rows, [])) for name, rows in lanes.items()}
+    names = [*lanes, *whole]
+    label = 0.16 + min(max(draw.width_of(name, SMALL, "bold") for name in names), 1.4)
+    room = 0.12 + max(draw.width_of(_said(total), SMALL) for total in totals.values())
+    left = MARGIN + label
+    width = WIDTH - MARGIN - max(room, 0.6) - left
+    top = height - 0.7
+    bottom = 0.94
+    axis = draw.chart(picture, left, bottom, width, top - bottom)
+    axis.set_xlim(0, span / size or 1.0)
+    axis.set_yticks([])
+    axis.spines["left"].set_visible(False)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
+    axis.grid(axis="x", color="#E3E3E3", linewidth=0.8)
+    axis.set_axisbelow(True)
+    draw.write(board, left + width / 2, bottom - 0.38, f"time ({unit})", ha="center")
+    draw.write(board, WIDTH - MARGIN, top + 0.12, "in all", ha="right", weight="bold")
+    inch = width / (span or 1.0)
+
+    def put(
+        start: float, stop: float, y: float, tall: float, label: str, looks: dict
+    ) -> None:
+        x, wide = left + (start - origin) * inch, max((stop - start) * inch, 0.02)
+        shorter = (label, *(label.rpartition(mark)[2] for mark in ". "))
+        text = draw.first_that_fits(shorter, wide - 0.12)
+        draw.box(board, x, y, wide, tall, text, rounded=0.02, **looks)
+
+    y = top
+    for name, its_rows in lanes.items():
+        y -= 0.1
+        middle = y - len(its_rows) * _LANE / 2
+        draw.write(board, MARGIN, middle, name, weight="bold")
+        draw.write(board, WIDTH - MARGIN, middle, _said(totals[name]), ha="right")
+        for row in its_rows:
+            y -= _LANE
+            for event in row:
+                looks = _LOOKS[event.kind]
+                put(event.start, event.stop, y + 0.02, _LANE - 0.04, event.unit, looks)
+    y -= 0.2
+    board.plot([MARGIN, WIDTH - MARGIN], [y + 0.14] * 2, color=LINE, lw=0.6)
+    draw.write(board, MARGIN, y, "whole in memory", color=QUIET)
+    y -= 0.1
+    units = [*whole]
+    for place in shown:
+        y -= _THIN
+        if place is None:
+            draw.write(board, MARGIN, y + _THIN / 2, "…")
+            continue
+        name = units[place]
+        draw.write(board, MARGIN, y + _THIN / 2, draw.cut(name, 1.4, SMALL))
+        for start, stop in whole[name]:
+            put(start, stop, y + 0.03, _THIN - 0.05, "", _WHOLE)
+    used = [kind for kind in _LOOKS if any(event.kind == kind for event in found)]
+    entries = [(kind, _LOOKS[kind]) for kind in used]
+    entries += [("whole", _WHOLE)] if any(whole.values()) else []
+    draw.key(board, 0.22, entries)
+    picture.summary = _schedule_words(title, found, span, totals, whole)
+    return picture
+
+
+def fsdp_events(step: "FsdpStep") -> list[tuple[float, float, str, str]]:
+    """A simulated step (`simulator.fsdp_step`) as events for `fsdp_schedule`."""
+    return [(event.start, event.stop, event.unit, event.kind) for event in step.events]
+
+
+def _events(values: Iterable[tuple]) -> list[_Event]:
+    """The events in order of time, checked."""
+    found = []
+    for value in values:
+        try:
+            start, stop, unit, kind = value
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"An event is {value!r}: expected (start, stop, unit, kind)."
+            ) from None
+        if kind not in _LOOKS and kind != "free":
+            kinds = draw.listed(map(repr, (*_LOOKS, "free")))
+            raise ValueError(f"The kind {kind!r} of {unit!r} is unknown: use {kinds}.")
+        start = draw.finite(start, f"The start of {unit!r}")
+        stop = draw.finite(stop, f"The stop of {unit!r}")
+        if stop < start:
+            raise ValueError(
+                f"{kind} of {unit!r} ends at {stop}, before it starts at {start}."
+            )
+        found.append(_Event(start, stop, str(unit), kind))
+    if not any(event.kind in overlap._COMPUTING for event in found):
+        raise ValueError("There is no computing among the events: nothing to draw.")
+    return sorted(found)
+
+
+def _lanes(events: Sequence[_Event]) -> list[list[_Event]]:
+    """As many lanes as go on at the same time."""
+    lanes: list[list[_Event]] = []
+    for event in events:
+        free = [lane for lane in lanes if lane[-1].stop <= event.start]
+        if free:
+            free[0].append(event)
+        else:
+            lanes.append([event])
+    return lanes
+
+
+def _whole(events: Sequence[_Event]) -> dict[str, list[tuple[float, float]]]:
+    """When the parameters of each gathered unit are whole."""
+    end = max(event.stop for event in events)
+    whole: dict[str, list[tuple[float, float]]] = {}
+    since: dict[str, float] = {}
+    for event in events:
+        if event.kind == "all-gather":
+            whole.setdefault(event.unit, [])
+            since.setdefault(event.unit, event.start)
+        elif event.kind == "free" and event.unit in since:
+            whole[event.unit].append((since.pop(event.unit), event.start))
+    for unit, start in since.items():
+        whole[unit].append((start, end))
+    return whole
+
+
+def _seconds(events: Iterable[_Event]) -> float:
+    return sum(stop - start for start, stop in _merged(events))
+
+
+def _merged(events: Iterable[_Event]) -> list[tuple[float, float]]:
+    return overlap._merged(overlap._Part(*event) for event in events)
+
+
+def _said(seconds: float) -> str:
+    return draw.duration(seconds) if seconds else "0 s"
+
+
+def _schedule_words(
+    title: str,
+    events: Sequence[_Event],
+    span: float,
+    totals: Mapping[str, float],
+    whole: Mapping[str, Sequence[tuple[float, float]]],
+) -> str:
+    computing = [event for event in events if event.kind in overlap._COMPUTING]
+    sending = [
+        event for event in events if event.kind in ("all-gather", "reduce-scatter")
+    ]
+    exposed = _seconds([*computing, *sending]) - _seconds(computing)
+    gathers = sum(event.kind == "all-gather" for event in events)
+    moments = [
+        (moment, change)
+        for intervals in whole.values()
+        for start, stop in intervals
+        for moment, change in ((start, 1), (stop, -1))
+    ]
+    most = max(itertools.accumulate((c for _, c in sorted(moments)), initial=0))
+    share = f"{100 * exposed / span:.3g}" if span else "0"
+    said = ", ".join(f"{name} {_said(total)}" for name, total in totals.items())
+    words = (
+        f"{title.rstrip('.')}. {_said(span)} in all: {said}; {_said(exposed)} of the "
+        f"communication exposed ({share} % of the step)."
+    )
+    if whole:
+        words += (
+            f" {draw.count(gathers, 'all-gather')} of "
+            f"{draw.count(len(whole), 'unit')}, of which at most {most} "
+            f"{'is' if most == 1 else 'are'} whole at a time."
+        )
+    return words
