@@ -36,11 +36,11 @@ def join_group(backend: str, *, bind: bool = False) -> torch.device:
     else:
         device = torch.device("cpu")
         torch.set_num_threads(1)  # the ranks share the cores
-        if WORLD_SIZE == LOCAL_WORLD_SIZE and sys.platform in ("linux", "darwin"):
-            # One machine: meet on its loopback interface. gloo would look up the
-            # machine's own name, which fails on many laptops.
-            loopback = "lo" if sys.platform == "linux" else "lo0"
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    if WORLD_SIZE == LOCAL_WORLD_SIZE and sys.platform in ("linux", "darwin"):
+        # One machine: gloo meets on its loopback interface, also where it only serves
+        # beside nccl. Else it looks up the machine's own name, and often fails.
+        loopback = "lo" if sys.platform == "linux" else "lo0"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     gpu = device if bind and backend == "nccl" else None
     if "RANK" in os.environ:
         dist.init_process_group(backend, device_id=gpu)

@@ -1,0 +1,179 @@
+"""A language whose best possible loss is known, and a small transformer to learn it.
+
+    language = Language()
+    sentences = language.sample(32, 33, torch.Generator().manual_seed(0))
+    model = Transformer(language.symbols)
+    next_symbol_loss(model, sentences)   # about log(8) = 2.08 before training
+    language.best_loss(32)               # no model can do better than 1.17, on average
+
+No file and no network is needed, and no sentence ever comes twice: a loss above the
+best one is what the model has still to learn, and there is nothing to overfit.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Language:
+    """Symbols of which each depends on the two before it, by a table of probabilities.
+
+    A Markov chain of order 2. Its entropy follows from the table, without any sampling.
+
+    Args:
+        symbols: the number of different symbols.
+        seed: each seed has a table of its own.
+
+    Attributes:
+        table: float64 [symbols, symbols, symbols]: table[a, b, c] is the probability of
+            c after a and b.
+        pairs: float64 [symbols, symbols]: how often the pair (a, b) comes.
+        entropy: nats a symbol, for a predictor that knows the table and the two
+            symbols before.
+    """
+
+    def __init__(self, symbols: int = 8, seed: int = 0) -> None:
+        if symbols < 2:
+            raise ValueError(f"symbols is 2 or more, not {symbols}")
+        self.symbols = symbols
+        generator = torch.Generator().manual_seed(seed)
+        scores = torch.randn(
+            symbols, symbols, symbols, dtype=torch.float64, generator=generator
+        )
+        self.table = (2 * scores).softmax(dim=-1)
+        self.pairs = _stationary_pairs(self.table)
+        self.entropy = _entropy(self.table, self.pairs)
+
+    def best_loss(self, length: int) -> float:
+        """The lowest mean cross-entropy that a predictor can reach, in nats a symbol.
+
+        It sees 1, 2, ... `length` symbols, and predicts the one after them each time.
+        At first it knows one symbol instead of two, which costs a little.
+        """
+        if length < 1:
+            raise ValueError(f"length is 1 or more, not {length}")
+        # How often b is followed by c, whatever was before b.
+        following = torch.einsum("ab,abc->bc", self.pairs, self.table)
+        count = following.sum(dim=-1, keepdim=True)
+        first = _entropy(following / count, count.squeeze(-1))
+        return (first + (length - 1) * self.entropy) / length
+
+    def sample(self, count: int, length: int, generator: torch.Generator) -> Tensor:
+        """Sentences: int64 [count, length], the same for the same generator state."""
+        thresholds = self.table.cumsum(dim=-1)
+        thresholds[..., -1] = 1.0  # and not a little less, by rounding
+        first_pairs = torch.multinomial(
+            self.pairs.flatten(), count, replacement=True, generator=generator
+        )
+        before, last = first_pairs // self.symbols, first_pairs % self.symbols
+        chance = torch.rand(count, length, dtype=torch.float64, generator=generator)
+        sentence = [before, last]
+        for position in range(2, length):
+            reached = thresholds[before, last] <= chance[:, position, None]
+            before, last = last, reached.sum(dim=-1)
+            sentence.append(last)
+        return torch.stack(sentence[:length], dim=1)
+
+
+def _stationary_pairs(table: Tensor) -> Tensor:
+    """The frequencies of pairs that one step of the chain leaves as they are."""
+    symbols = len(table)
+    # A step leads from the pair (a, b) to (b, c).
+    steps = torch.zeros(symbols, symbols, symbols, symbols, dtype=table.dtype)
+    every = torch.arange(symbols)
+    steps[:, every, every, :] = table
+    steps = steps.reshape(symbols**2, symbols**2)
+    # pairs @ steps = pairs is one equation short; that they sum to 1 is added to each.
+    ones = torch.ones(symbols**2, dtype=table.dtype)
+    equations = steps.T - torch.eye(symbols**2, dtype=table.dtype) + ones
+    return torch.linalg.solve(equations, ones).view(symbols, symbols)
+
+
+def _entropy(probabilities: Tensor, weights: Tensor) -> float:
+    """The mean entropy of the rows [..., symbols], in nats, weighted by [...]."""
+    rows = -(probabilities * probabilities.log()).sum(dim=-1)
+    return (weights * rows).sum().item()
+
+
+class Block(nn.Module):
+    """Causal self-attention, then a perceptron, each added to what it was given.
+
+    Shape: [N, T, width] in and out.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
+        self.mix = nn.Linear(width, width, bias=False)
+        self.norm2 = nn.LayerNorm(width)
+        self.perceptron = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what attention and the perceptron have to say."""
+        n, t, width = x.shape
+        each = self.queries_keys_values(self.norm1(x)).view(n, t, 3, self.heads, -1)
+        queries, keys, values = each.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        x = x + self.mix(seen.transpose(1, 2).reshape(n, t, width))
+        return x + self.perceptron(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    """A small GPT: says at each position which symbol it expects next.
+
+    No dropout, so that it computes the same on any number of ranks. No buffers, so that
+    a model on the meta device needs its parameters filled in, and nothing else.
+
+    Args:
+        vocabulary: the number of symbols.
+        width, layers, heads: `layers` blocks, each about 12 * width ** 2 parameters.
+        context: the longest input, in symbols.
+        tied: whether the head is the embedding matrix once more (one parameter).
+    """
+
+    def __init__(
+        self,
+        vocabulary: int = 8,
+        width: int = 64,
+        layers: int = 2,
+        heads: int = 4,
+        context: int = 32,
+        tied: bool = False,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} cannot be shared by {heads} heads equally")
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        for embedding in (self.embedding, self.position):
+            nn.init.normal_(embedding.weight, std=1 / math.sqrt(width))
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, symbols: Tensor) -> Tensor:
+        """Scores [N, T, vocabulary] of what follows each of the symbols, int [N, T]."""
+        places = torch.arange(symbols.shape[1], device=symbols.device)
+        x = self.embedding(symbols) + self.position(places)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def next_symbol_loss(model: nn.Module, sentences: Tensor) -> Tensor:
+    """The mean cross-entropy of the predictions of all symbols but the first.
+
+    Args:
+        model: a Transformer, or what wraps one.
+        sentences: int64 [N, T + 1]; the model sees the first T symbols.
+    """
+    scores = model(sentences[:, :-1])
+    return F.cross_entropy(scores.flatten(0, 1).float(), sentences[:, 1:].flatten())

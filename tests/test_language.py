@@ -1,0 +1,128 @@
+"""The synthetic language: its best loss is exact. The transformer that learns it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from course_utils.language import Language, Transformer, next_symbol_loss
+
+
+@pytest.fixture(scope="module")
+def language() -> Language:
+    return Language()
+
+
+def sentences(language: Language, count: int, length: int, seed: int = 0):
+    return language.sample(count, length, torch.Generator().manual_seed(seed))
+
+
+# ---------------------------------------------------------------------- the language
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_the_best_loss_is_that_of_all_sentences_by_their_probability(length):
+    """The chain rule: the losses of a sentence add up to -log p, less its beginning."""
+    small = Language(symbols=3, seed=5)
+    total = 0.0
+    for sentence in itertools.product(range(3), repeat=length + 1):
+        p = small.pairs[sentence[0], sentence[1]].item()
+        for a, b, c in zip(sentence, sentence[1:], sentence[2:], strict=False):
+            p *= small.table[a, b, c].item()
+        begins = small.pairs[sentence[0]].sum().item()
+        total += p * (math.log(begins) - math.log(p))
+    assert small.best_loss(length) == pytest.approx(total / length, abs=1e-12)
+
+
+def test_pairs_come_equally_often_at_every_place(language):
+    pairs, table = language.pairs, language.table
+    assert pairs.sum().item() == pytest.approx(1)
+    assert (pairs > 0).all()
+    assert torch.allclose(torch.einsum("ab,abc->bc", pairs, table), pairs, atol=1e-14)
+
+
+def test_the_more_is_known_the_lower_is_the_best_loss(language):
+    losses = [language.best_loss(length) for length in (1, 2, 8, 32, 1000)]
+    assert losses == sorted(losses, reverse=True)
+    assert math.log(8) > losses[0] > 1.5 * losses[-1]  # the second symbol says much
+    assert losses[-1] == pytest.approx(language.entropy, abs=1e-3)
+
+
+def test_sentences_are_what_the_table_says(language):
+    text = sentences(language, 20_000, 5)
+    assert text.shape == (20_000, 5)
+    assert text.dtype == torch.int64
+    seen = torch.zeros(8, 8, 8, dtype=torch.float64)
+    for a, b, c in (text[:, :3].T, text[:, 2:].T):  # at the start, and further on
+        seen.index_put_((a, b, c), torch.ones(1, dtype=torch.float64), accumulate=True)
+    expected = language.pairs[..., None] * language.table
+    assert (seen / 40_000 - expected).abs().max() < 0.002
+    scores = language.table[text[:, 0], text[:, 1], text[:, 2]].log()
+    assert -scores.mean().item() == pytest.approx(language.entropy, abs=0.02)
+
+
+def test_the_same_seed_gives_the_same_language_and_the_same_sentences(language):
+    assert torch.equal(Language().table, language.table)
+    assert not torch.equal(Language(seed=1).table, language.table)
+    text = sentences(language, 4, 10)
+    assert torch.equal(sentences(language, 4, 10), text)
+    assert not torch.equal(sentences(language, 4, 10, seed=1), text)
+    assert sentences(language, 4, 1).shape == (4, 1)
+
+
+def test_what_makes_no_language_is_refused(language):
+    with pytest.raises(ValueError, match="symbols is 2 or more, not 1"):
+        Language(symbols=1)
+    with pytest.raises(ValueError, match="length is 1 or more, not 0"):
+        language.best_loss(0)
+
+
+# ------------------------------------------------------------------- the transformer
+def test_before_training_the_loss_is_that_of_guessing(language):
+    torch.manual_seed(0)
+    loss = next_symbol_loss(Transformer(), sentences(language, 64, 33))
+    assert loss.item() == pytest.approx(math.log(8), abs=0.35)
+
+
+def test_no_position_sees_what_comes_after_it(language):
+    torch.manual_seed(0)
+    model = Transformer()
+    text = sentences(language, 1, 20)
+    other = text.clone()
+    other[0, 12] = (text[0, 12] + 1) % 8
+    scores, changed = model(text), model(other)
+    assert torch.equal(scores[:, :12], changed[:, :12])
+    assert not torch.allclose(scores[:, 12], changed[:, 12])
+    assert not torch.allclose(scores[:, 19], changed[:, 19])
+
+
+def test_the_loss_is_the_mean_of_minus_log_p(language):
+    torch.manual_seed(0)
+    model, text = Transformer(), sentences(language, 2, 6)
+    p = model(text[:, :5]).softmax(dim=-1)
+    each = [-p[n, t, text[n, t + 1]].log().item() for n in range(2) for t in range(5)]
+    assert next_symbol_loss(model, text).item() == pytest.approx(sum(each) / 10)
+
+
+def test_a_tied_head_is_the_embedding(language):
+    tied, free = Transformer(tied=True), Transformer()
+    assert tied.head.weight is tied.embedding.weight
+    count = [sum(p.numel() for p in model.parameters()) for model in (tied, free)]
+    assert count[1] - count[0] == 8 * 64
+    next_symbol_loss(tied, sentences(language, 2, 6)).backward()
+    assert all(p.grad is not None for p in tied.parameters())
+
+
+def test_blocks_hold_most_of_the_parameters_and_the_size_is_as_asked():
+    model = Transformer(vocabulary=5, width=32, layers=3, heads=2, context=7)
+    assert len(model.blocks) == 3
+    in_blocks = sum(p.numel() for p in model.blocks.parameters())
+    assert in_blocks == 3 * (12 * 32**2 + 9 * 32)
+    assert model(torch.zeros(2, 7, dtype=torch.int64)).shape == (2, 7, 5)
+    assert list(model.buffers()) == []  # none that the meta device would leave empty
+
+
+def test_heads_must_share_the_width():
+    with pytest.raises(ValueError, match="width 64 cannot be shared by 5 heads"):
+        Transformer(heads=5)
