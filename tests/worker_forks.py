@@ -26,6 +26,7 @@ import contextlib, json, os, runpy, signal, socket, sys, tempfile, traceback
 import torch, torch._dynamo, torch.distributed as dist
 import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
 import torch.distributed.nn.functional
+from course_utils import data
 from course_utils.ranks.loopback import bind_stores_to_loopback
 
 bind_stores_to_loopback()
@@ -45,11 +46,12 @@ def run_rank(rank, ranks, ports, runs, code, files):
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank),
             WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1")
     status = 0
-    exec(code, {"rank": rank})
-    for port, arguments in zip(ports, runs, strict=True):
+    for number, (port, arguments) in enumerate(zip(ports, runs, strict=True)):
         os.environ["MASTER_PORT"] = str(port)
         sys.argv[:] = [WORKER, *arguments]
         try:
+            if number == 0:
+                exec(code, {"rank": rank})
             runpy.run_path(WORKER, run_name="__main__")
         except SystemExit as end:
             if isinstance(end.code, str):
