@@ -16,6 +16,8 @@ usage: python3 -m course_utils COMMAND [options]
   progress          show what you have done and what comes next
   doctor            look at this machine: what is real, what is virtual, what is wrong
   test              run all tests of the course
+  cohort            a table of many learners: who is stuck where (for instructors)
+  slides            make slides of the lessons (for instructors)
   build-exercises   write exercises/ anew from solutions/ (for authors)
 
 New here? python3 -m course_utils start
@@ -77,6 +79,14 @@ def progress(argv):
     return inside("course_utils.progress", ["progress"] + argv)
 
 
+def cohort(argv):
+    return inside("course_utils.cohort", ["cohort"] + argv)
+
+
+def slides(argv):
+    return inside("course_utils.slides", ["slides"] + argv)
+
+
 def build_exercises(argv):
     return inside("course_utils.exercises", ["build-exercises"] + argv, dev=True)
 
@@ -96,6 +106,8 @@ COMMANDS = {
     "test": test,
     "doctor": doctor,
     "progress": progress,
+    "cohort": cohort,
+    "slides": slides,
     "build-exercises": build_exercises,
 }
 

@@ -1,0 +1,55 @@
+"use strict";
+// What is below a slide's heading is made smaller until it fits. Below this factor
+// nobody in a room could read it: then it scrolls.
+const SMALLEST = 0.55;
+const MARGIN = 14; // pixels above the slide's number
+
+function prepare(slide) {
+  const box = document.createElement("div");
+  box.className = "fits";
+  for (const child of [...slide.children].slice(1))
+    if (!child.matches("aside.notes")) box.append(child);
+  slide.children[0].after(box);
+}
+
+function fit(slide) {
+  const box = slide && slide.querySelector(":scope > .fits");
+  if (!box || box.dataset.fitted || !slide.clientHeight) return;
+  box.dataset.fitted = "yes";
+  const room = slide.clientHeight - box.offsetTop - MARGIN;
+  const fits = (zoom) => {
+    box.style.zoom = zoom;
+    return box.getBoundingClientRect().height / Reveal.getScale() <= room
+      && box.scrollWidth <= box.clientWidth + 1;
+  };
+  for (let zoom = 1; zoom >= SMALLEST; zoom -= 0.05) if (fits(zoom)) return;
+  box.style.height = `${room / SMALLEST}px`;
+  box.style.zoom = SMALLEST;
+  box.classList.add("scrolls");
+  box.tabIndex = 0;
+  box.setAttribute("role", "region");
+  box.setAttribute("aria-label", "The rest of this slide: scroll");
+}
+
+// In a part that scrolls, these keys scroll; elsewhere they belong to reveal.js.
+const SCROLLING = ["ArrowUp", "ArrowDown", "PageUp", "PageDown", "Home", "End"];
+const isReveals = (event) =>
+  !(event.target.matches?.(".scrolls") && SCROLLING.includes(event.key));
+
+document.querySelectorAll(".slides section > section").forEach(prepare);
+Reveal.on("ready", ({ currentSlide }) => fit(currentSlide));
+Reveal.on("slidechanged", ({ currentSlide }) => fit(currentSlide));
+Reveal.on("pdf-ready", () =>
+  document.querySelectorAll(".slides section > section").forEach(fit));
+Reveal.initialize({
+  width: 1280,
+  height: 720,
+  margin: 0.04,
+  center: false,
+  hash: true,
+  keyboardCondition: isReveals,
+  slideNumber: "c/t",
+  navigationMode: "linear", // the arrow keys pass through all slides, in order
+  transition: "none",
+  plugins: [RevealNotes],
+});

@@ -1,0 +1,215 @@
+"""The slides and the cohort page in a real browser: from a file, without a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from nbformat.v4 import new_markdown_cell, new_notebook
+
+from course_utils.cohort import main as cohort
+from course_utils.lessons import lesson_of
+from course_utils.slides import main as slides
+from course_utils.slides import slides_of
+
+FIRST = 10  # slides of a lesson that are looked at
+# Of the current slide: how far it reaches, in pixels of the screen, and how.
+BOXES = """() => {
+  const slide = Reveal.getCurrentSlide(), box = slide.querySelector(".fits");
+  const all = [...(box?.querySelectorAll("*") ?? []), slide.children[0]];
+  const right = Math.max(...all.map((one) => one.getBoundingClientRect().right));
+  return {
+    number: Reveal.getSlidePastCount(), title: slide.children[0].innerText,
+    bottom: box?.getBoundingClientRect().bottom ?? 0, right, zoom: +box?.style.zoom,
+    scrolls: Boolean(box?.classList.contains("scrolls")), text: slide.innerText,
+    below: box?.scrollHeight > box?.clientHeight,
+  };
+}"""
+
+
+@pytest.fixture
+def open_file(browser):
+    """A function that opens a file without a network; any request is an error."""
+    contexts, errors = [], []
+
+    def note(request):
+        if not request.url.startswith(("file:", "data:", "about:", "blob:")):
+            errors.append(f"request: {request.url}")
+
+    def open_(path: Path, query: str = "", scheme: str = "light"):
+        context = browser.new_context(
+            viewport={"width": 1280, "height": 720}, color_scheme=scheme, offline=True
+        )
+        contexts.append(context)
+        context.on("request", note)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on(
+            "console",
+            lambda line: line.type == "error" and errors.append(line.text),
+        )
+        page.goto(path.as_uri() + query)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not errors
+
+
+@pytest.fixture(scope="module")
+def decks(tmp_path_factory):
+    """The folder with the slides of two lessons."""
+    folder = tmp_path_factory.mktemp("slides")
+    assert slides(["00", "06", "--out", str(folder)]) == 0
+    return folder
+
+
+def ready(page):
+    page.wait_for_function("window.Reveal && Reveal.isReady()")
+    return page
+
+
+def go_to(page, text):
+    """Press the right arrow until a slide says ``text``."""
+    while text not in page.evaluate("Reveal.getCurrentSlide().innerText"):
+        before = page.evaluate("Reveal.getSlidePastCount()")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function(f"Reveal.getSlidePastCount() > {before}")
+
+
+@pytest.mark.parametrize("number", ["00", "06"])
+def test_arrow_keys_move_on_and_every_slide_fits(open_file, decks, number):
+    page = ready(open_file(decks / f"{lesson_of(number).slug}.html"))
+    assert page.evaluate("Reveal.getTotalSlides()") > FIRST
+    assert page.evaluate("[innerWidth, innerHeight]") == [1280, 720]
+    seen = []
+    for position in range(FIRST):
+        page.wait_for_function(f"Reveal.getSlidePastCount() === {position}")
+        found = page.evaluate(BOXES)
+        assert found["number"] == position and found["title"].strip()
+        assert found["bottom"] <= 720 and found["right"] <= 1280, found
+        assert not found["scrolls"] and not found["below"], found
+        seen.append(found["text"])
+        page.keyboard.press("ArrowRight")
+    assert len(set(seen)) == FIRST
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function(f"Reveal.getSlidePastCount() === {FIRST - 1}")
+
+
+def test_what_is_too_high_is_made_smaller_and_in_the_end_scrolls(open_file, tmp_path):
+    def table(rows):
+        lines = [f"| {row} | what row {row} says |" for row in range(rows)]
+        return "\n".join(["| a | b |", "|---|---|", *lines])
+
+    cells = [
+        new_markdown_cell("# T"),
+        *(new_markdown_cell(f"## {rows}\n\n{table(rows)}") for rows in (3, 16, 80)),
+    ]
+    path = tmp_path / "notebook.ipynb"
+    nbformat.write(new_notebook(cells=cells), path)
+    lesson = SimpleNamespace(number="99", title="T", slug="99_t", notebook=path)
+    (tmp_path / "deck.html").write_text(slides_of(lesson)[0], encoding="utf-8")
+    page = ready(open_file(tmp_path / "deck.html"))
+    found = []
+    for position in range(1, 4):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function(f"Reveal.getSlidePastCount() === {position}")
+        found.append(page.evaluate(BOXES))
+    assert found[0]["zoom"] == 1 and 0.5 < found[1]["zoom"] < 1
+    assert [one["scrolls"] for one in found] == [False, False, True]
+    assert all(one["bottom"] <= 720 for one in found)
+    box = page.locator("section.present > .fits[role=region]")
+    box.focus()
+    page.keyboard.press("End")
+    page.wait_for_function(
+        "document.querySelector('.present > .fits.scrolls').scrollTop > 100"
+    )
+
+
+def test_the_speaker_has_notes_of_the_slide(open_file, decks):
+    page = ready(open_file(decks / f"{lesson_of('06').slug}.html"))
+    with page.context.expect_page() as opened:
+        page.keyboard.press("s")
+    notes = opened.value.locator(".speaker-controls-notes")
+    page.bring_to_front()
+    go_to(page, "Tick all")
+    notes.get_by_text("The answer:").wait_for()
+    # The room does not see them.
+    own = page.locator("section.present:not(.stack) > aside.notes")
+    assert own.count() == 1 and not own.is_visible()
+
+
+def test_the_print_view_has_every_slide(open_file, decks):
+    page = open_file(decks / f"{lesson_of('00').slug}.html", "?print-pdf")
+    page.locator(".pdf-page").nth(5).wait_for()
+    pages = page.locator(".pdf-page").count()
+    assert pages >= page.evaluate("Reveal.getTotalSlides()")
+
+
+@pytest.fixture(scope="module")
+def cohort_page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("class")
+    for number, name in enumerate(("Anna <b>Kim<b>", "ben", "김다애", "x" * 70)):
+        entry = {
+            "status": "stuck",
+            "passed": number % 2 == 0,
+            "tries": number + 1,
+            "hints": number,
+            "saw_solution": False,
+        }
+        answer = {"answer": "a", "tries": 1, "first_try_correct": None}
+        state = {
+            "version": 1,
+            "tasks": {f"00.{task}": entry for task in ("average", "who_am_i")},
+            "questions": {
+                "00.ranks": {**answer, "correct": True},
+                "00.skipped": {**answer, "correct": False},
+                "00.all_reduce": {**answer, "correct": None},
+            },
+        }
+        (folder / name).mkdir()
+        file = folder / name / "progress.json"
+        file.write_text(json.dumps(state))
+    target = folder.parent / "cohort-page.html"
+    assert cohort([str(folder), "--html", str(target), "--force"]) == 0
+    return target
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_cohort_page_is_accessible(open_file, cohort_page, scheme):
+    page = open_file(cohort_page, scheme=scheme)
+    found = Axe().run(page).response
+    passed = {rule["id"] for rule in found["passes"]}
+    assert "color-contrast" in passed
+    assert [
+        f"{rule['id']}: {node['failureSummary']} {node['html']}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+    ] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+    row = page.locator(".grid tbody tr").first
+    assert "wrong: stuck, 2 tries" in page.locator(".grid").first.inner_text()
+    assert row.locator("th").inner_text() == "Anna <b>Kim<b>"
+    assert page.locator("main b").count() == 0
+
+
+def test_slides_have_no_accessibility_errors(open_file, decks):
+    page = ready(open_file(decks / f"{lesson_of('00').slug}.html"))
+    # axe-core cannot see through reveal.js's layers, which are empty.
+    page.add_style_tag(content=".backgrounds, .progress { display: none !important }")
+    current = {"include": [["section.present:not(.stack)"]]}
+    for text in ("The machine in front of you", "%%ranks", "Choose one"):
+        go_to(page, text)
+        found = Axe().run(page, context=current).response
+        assert "color-contrast" in {rule["id"] for rule in found["passes"]}
+        assert [
+            f"{rule['id']}: {node['html']} {node['failureSummary']}"
+            for rule in found["violations"]
+            for node in rule["nodes"]
+        ] == []

@@ -1,0 +1,586 @@
+"""The table of a cohort, from whatever people hand in, without running any of it."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unicodedata
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from course_utils.cohort import main, rerun
+from course_utils.cohort.collect import (
+    PROGRESS_BYTES,
+    Result,
+    clean,
+    collect,
+    columns,
+    owner,
+)
+from course_utils.cohort.report import as_csv, as_html, as_text, hurdles
+from course_utils.exercises import build
+from course_utils.lessons import lesson_of
+
+ROOT = Path(__file__).resolve().parent.parent
+UNIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+
+
+def progress(tasks=None, questions=None, **other):
+    """The text of a progress file; a task is its status, or (status, tries)."""
+    state = {"version": 1, "tasks": {}, "questions": {}, **other}
+    for name, task in (tasks or {}).items():
+        status, tries = task if isinstance(task, tuple) else (task, 1)
+        state["tasks"][name] = {
+            "status": status,
+            "passed": status == "passed",
+            "tries": tries,
+            "hints": 0,
+            "saw_solution": False,
+        }
+    for name, correct in (questions or {}).items():
+        state["questions"][name] = {
+            "answer": "a",
+            "correct": correct,
+            "tries": 1,
+            "first_try_correct": correct,
+        }
+    return json.dumps(state)
+
+
+def cell(source, printed="", **more):
+    outputs = [{"output_type": "stream", "name": "stdout", "text": printed}]
+    return {
+        "cell_type": "code",
+        "metadata": {},
+        "execution_count": None,
+        "source": source,
+        "outputs": outputs if printed else [],
+        **more,
+    }
+
+
+def notebook(*cells):
+    return json.dumps(
+        {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}
+    )
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes a file below the folder of submissions."""
+    folder = tmp_path / "class"
+
+    def write(path, text):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return target
+
+    folder.mkdir()
+    write.folder = folder
+    return write
+
+
+def names(learners):
+    return [learner.label for learner in learners]
+
+
+# ------------------------------------------------------------------------- layouts
+
+
+PASSED_AVERAGE = progress({"00.average": "passed"})
+CHECKED = notebook(cell('check("00.average", average)', "✓ 00.average: passed\n"))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("anna/progress.json", "anna"),
+        ("anna/.course/progress.json", "anna"),
+        ("anna/exercises/00_start_here.ipynb", "anna"),
+        ("anna.json", "anna"),
+        ("anna_progress.json", "anna"),
+        ("progress-anna.json", "anna"),
+        ("anna_00_start_here.ipynb", "anna"),
+        ("submitted/anna/00/00_start_here.ipynb", "anna"),
+        ("Anna Kim_4711_assignsubmission_file_/00_start_here.ipynb", "Anna Kim"),
+        ("kimanna_LATE_4711_99_progress.json", "kimanna"),
+        ("DDP_kimanna_attempt_2026-03-01-10-00-00_00.ipynb", "kimanna"),
+        ("progress.json", "class"),  # one learner's own folder
+        ("exercises/00_start_here.ipynb", "class"),
+    ],
+)
+def test_what_people_collect_is_understood(write, path, name):
+    write(path, CHECKED if path.endswith(".ipynb") else PASSED_AVERAGE)
+    write("README.txt", "not a learner")
+    (learner,) = collect(write.folder)
+    assert learner.label == name
+    assert learner.result("00.average").state == "passed"
+    assert learner.notes == []
+
+
+def test_all_files_of_one_learner_are_one_row(write):
+    write("anna/progress.json", progress({"00.average": ("wrong", 4)}))
+    write("anna.json", progress({"00.who_am_i": "passed"}))
+    write("anna_00_start_here.ipynb", CHECKED)
+    (learner,) = collect(write.folder)
+    assert learner.result("00.average") == Result("passed", tries=4)
+    assert learner.result("00.who_am_i").state == "passed"
+    assert learner.notes == ["2 progress files: of each task the better"]
+
+
+def test_two_people_of_one_name_are_two_rows(write):
+    for number in (1, 2):
+        folder = f"Anna Kim_{number}_assignsubmission_file_"
+        write(f"{folder}/progress.json", PASSED_AVERAGE)
+    assert names(collect(write.folder)) == ["Anna Kim", "Anna Kim (2)"]
+
+
+def test_letters_in_pieces_and_whole_are_one_name(write):
+    write(unicodedata.normalize("NFD", "Zoë") + "/progress.json", PASSED_AVERAGE)
+    write(unicodedata.normalize("NFC", "Zoë") + ".json", PASSED_AVERAGE)
+    assert names(collect(write.folder)) == ["Zoë"]
+
+
+def test_a_whole_clone_does_not_count_the_solutions_and_lessons_in_it(write):
+    for place in ("solutions", "notebooks", "exercises"):
+        shutil.copytree(ROOT / place, write.folder / "anna" / place)
+    source = ROOT / "solutions" / "00_start_here.ipynb"
+    shutil.copy(source, write.folder / "anna" / "exercises")  # "solved"
+    (learner,) = collect(write.folder)
+    assert learner.results == {}
+    (note,) = learner.notes
+    assert "00_start_here.ipynb is the course's solution: not counted" in note
+
+
+# -------------------------------------------------------------------------- states
+
+
+def test_states_of_a_progress_file(write):
+    state = json.loads(
+        progress(
+            {"00.average": ("stuck", 3), "00.who_am_i": "passed", "00.gone": "passed"},
+            {"00.ranks": True, "00.skipped": False, "00.all_reduce": None},
+        )
+    )
+    state["tasks"]["00.predict_sum"] = {
+        **state["tasks"]["00.average"],
+        **{"tries": 0, "status": "", "hints": 2, "saw_solution": True},
+    }
+    write("anna.json", json.dumps(state))
+    (learner,) = collect(write.folder)
+    words = {name: learner.result(name).words() for name in learner.results}
+    assert words == {
+        "00.average": "wrong: stuck, 3 tries",
+        "00.who_am_i": "passed: 1 try",
+        "00.predict_sum": "tried: 2 hints, saw the solution",
+        "quiz 00.ranks": "passed: 1 try",
+        "quiz 00.skipped": "wrong: 1 try",
+        "quiz 00.all_reduce": "tried: 1 try",
+    }
+    assert learner.result("00.spot_the_hang").state == "not attempted"
+    assert learner.notes == ["tasks that this course does not have: 1"]
+
+
+def test_states_of_a_notebook(write):
+    exercise = json.loads(build(ROOT / "solutions" / "00_start_here.ipynb"))
+    cells = {one["id"]: one for one in exercise["cells"]}
+    cells["who-am-i"]["source"] = "def who_am_i():\n    return 'rank 0 of 1'"
+    cells["average"]["source"] = "def average(tensor):\n    return tensor"
+    cells["average-check"]["outputs"] = cell("", "✗ 00.average: wrong\n  No.\n")[
+        "outputs"
+    ]
+    write("anna/00_start_here.ipynb", json.dumps(exercise))
+    (learner,) = collect(write.folder)
+    assert {name: one.state for name, one in learner.results.items()} == {
+        "00.who_am_i": "tried",  # changed, and never checked
+        "00.average": "wrong",
+    }
+    assert learner.notes == []
+
+
+def test_only_the_cell_of_a_check_can_say_passed(write):
+    text = "✓ 00.average: passed\n"
+    write("anna/a.ipynb", notebook(cell("print(text)", text), cell('check("00.x")')))
+    (learner,) = collect(write.folder)
+    assert learner.results == {}
+
+
+def test_the_columns_are_the_tasks_and_questions_of_the_course():
+    ids = [column.key for column in columns()]
+    assert len(set(ids)) == len(ids)
+    assert [one for one in ids if one.startswith("00.")][:4] == list(
+        lesson_of("00").tasks
+    )
+    assert {column.kind for column in columns()} == {"task", "question"}
+
+
+def test_the_highest_hurdle_comes_first(write):
+    hard, easy, last = "02.bubble", "00.average", "01.rank_of"
+    write("a.json", progress({easy: ("wrong", 9), hard: ("stuck", 5), last: "passed"}))
+    write("b.json", progress({easy: "passed", hard: ("wrong", 7)}))
+    write("c.json", progress({last: ("wrong", 2)}))
+    learners = collect(write.folder)
+    found = hurdles(learners, columns())
+    assert [one.column.id for one in found] == [hard, easy, last]
+    assert [learner.name for learner, _ in found[0].stuck] == ["b", "a"]
+    assert (found[1].passed, found[1].tries) == (1, 10)
+    text = as_text(learners, columns())
+    assert text.index(hard) < text.index(easy) < text.index(last)
+    assert "b (wrong: 7 tries)" in text
+
+
+# ------------------------------------------------------- damaged and malicious input
+
+
+ENTRY = json.loads(PASSED_AVERAGE)["tasks"]["00.average"]
+DAMAGED = {
+    "nothing": (b"", "is damaged: it is no JSON"),
+    "half": (PASSED_AVERAGE[:-9].encode(), "is damaged: it is no JSON"),
+    "no text": (b"\xff\xfe\x00\x01", "is damaged: it is no JSON"),
+    "deep": (b"[" * 200_000, "is damaged: it is no JSON"),
+    "long number": (b"9" * 10_000, "is damaged: it is no JSON"),
+    "huge": (b" " * (PROGRESS_BYTES + 1), "is larger than 5 MB: not read"),
+    "a list": (b"[1, 2]", "is no progress file"),
+    "other version": (progress(version=2), "of another version, not 1"),
+    "no questions": (progress(questions=None) and '{"version": 1, "tasks": {}}', "has"),
+    "entry": (
+        progress().replace('"tasks": {}', '"tasks": {"00.average": 7}'),
+        "damaged entries in a progress file: 1",
+    ),
+    "true as a number": (
+        json.dumps({"version": 1, "tasks": {"00.average": {**ENTRY, "tries": True}}}),
+        "damaged entries in a progress file: 1",
+    ),
+    "tries": (
+        progress({"00.average": ("wrong", 10**9)}),
+        "damaged entries in a progress file: 1",
+    ),
+    "tries below 0": (
+        progress({"00.average": ("wrong", -1)}),
+        "damaged entries in a progress file: 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "said"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_progress_file_is_a_row_with_a_note(write, data, said):
+    write("anna/progress.json", data)
+    write("ben/progress.json", PASSED_AVERAGE)
+    anna, ben = collect(write.folder)
+    assert anna.results == {} and said in " ".join(anna.notes)
+    assert ben.result("00.average").state == "passed" and ben.notes == []
+
+
+def test_one_damaged_entry_does_not_lose_the_others(write):
+    state = json.loads(progress({"00.average": "passed", "00.who_am_i": "wrong"}))
+    del state["tasks"]["00.who_am_i"]["hints"]
+    write("anna.json", json.dumps(state))
+    (learner,) = collect(write.folder)
+    assert list(learner.results) == ["00.average"]
+    assert learner.notes == ["damaged entries in a progress file: 1"]
+
+
+NOTEBOOKS = {
+    "list": ("[]", "is no notebook"),
+    "cells": ('{"cells": 3}', "is no notebook"),
+    "half": (CHECKED[:-5], "is damaged: it is no JSON"),
+}
+
+
+@pytest.mark.parametrize(("data", "said"), NOTEBOOKS.values(), ids=NOTEBOOKS)
+def test_a_damaged_notebook_is_a_note(write, data, said):
+    write("anna/00_start_here.ipynb", data)
+    (learner,) = collect(write.folder)
+    assert learner.notes == [f"anna/00_start_here.ipynb {said}"]
+
+
+def test_strange_cells_are_passed_over(write):
+    strange = [
+        *(7, None, {}, {"cell_type": "code"}, {"cell_type": "code", "source": 3}),
+        {"cell_type": "code", "source": ["x", 4], "metadata": 5, "id": []},
+        {**cell('check("00.who_am_i", f)'), "outputs": [3, {"name": "stdout"}]},
+        {**cell('check("00.who_am_i", f)'), "outputs": "✓ 00.who_am_i: passed"},
+        json.loads(CHECKED)["cells"][0],
+    ]
+    write("anna/a.ipynb", notebook(*strange))
+    (learner,) = collect(write.folder)
+    assert learner.results == {"00.average": Result("passed")}
+
+
+@UNIX
+def test_links_and_pipes_are_not_opened(write, tmp_path):
+    secret = tmp_path / "secret.json"
+    secret.write_text(PASSED_AVERAGE)
+    write("anna/notes.txt", "")
+    (write.folder / "anna" / "progress.json").symlink_to(secret)
+    (write.folder / "ben").symlink_to(tmp_path)
+    (write.folder / "loop").symlink_to(write.folder)
+    (write.folder / "chloe").mkdir()
+    os.mkfifo(write.folder / "chloe" / "progress.json")
+    found = {learner.name: learner for learner in collect(write.folder)}
+    assert all(not learner.results for learner in found.values())
+    assert {name: learner.notes for name, learner in found.items()} == {
+        "anna": ["progress.json is a link: not followed"],
+        "ben": ["ben is a link: not followed"],
+        "loop": ["loop is a link: not followed"],
+        "chloe": ["progress.json is no ordinary file"],
+    }
+
+
+def test_deep_folders_and_packed_files_are_notes(write):
+    write("anna/" + "d/" * 20 + "progress.json", PASSED_AVERAGE)
+    write("ben.zip", b"PK")
+    anna, ben = collect(write.folder)
+    assert anna.results == {} and anna.notes == ["more than 12 folders in folders"]
+    assert ben.notes == ["ben.zip is packed: unpack it first"]
+
+
+ODD = (
+    "<script>alert(1)",
+    "=HYPERLINK(1)",
+    "@SUM(1)",
+    "a\x1b[31m\u202egro",
+    '" onmouseover=',
+)
+
+
+@UNIX
+def test_odd_names_stay_text(write):
+    for name in ODD:
+        write(f"{name}/progress.json", progress({"00.average": ("<b>", 2)}))
+    os.makedirs(os.fsencode(write.folder) + b"/half\xff")
+    learners = collect(write.folder)
+    assert len(learners) == len(ODD) + 1
+
+    rows = list(csv.reader(io.StringIO(as_csv(learners, columns()))))
+    assert len(rows) == len(learners) + 1
+    assert {len(row) for row in rows} == {len(columns()) + 7}
+    first = {row[0] for row in rows}
+    assert {"'=HYPERLINK(1)", "'@SUM(1)", "a�[31m�gro", "half�"} <= first
+
+    page = as_html(learners, columns(), "how", "<folder>")
+    assert "<script" not in page and "<b>" not in page and "<folder>" not in page
+    assert "&lt;script&gt;alert(1)" in page and '=""' not in page
+    text = as_text(learners, columns())
+    assert "\x1b" not in text and "\u202e" not in text
+
+
+def test_clean_keeps_ordinary_names():
+    for name in ("Anna Kim", "김다애", "O'Neill", "Łukasz-B. d'É"):
+        assert clean(name) == name and owner(name) == (name, name)
+    assert clean("a\n\tb") == "a��b" and len(clean("x" * 500)) == 80
+
+
+# ------------------------------------------------------------------------- the page
+
+
+def test_the_page_is_one_file_without_scripts_that_names_every_state(write):
+    write("anna.json", progress({"00.average": ("wrong", 3), "00.who_am_i": "passed"}))
+    page = as_html(collect(write.folder), columns(), "how", "class")
+    for outside in ("http:", "https:", "src=", "<script", "@import", "url("):
+        assert outside not in page
+    assert "default-src 'none'" in page and "prefers-color-scheme: dark" in page
+    assert '<span class="words">wrong: 3 tries</span>' in page
+    assert '<span class="words">passed: 1 try</span>' in page
+    assert page.count('<span class="words">') == len(columns())
+    assert page.count("<caption>") == page.count("<table")
+
+
+# ----------------------------------------------------------------- the command line
+
+
+def test_the_command_writes_both_files_and_replaces_only_its_own(write, capsys):
+    write("anna.json", PASSED_AVERAGE)
+    table, page = write.folder / "t.csv", write.folder / "t.html"
+    arguments = [str(write.folder), "--csv", str(table), "--html", str(page)]
+    assert main(arguments) == 0
+    assert f"Written to {page}" in capsys.readouterr().out
+    assert table.read_bytes().startswith(b"\xef\xbb\xbflearner,")
+    first = table.read_bytes(), page.read_bytes()
+    assert main(arguments) == 0  # its own files
+    assert (table.read_bytes(), page.read_bytes()) == first
+    assert len(list(write.folder.iterdir())) == 3
+
+    table.write_text("my notes")
+    capsys.readouterr()
+    assert main(arguments) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"{table} exists and was not written by this command.")
+    assert table.read_text() == "my notes"
+    assert main([*arguments, "--force"]) == 0
+    assert table.read_bytes() == first[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{folder}/none"], "is no folder"),
+        (["{folder}"], "holds nothing to read"),
+        (["{folder}", "--csv", "{folder}"], "is no name for a file"),
+        (["{folder}", "--csv", "{folder}/no/t.csv"], "There is no folder"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, capsys, arguments, said):
+    assert main([one.format(folder=tmp_path) for one in arguments]) == 1
+    output = capsys.readouterr()
+    assert said in output.err and output.err.count("\n") == 1
+    assert output.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seconds", "9"], "--seconds goes with --rerun"),
+        (["--force"], "--force goes with"),
+        (["--csv", "a", "--html", "a"], "the same file"),
+        (["--rerun", "--seconds", "0"], "1 second or more"),
+        (["--rerun", "--seconds", "nan"], "1 second or more"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path, capsys, arguments, said):
+    with pytest.raises(SystemExit) as stopped:
+        main([str(tmp_path), *arguments])
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_is_run_without_being_asked(write, tmp_path, capsys):
+    trace = tmp_path / "trace"
+    attack = f"open({str(trace)!r}, 'w')\ncheck('00.average', 1)"
+    write("anna/a.ipynb", notebook(cell(attack)))
+    write("anna/sitecustomize.py", attack)
+    write("anna/conftest.py", attack)
+    command = [sys.executable, "-m", "course_utils", "cohort", str(write.folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 learner" in done.stdout
+    assert not trace.exists()
+    assert main([str(write.folder), "--rerun", "--seconds", "60"]) == 0
+    assert trace.exists()  # so the file above would have been written
+
+
+# ------------------------------------------------------------------------ --rerun
+
+
+IMPORTS = "%load_ext course_utils\nimport torch.distributed as dist\n"
+IMPORTS += "from course_utils import check"
+WHO = "def who_am_i():\n    return f'rank {dist.get_rank()} of {dist.get_world_size()}'"
+CHECK_WHO = 'check("00.who_am_i", who_am_i)'
+
+
+def runs(pid):
+    """Whether a process is there; a dead one may wait for its parent to notice."""
+    try:
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def temporary():
+    return {path.name for path in Path(tempfile.gettempdir()).glob("course-rerun-*")}
+
+
+@UNIX
+def test_rerun_believes_the_checks_and_leaves_nothing(
+    write, tmp_path, capsys, monkeypatch
+):
+    """Two learners: one is honest, a liar and a vandal; one ends the process."""
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    facts, escaped = tmp_path / "facts.json", tmp_path / "escaped"
+    spawn = (
+        "import os, json, subprocess, sys\n"
+        "child = subprocess.Popen(\n"
+        "    [sys.executable, '-c', 'import time; time.sleep(600)'],\n"
+        "    start_new_session=True)\n"
+        f"open({str(escaped)!r}, 'w').write(str(child.pid))\n"
+        "open('left_here', 'w').write('x')\n"
+        "facts = dict(env=dict(os.environ), cwd=os.getcwd())\n"
+        f"json.dump(facts, open({str(facts)!r}, 'w'))"
+    )
+    refused = tmp_path / "refused"
+    hog = (
+        "try:\n    block = bytearray(12 << 30)\n"
+        f"except MemoryError:\n    open({str(refused)!r}, 'w')\n    raise"
+    )
+    lie = "✓ 00.average: passed\n"
+    write(
+        "anna/a.ipynb",
+        notebook(
+            cell(IMPORTS),
+            cell(spawn),
+            cell(WHO),
+            cell(CHECK_WHO),
+            cell(hog),
+            cell("input()"),
+            cell("raise SystemExit"),
+            cell("def average(tensor):\n    return tensor"),
+            cell('check("00.average", average)', lie),
+            cell('answer = 100\ncheck("00.predict_sum", answer)'),
+        ),
+    )
+    write("anna/progress.json", progress({"01.rank_of": "passed"}))
+    answer = cell('from course_utils import check\ncheck("00.predict_sum", 100)')
+    last = cell("import os\nos._exit(7)")
+    write("chloe/c.ipynb", notebook(answer, last, cell('check("00.average", f)')))
+    before = temporary()
+    assert main([str(write.folder), "--rerun"]) == 0
+
+    output = capsys.readouterr()
+    assert "running 1 notebook of chloe (2 of 2)" in output.err
+    notes = output.out.partition("Notes:\n")[2].splitlines()
+    assert notes == [
+        "  anna: 00.average was passed, and is wrong when run",
+        "  anna: not run, as handed in: 01.rank_of",
+        "  chloe: c.ipynb ended early, with exit code 7",
+    ]
+    passed = [line.split()[:2] for line in output.out.splitlines()[2:4]]
+    assert passed == [["anna", "3"], ["chloe", "1"]]
+    assert "00.average: 0 passed" in output.out
+
+    seen = json.loads(facts.read_text())
+    assert "MY_TOKEN" not in seen["env"]
+    for name in ("HOME", "TMPDIR", "COURSE_STATE"):
+        assert seen["env"][name].startswith(tempfile.gettempdir())
+    assert not Path(seen["cwd"]).exists() and temporary() == before
+    assert refused.exists() == (sys.platform == "linux")
+    assert not runs(escaped.read_text())
+    assert not (write.folder / "anna" / "left_here").exists()
+
+
+@UNIX
+def test_an_endless_notebook_is_stopped_with_all_that_it_started(
+    write, tmp_path, capsys, monkeypatch
+):
+    started = tmp_path / "started"
+    source = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        f"open({str(started)!r}, 'a').write(f'{{os.getpid()}} ')\n"
+        "time.sleep(600)"
+    )
+    write("ben/b.ipynb", notebook(cell(source), cell('check("00.average", f)')))
+
+    def pids():
+        return started.read_text().split() if started.exists() else []
+
+    def clock():  # the time is up as soon as both run
+        return time.monotonic() + 1e6 * (len(pids()) == 2)
+
+    fake = SimpleNamespace(sleep=time.sleep, monotonic=clock)
+    monkeypatch.setattr(rerun, "time", fake)
+    before = temporary()
+    assert main([str(write.folder), "--rerun", "--seconds", "200"]) == 0
+    assert "ben: b.ipynb was stopped after 200 s" in capsys.readouterr().out
+    assert len(pids()) == 2 and not any(map(runs, pids()))
+    assert temporary() == before
