@@ -4,8 +4,9 @@
        reduce_scatter      each rank gets its part of the sum over the ranks
     1  ShardedOptimizer    ZeRO-1: optimizer state for one's own part of the parameters
     2  ShardedGradients    ZeRO-2: gradients of one's own part, too
-    3  FSDP                ZeRO-3: parameters, too; whole only while they are needed
-    4  checkpoints         whole ones for any number of ranks, sharded ones for the same
+    3  Unit                parameters, too; whole only while the unit runs
+    4  FSDP                ZeRO-3: units that are gathered and freed in time
+    5  checkpoints         whole ones for any number of ranks, sharded ones for the same
 
     model = FSDP(module, units=[*module.layers])
     optimizer = torch.optim.AdamW(model.parameters())        # after, over the shards
@@ -127,7 +128,7 @@ class AllGather:
             chunks[dist.get_rank()] = shard
             self.requests = _to_each(lambda rank: shard, lambda rank: chunks[rank])
         else:
-            # torch 2.12 or later has a new name for it.
+            # Newer versions of torch have another name for it.
             native = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
             self.requests = [native(flat, shard, async_op=True)]
 
@@ -343,11 +344,11 @@ class ShardedOptimizer:
             flat.gradient.zero_()
 
     def optimizer_state_dict(self, *, rank0_only: bool = False) -> dict[str, Any]:
-        """`optimizer_state_dict` of the optimizer: see rung 4."""
+        """`optimizer_state_dict` of the optimizer: see rung 5."""
         return optimizer_state_dict(self.flats, self.optimizer, rank0_only=rank0_only)
 
     def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
-        """`load_optimizer_state_dict` of the optimizer: see rung 4."""
+        """`load_optimizer_state_dict` of the optimizer: see rung 5."""
         load_optimizer_state_dict(self.flats, self.optimizer, state)
 
 
@@ -502,7 +503,7 @@ class GradientReducer:
             self.sync = before
 
 
-# ------------------------------------------------------------------- rung 3: ZeRO-3
+# ------------------------------------------- rung 3: parameters that come and go
 class ShardedFlatParameter(FlatParameter):
     """A flat parameter of which only the shard stays. `full` comes and goes.
 
@@ -602,6 +603,7 @@ class Unit:
             flat.free()
 
 
+# ------------------------------------------------------------------- rung 4: ZeRO-3
 class FSDP(nn.Module):
     """Shards parameters, gradients and optimizer state: each rank keeps one n-th.
 
@@ -813,7 +815,7 @@ class FSDP(nn.Module):
             ".to(), .half() and the like on the module, before FSDP(module)"
         )
 
-    # ------------------------------------------------------------ rung 4: checkpoints
+    # ------------------------------------------------------------ rung 5: checkpoints
     def state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
         """All values, with names and shapes of the plain module. Every rank calls.
 

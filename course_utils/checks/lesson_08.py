@@ -1,0 +1,1431 @@
+"""Lesson 08, FSDP: the tasks of its exercise."""
+
+import contextlib
+import functools
+import gc
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_utils.checks.compare import difference
+from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.messages import (
+    NOT_WAITED_FOR,
+    TO_ITSELF,
+    WAITED,
+    all_waited_for,
+)
+from course_utils.checks.mistakes import first_wrong, says, wrong_in
+from course_utils.checks.task import ANYTHING, Mistake, Such, Task
+from course_utils.messages import recorded
+
+OURS = "course_utils.from_scratch.fsdp"
+
+# ------------------------------------------------------------------- what is sent
+
+
+class Watch(TorchDispatchMode):
+    """Calls `note` with the name and the arguments of each collective of this rank."""
+
+    # Otherwise the first operation imports torch._dynamo, which takes 2 seconds.
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.namespace == "c10d":
+            self.note(operation.__name__.split(".")[0].strip("_"), args)
+        return operation(*args, **(kwargs or {}))
+
+
+class Sent(Watch):
+    """Notes the collectives of this rank, and the bytes that it sends.
+
+    Bytes are those of the best algorithm: of an all-reduce of S bytes 2(n - 1)/n·S.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []  # (name, bytes sent)
+
+    def note(self, name, args):
+        if name in SHARE:
+            self.calls.append((name, self.bytes_of(name, args)))
+
+    def bytes_of(self, name, args):
+        n = dist.get_world_size()
+        place, share = SHARE[name]
+        tensors = args[place]
+        while isinstance(tensors, list) and tensors and isinstance(tensors[0], list):
+            tensors = sum(tensors, [])
+        if torch.is_tensor(tensors):
+            tensors = [tensors]
+        return sum(tensor.nbytes for tensor in tensors) * share(n)
+
+    @property
+    def nbytes(self):
+        return round(sum(nbytes for _, nbytes in self.calls))
+
+    def count(self, *parts):
+        """How many calls have such a name?"""
+        return sum(any(part in name for part in parts) for name, _ in self.calls)
+
+
+def most(n):
+    return (n - 1) / n
+
+
+# Where the tensors are among the arguments, and which share of them a rank sends.
+SHARE = {
+    "send": (0, lambda n: 1),
+    "allreduce": (0, lambda n: 2 * most(n)),
+    "reduce": (0, most),
+    "broadcast": (0, most),
+    "scatter": (1, most),
+    "gather": (1, most),
+    "alltoall": (1, most),
+    "alltoall_base": (1, most),
+    "allgather": (1, lambda n: n - 1),
+    "allgather_base": (1, lambda n: n - 1),
+    "reduce_scatter": (1, most),
+    "reduce_scatter_base": (1, most),
+}
+
+# ------------------------------------------------------------------------- zero_table
+
+
+def zero_table(parameters, world_size, optimizer_bytes):
+    psi, n, k = parameters, world_size, optimizer_bytes
+    return [
+        (2 + 2 + k) * psi,
+        (2 + 2 + k / n) * psi,
+        (2 + (2 + k) / n) * psi,
+        (2 + 2 + k) / n * psi,
+    ]
+
+
+def gradients_first(parameters, world_size, optimizer_bytes):
+    psi, n, k = parameters, world_size, optimizer_bytes
+    right = zero_table(parameters, world_size, optimizer_bytes)
+    return [right[0], (2 + 2 / n + k) * psi, right[2], right[3]]
+
+
+def one_part_each(parameters, world_size, optimizer_bytes):
+    psi, n, k = parameters, world_size, optimizer_bytes
+    return [
+        (4 + k) * psi,
+        (4 + k / n) * psi,
+        (2 + 2 / n + k) * psi,
+        (2 / n + 2 + k) * psi,
+    ]
+
+
+def scaled(factor):
+    return lambda *args: [value * factor for value in zero_table(*args)]
+
+
+ZERO_TABLE = Task(
+    id="08.zero_table",
+    title="The ZeRO table",
+    stars=1,
+    cases=(
+        (7.5e9, 64, 12),
+        (1.3e9, 8, 12),
+        (1000, 1, 12),
+        (350e6, 4, 8),
+        (1e12, 1024, 4),
+    ),
+    expect=zero_table,
+    forbids=("course_utils.costs.zero_memory", "course_utils.costs.state_bytes"),
+    instead="Four lines of arithmetic are enough.",
+    mistakes=(
+        Mistake(
+            like=lambda psi, n, k: zero_table(psi, n, 12),
+            says="The optimizer's bytes are an argument, optimizer_bytes. They are not "
+            "always 12.",
+        ),
+        Mistake(
+            like=gradients_first,
+            says="Stage 1 shards the optimizer's state, which is the largest part. The "
+            "gradients follow in stage 2.",
+        ),
+        Mistake(
+            like=one_part_each,
+            says="Each stage keeps what the one before has sharded, and adds a part: "
+            "optimizer; optimizer and gradients; optimizer, gradients and parameters.",
+        ),
+        Mistake(
+            like=lambda psi, n, k: [
+                4 * psi + k * psi,
+                4 * psi + k * psi / n,
+                2 * psi + (2 + k) * psi / n,
+                2 * psi + (2 + k) * psi / n,
+            ],
+            says="In stage 3 the parameters are sharded, too.",
+        ),
+        Mistake(
+            like=lambda psi, n, k: [
+                (8 + k) * psi,
+                (8 + k / n) * psi,
+                (4 + (4 + k) / n) * psi,
+                (8 + k) / n * psi,
+            ],
+            says="Weights and gradients are in bfloat16: 2 bytes each, not 4.",
+        ),
+        Mistake(like=scaled(1e-9), says="That is in GB. The task asks for bytes."),
+        Mistake(like=scaled(2.0**-30), says="That is in GiB. The task asks for bytes."),
+        Mistake(
+            like=lambda *args: [
+                per_gpu * n
+                for per_gpu, n in zip(
+                    zero_table(*args), [1, *[args[1]] * 3], strict=True
+                )
+            ],
+            says="That is all GPUs together. How much is on each?",
+        ),
+    ),
+    otherwise="Per parameter there are 2 bytes of weight, 2 of gradient, and "
+    "optimizer_bytes. Which of them are divided by world_size in each stage?",
+    hints=(
+        "In stage 0 (DDP) everything is on each GPU. Stage 1 shares out one part, "
+        "stage 2 a second one, stage 3 the last one.",
+        "Stage 1 divides the optimizer's bytes by world_size, stage 2 also those of "
+        "the gradients, stage 3 also those of the weights.",
+        "The shape of it:\n"
+        "  return [\n"
+        "      (2 + 2 + optimizer_bytes) * parameters,\n"
+        "      (2 + 2 + optimizer_bytes / world_size) * parameters,\n"
+        "      ...,\n"
+        "      ...,\n"
+        "  ]",
+    ),
+)
+
+# ----------------------------------------------------------------------- predict_peak
+
+LAYERS, LAYER_MB, GPUS = 32, 500, 8
+SHARDS_MB = LAYERS * LAYER_MB // GPUS
+
+
+def answered(*values):
+    return lambda attempt: tuple(attempt.got) == values
+
+
+PREDICT_PEAK = Task(
+    id="08.predict_peak",
+    title="Predict the peak",
+    stars=1,
+    where="value",
+    expect=lambda: (SHARDS_MB + LAYER_MB, SHARDS_MB + 2 * LAYER_MB),
+    unit="MB",
+    mistakes=(
+        Mistake(
+            when=lambda attempt: attempt.got[0] == LAYER_MB,
+            says="That is the layer that is whole. The shards of all layers lie there "
+            "as well, all the time.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got[0] == SHARDS_MB,
+            says="Those are the shards of all layers. While a layer computes, it is "
+            "whole, in memory of its own.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got[0] == LAYERS * LAYER_MB,
+            says="That is the whole model. Never is all of it there at once.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.got[0] == SHARDS_MB + LAYER_MB - LAYER_MB / GPUS
+            ),
+            says="You took the layer's own shard away. But shard and whole layer are "
+            "in memory at the same time: the shard is what the optimizer changes.",
+        ),
+        Mistake(
+            when=answered(SHARDS_MB + LAYER_MB, SHARDS_MB + LAYER_MB),
+            says="The first is right. With prefetch, the next layer is already being "
+            "gathered while this one computes. It needs memory for a whole layer.",
+        ),
+        Mistake(
+            when=answered(SHARDS_MB + LAYER_MB, SHARDS_MB + LAYER_MB + LAYER_MB / GPUS),
+            says="The first is right. What is gathered ahead is a whole layer, not "
+            "one shard of it.",
+        ),
+        Mistake(
+            when=answered(SHARDS_MB + 2 * LAYER_MB, SHARDS_MB + LAYER_MB),
+            says="The two are swapped: without prefetch comes first.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got[0] == SHARDS_MB + LAYER_MB,
+            says="The first is right. How many layers are whole at the same time if "
+            "one is gathered ahead?",
+        ),
+    ),
+    otherwise="Add what lies there all the time (the shards of all layers), and what "
+    "is whole while one layer computes.",
+    hints=(
+        "Two kinds of memory: shards, which are always there, and whole layers, which "
+        "come and go.",
+        "A GPU has an eighth of each layer, all the time. How many whole layers are "
+        "there at the worst moment?",
+        "For 10 layers of 80 MB on 4 GPUs it goes like this:\n"
+        "  shards            10 × 80 / 4 = 200 MB\n"
+        "  without prefetch  200 + 80 = 280 MB\n"
+        "  with prefetch     200 + 2 × 80 = 360 MB",
+    ),
+)
+
+# ------------------------------------------------------------------------- flat_shard
+
+EXAMPLE = "tensors of 3 and 4 numbers"
+MATRICES = "two matrices and a vector, 26 numbers"
+ONE = "a single number, without a dimension"
+EVEN = "12 numbers in one tensor"
+
+SHAPES = {
+    EXAMPLE: ((3,), (4,)),
+    MATRICES: ((3, 5), (2, 4), (3,)),
+    ONE: ((),),
+    EVEN: ((4, 3),),
+}
+
+
+def tensors_of(kind):
+    """The same on every rank."""
+    return [whole_numbers(shape, 3 + i) for i, shape in enumerate(SHAPES[kind])]
+
+
+def alive():
+    """Bytes of all tensors of this process, each memory counted once."""
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    storages = {one.untyped_storage().data_ptr(): one for one in tensors}
+    return sum(one.untyped_storage().nbytes() for one in storages.values())
+
+
+def try_flat_shard(answer, kind):
+    rank = dist.get_rank()
+    before = alive()
+    unit = answer(tensors_of(kind))
+    kept = alive() - before
+    report = {
+        "the shard": unit.shard.detach().clone(),
+        "bytes that the object keeps": kept,
+        "unshard()": unit.unshard(),
+    }
+    report["the shard after unshard()"] = unit.shard.detach().clone()
+    with torch.no_grad():
+        unit.shard += rank + 1  # as an optimizer would
+    report["unshard() after each rank r has added r + 1 to its shard"] = unit.unshard()
+    return report
+
+
+def flat_of(kind):
+    return torch.cat([tensor.reshape(-1) for tensor in tensors_of(kind)])
+
+
+def shards_of(kind, n):
+    flat = flat_of(kind)
+    size = -(-len(flat) // n)
+    return list(F.pad(flat, (0, n * size - len(flat))).split(size))
+
+
+def whole_again(kind, flat):
+    shapes = SHAPES[kind]
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    parts = flat[: sum(sizes)].split(sizes)
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def sharded(rank, inputs):
+    (kind,), n = inputs[rank], len(inputs)
+    shards = shards_of(kind, n)
+    changed = torch.cat([shard + r + 1 for r, shard in enumerate(shards)])
+    return {
+        "the shard": shards[rank],
+        "bytes that the object keeps": shards[rank].nbytes,
+        "unshard()": tensors_of(kind),
+        "the shard after unshard()": shards[rank],
+        "unshard() after each rank r has added r + 1 to its shard": whole_again(
+            kind, changed
+        ),
+    }
+
+
+def shard_is(make):
+    """Is the shard what this mistake makes of the tensors?"""
+
+    def test(attempt):
+        (kind,) = attempt.args
+        like = make(kind, attempt.rank, attempt.world_size)
+        same = difference(attempt.got["the shard"], like, 0.0) is None
+        return first_wrong(attempt) == "the shard" and same
+
+    return test
+
+
+def each_by_itself(kind, rank, n):
+    parts = []
+    for tensor in tensors_of(kind):
+        size = -(-tensor.numel() // n)
+        flat = F.pad(tensor.reshape(-1), (0, n * size - tensor.numel()))
+        parts.append(flat[rank * size : (rank + 1) * size])
+    return torch.cat(parts)
+
+
+def interleaved(kind, rank, n):
+    flat = flat_of(kind)
+    return F.pad(flat, (0, -len(flat) % n))[rank::n]
+
+
+def unpadded(cut):
+    """The shards that `chunk` or `tensor_split` make of the flat tensor."""
+
+    def like(kind, rank, n):
+        parts = cut(flat_of(kind), n)
+        return parts[rank] if rank < len(parts) else flat_of(kind)[:0]
+
+    return like
+
+
+WHOLE_SHARD = "bytes that the object keeps"
+
+FLAT_SHARD = Task(
+    id="08.flat_shard",
+    title="Shard and unshard",
+    stars=2,
+    where="ranks",
+    run=try_flat_shard,
+    world_sizes=(1, 2, 3, 4),
+    cases=((EXAMPLE,), (MATRICES,), (ONE,), (EVEN,)),
+    expect=sharded,
+    keeps_inputs=False,
+    forbids=(f"{OURS}.shard", f"{OURS}.unshard", f"{OURS}.padded"),
+    instead="`torch.cat`, `F.pad`, slices and an all-gather are enough.",
+    mistakes=(
+        Mistake(
+            when=lambda attempt: (
+                shard_is(unpadded(torch.chunk))(attempt)
+                or shard_is(unpadded(torch.tensor_split))(attempt)
+            ),
+            says="Without padding the shards have different sizes, and an all-gather "
+            "wants one size. Append zeros until world_size divides the length, then "
+            "cut.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            says="An all-gather wants a shard of the same size from every rank: append "
+            "zeros before you cut. And every rank must call it, also one that has "
+            "nothing but padding.",
+        ),
+        Mistake(
+            when=shard_is(interleaved),
+            says="That is every n-th number. A shard is a piece without gaps: rank 0 "
+            "has the first size numbers, rank 1 the next, and so on.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("unshard()")(attempt)
+                and attempt.rank == 0 < attempt.world_size - 1
+                and difference(
+                    attempt.got["unshard()"],
+                    whole_again(
+                        attempt.args[0],
+                        attempt.got["the shard"].repeat(attempt.world_size),
+                    ),
+                    0.0,
+                )
+                is None
+            ),
+            says="Each rank has rank 0's shard. Which piece is this rank's?",
+        ),
+        Mistake(
+            when=shard_is(each_by_itself),
+            says="You sharded each tensor by itself. The task makes one flat tensor of "
+            "all of them first: it needs less padding, and one all-gather.",
+        ),
+        Mistake(
+            when=shard_is(
+                lambda kind, rank, n: (
+                    torch.cat(shards_of(kind, n)) if n > 1 else torch.zeros(0)
+                )
+            ),
+            says="That is the whole flat tensor. Cut out this rank's piece.",
+        ),
+        Mistake(
+            when=wrong_in(WHOLE_SHARD),
+            says="The shard is right, but more than the shard stays in memory. A slice "
+            "is a view: it keeps the memory of the whole flat tensor (`clone()` it). "
+            "Of the given tensors, keep the shapes only.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("unshard()")(attempt)
+                and torch.is_tensor(attempt.got["unshard()"])
+            ),
+            says="unshard() returns a list with a tensor for each of those that were "
+            "given, in their shapes.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                first_wrong(attempt) == "unshard()"
+                and all(one.dim() == 1 for one in attempt.got["unshard()"])
+                and sum(one.numel() for one in attempt.got["unshard()"])
+                == sum(one.numel() for one in attempt.expected["unshard()"])
+            ),
+            says="The numbers are there, but in one dimension each. Give them the "
+            "shapes of the tensors that were given.",
+        ),
+        Mistake(
+            when=says("is invalid for input of size"),
+            says="After the all-gather the padding is still there. Cut it off before "
+            "you split.",
+        ),
+        Mistake(
+            when=says("split_with_sizes expects split_sizes to sum"),
+            says="After the all-gather the padding is still there. Cut it off before "
+            "you split.",
+        ),
+        Mistake(
+            when=wrong_in("the shard after unshard()"),
+            says="unshard() has changed the shard. It is the memory of this rank: "
+            "gather into other memory.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                first_wrong(attempt).startswith("unshard() after")
+                and difference(
+                    attempt.got[first_wrong(attempt)],
+                    attempt.expected["unshard()"],
+                    0.0,
+                )
+                is None
+            ),
+            says="The shards have been changed in the meantime, but unshard() still "
+            "returns the old numbers. It must gather what is in the shards now.",
+        ),
+    ),
+    otherwise="Make one flat tensor of all, append zeros until world_size divides it, "
+    "and keep a copy of this rank's piece. unshard() gathers the pieces, cuts the "
+    "zeros off, and gives the tensors their shapes back.",
+    hints=(
+        "How many numbers are in all tensors together, and how many in a shard? All "
+        "shards have the same size.",
+        "size = ceil(numbers / world_size). Append zeros up to size · world_size. Rank "
+        "r has the numbers from r · size on, in a copy (a slice would keep all the "
+        "memory). unshard: all_gather, cat, cut off, split, view.",
+        "The shape of it:\n"
+        "  flat = torch.cat([t.reshape(-1) for t in tensors])\n"
+        "  size = -(-len(flat) // n)          # rounded up\n"
+        "  flat = F.pad(flat, (0, ...))\n"
+        "  self.shard = flat[...].clone()\n"
+        "and of unshard:\n"
+        "  shards = [torch.empty_like(self.shard) for _ in range(n)]\n"
+        "  dist.all_gather(shards, ...)\n"
+        "  flat = torch.cat(shards)[: ...]\n"
+        "  return [part.view(shape) for part, shape in zip(flat.split(...), ...)]",
+    ),
+)
+
+# --------------------------------------------------------------------- reduce_scatter
+
+
+def gradient_of(size, rank, n):
+    return (whole_numbers((n * size,), 20 + rank),)
+
+
+def try_reduce_scatter(answer, gradient):
+    with Sent() as sent, recorded() as calls:
+        part = answer(gradient)
+    others = [name for name, _ in sent.calls if name not in ("send", "alltoall_base")]
+    return {
+        WAITED: all_waited_for(calls),
+        "its part": part,
+        "bytes sent": sent.nbytes,
+        "collectives": len(others),
+    }
+
+
+def part_of(combine):
+    """This rank's part of what `combine` makes of all gradients."""
+
+    def like(rank, inputs):
+        gradients = [gradient for (gradient,) in inputs]
+        return combine(gradients, rank).chunk(len(inputs))[rank]
+
+    return like
+
+
+def scattered(rank, inputs):
+    n, nbytes = len(inputs), inputs[rank][0].nbytes
+    limit = nbytes * (n - 1) // n
+    return {
+        WAITED: True,
+        "its part": part_of(lambda gradients, rank: sum(gradients) / n)(rank, inputs),
+        "bytes sent": Such(
+            f"at most {limit:,} (the gradient has {nbytes:,})",
+            lambda value: value <= limit,
+        ),
+        "collectives": ANYTHING,
+    }
+
+
+def part_is(make):
+    """Is the part what this mistake makes, on the first wrong rank?"""
+
+    def test(attempt):
+        n, rank = attempt.world_size, attempt.rank
+        size = len(attempt.args[0]) // n
+        gradients = [gradient_of(size, r, n)[0] for r in range(n)]
+        like = make(gradients, rank)
+        same = difference(attempt.got["its part"], like, 1e-5) is None
+        return first_wrong(attempt) == "its part" and same
+
+    return test
+
+
+def chunk_of(tensor, gradients, rank):
+    return tensor.chunk(len(gradients))[rank]
+
+
+def mean(gradients):
+    return sum(gradients) / len(gradients)
+
+
+# Only what the installed version has: their names have changed.
+RINGS = (
+    "course_utils.from_scratch.ring.all_reduce_ring",
+    "course_utils.from_scratch.collectives.all_reduce_naive",
+)
+REDUCE_SCATTERS = tuple(
+    name
+    for name in ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
+    if hasattr(dist, name)
+)
+
+REDUCE_SCATTER = Task(
+    id="08.reduce_scatter",
+    title="Reduce-scatter a gradient",
+    stars=2,
+    where="ranks",
+    run=try_reduce_scatter,
+    inputs=gradient_of,
+    world_sizes=(1, 3, 4),
+    cases=(4, 1, 1000),
+    expect=scattered,
+    forbids=(
+        *REDUCE_SCATTERS,
+        "torch.distributed._functional_collectives.reduce_scatter_tensor",
+        f"{OURS}.reduce_scatter",
+        *RINGS,
+    ),
+    instead="`isend` and `irecv` to and from every other rank, or a ring, or "
+    "`all_to_all_single`.",
+    mistakes=(
+        NOT_WAITED_FOR,
+        TO_ITSELF,
+        Mistake(
+            when=part_is(lambda g, rank: chunk_of(sum(g), g, rank)),
+            says="That is the sum over the ranks. A gradient is averaged: divide by "
+            "the world size.",
+        ),
+        Mistake(
+            when=part_is(lambda g, rank: chunk_of(mean(g) / len(g), g, rank)),
+            says="It is divided by the world size twice.",
+        ),
+        Mistake(
+            when=part_is(lambda g, rank: mean(g)),
+            says="That is the whole mean. Each rank returns its part only: rank r the "
+            "r-th of n pieces.",
+        ),
+        Mistake(
+            when=part_is(lambda g, rank: chunk_of(mean(g), g, 0)),
+            says="Every rank has the first piece. Rank r returns the r-th.",
+        ),
+        Mistake(
+            when=part_is(
+                lambda g, rank: chunk_of((sum(g) - g[rank]) / len(g), g, rank)
+            ),
+            says="This rank's own part is missing in the sum. It does not travel, but "
+            "it counts.",
+        ),
+        Mistake(
+            when=part_is(
+                lambda g, rank: chunk_of((sum(g) + g[rank]) / len(g), g, rank)
+            ),
+            says="This rank's own part is in the sum twice.",
+        ),
+        Mistake(
+            when=part_is(lambda g, rank: chunk_of(g[rank], g, rank)),
+            says="That is this rank's own piece: nothing of the others is in it.",
+        ),
+        Mistake(
+            when=part_is(lambda g, rank: chunk_of(g[rank] / len(g), g, rank)),
+            says="That is this rank's own piece, divided: nothing of the others is in "
+            "it.",
+        ),
+        Mistake(
+            when=lambda attempt: any(
+                part_is(lambda g, rank, k=k: chunk_of(mean(g), g, (rank + k) % len(g)))(
+                    attempt
+                )
+                for k in range(1, attempt.world_size)
+            ),
+            says="That is another rank's piece. Rank r returns the r-th, and so it "
+            "needs the r-th piece of every other rank's gradient.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("bytes sent")(attempt) and attempt.got["collectives"] > 0
+            ),
+            says="The result is right, but too much was sent. An all-reduce, or a "
+            "gather, brings every rank the whole sum, and most of it is thrown away. "
+            "Send each rank only the piece that it needs.",
+        ),
+        Mistake(
+            when=wrong_in("bytes sent"),
+            says="The result is right, but too much was sent. Each rank needs one "
+            "piece of your gradient, not all of it.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            says="Somebody waits for a message that nobody sends, or everybody sends "
+            "and nobody receives. Start all with `isend` and `irecv`, then wait for "
+            "all.",
+        ),
+    ),
+    otherwise="Rank r gets the r-th of n pieces of the mean over all ranks' gradients.",
+    hints=(
+        "Cut the gradient into n pieces. Who needs which of yours, and which do you "
+        "need of the others?",
+        "Piece r of every rank's gradient goes to rank r, directly. Start all sends "
+        "(`isend`) and all receives (`irecv`, into a row for each rank), wait for all "
+        "of them, add up, divide by n.",
+        "The shape of it:\n"
+        "  pieces = gradient.chunk(n)\n"
+        "  rows = torch.empty(n, len(pieces[0]))\n"
+        "  rows[rank] = pieces[rank]\n"
+        "  for other in range(n):\n"
+        "      if other != rank:\n"
+        "          requests += [dist.isend(..., other), dist.irecv(..., other)]\n"
+        "  ...                        # wait for all requests\n"
+        "  return rows.mean(0)",
+    ),
+)
+
+# --------------------------------------------------------------------------- one_unit
+
+TWO_LAYERS = "two linear layers, 26 numbers"
+TIED = "two layers with one weight"
+NORMED = "a linear layer and a layer norm"
+
+ZERO = "zero_grad()"
+NEVER = "no zero_grad()"
+STEPS = 3
+RATE = 2.0**-10
+
+
+def linear(inputs, outputs, seed):
+    """A linear layer of small whole numbers."""
+    layer = nn.Linear(inputs, outputs)
+    with torch.no_grad():
+        layer.weight.copy_(whole_numbers((outputs, inputs), seed))
+        layer.bias.copy_(whole_numbers((outputs,), seed))
+    return layer
+
+
+def module_of(kind):
+    """The same on every rank."""
+    if kind == TIED:
+        module = nn.Sequential(linear(3, 3, 11), nn.Tanh(), linear(3, 3, 12))
+        module[2].weight = module[0].weight
+        return module
+    if kind == NORMED:
+        return nn.Sequential(linear(3, 4, 13), nn.LayerNorm(4))
+    return nn.Sequential(linear(3, 4, 14), nn.Tanh(), linear(4, 2, 15), nn.Tanh())
+
+
+def batch_of(rank, step):
+    return whole_numbers((2, 3), 200 + 10 * rank + step) / 8
+
+
+def memory_of(module):
+    """Bytes behind the parameters of the module, each memory counted once."""
+    storages = {p.untyped_storage().data_ptr(): p for p in module.parameters()}
+    return sum(p.untyped_storage().nbytes() for p in storages.values())
+
+
+GATHERED = "allgather"
+BEFORE = "bytes of whole parameters between two steps"
+BETWEEN = "bytes of whole parameters between forward and backward"
+IN_FORWARD = "all-gathers in the forward"
+IN_BACKWARD = "all-gathers in the backward"
+LEFT = "whole gradients that are left after the backward"
+SENT = "bytes sent in the backward"
+
+
+def try_unit(answer, kind, zero):
+    rank = dist.get_rank()
+    module = module_of(kind)
+    unit, report = answer(module), {}
+    for step in range(STEPS):
+        if zero == ZERO:
+            unit.shard.grad = None
+        with Sent() as forward:
+            output = unit(batch_of(rank, step))
+        between = memory_of(module)
+        with Sent() as backward:
+            output.sum().backward()
+        if step == 0:
+            report[IN_FORWARD] = forward.count(GATHERED)
+            report[BETWEEN] = between
+            report[IN_BACKWARD] = backward.count(GATHERED)
+            report[BEFORE] = memory_of(module)
+            report[LEFT] = sum(p.grad is not None for p in module.parameters())
+            gathered = sum(b for name, b in backward.calls if GATHERED in name)
+            report[SENT] = round(backward.nbytes - gathered)
+        grad = unit.shard.grad
+        report[f"step {step}: gradient of the shard"] = (
+            None if grad is None else grad.clone()
+        )
+        if grad is not None:
+            with torch.no_grad():  # SGD; an optimizer of torch would import much
+                unit.shard -= RATE * grad
+        report[f"step {step}: the shard"] = unit.shard.detach().clone()
+    return report
+
+
+@functools.lru_cache(maxsize=64)
+def stepped(kind, zero, n, combine=mean):
+    """The shards and their gradients after each step, of n ranks in one process."""
+    module = module_of(kind)
+    parameters = list(module.parameters())
+    numbers = sum(p.numel() for p in parameters)
+    size = -(-numbers // n)
+    gradient, steps = torch.zeros(numbers), []
+
+    def shards(flat):
+        return list(F.pad(flat.detach(), (0, n * size - numbers)).split(size))
+
+    for step in range(STEPS):
+        if zero == ZERO:
+            gradient = torch.zeros(numbers)
+        each = []
+        for rank in range(n):
+            module.zero_grad()
+            module(batch_of(rank, step)).sum().backward()
+            each.append(torch.cat([p.grad.reshape(-1) for p in parameters]))
+        gradient = gradient + combine(each)
+        with torch.no_grad():
+            start = 0
+            for p in parameters:
+                stop = start + p.numel()
+                p -= RATE * gradient[start:stop].view_as(p)
+                start = stop
+            flat = torch.cat([p.reshape(-1) for p in parameters])
+        steps.append((shards(gradient), shards(flat)))
+    return steps
+
+
+def stepped_right(rank, inputs):
+    (kind, zero), n = inputs[rank], len(inputs)
+    size = len(stepped(kind, zero, n)[0][0][0])
+    limit = 4 * size * (n - 1)
+    expected = {
+        IN_FORWARD: 1,
+        BETWEEN: 0,
+        IN_BACKWARD: 1,
+        BEFORE: 0,
+        LEFT: 0,
+        SENT: Such(f"at most {limit}", lambda value: value <= limit),
+    }
+    for step, (gradients, shards) in enumerate(stepped(kind, zero, n)):
+        expected[f"step {step}: gradient of the shard"] = gradients[rank]
+        expected[f"step {step}: the shard"] = shards[rank]
+    return expected
+
+
+def shard_gradient_is(combine, step=0):
+    """Is the gradient of this step what the mistake makes of the ranks' gradients?"""
+    name = f"step {step}: gradient of the shard"
+
+    def test(attempt):
+        kind, zero = attempt.args
+        like = stepped(kind, zero, attempt.world_size, combine)[step][0][attempt.rank]
+        return (
+            first_wrong(attempt) == name
+            and difference(attempt.got[name], like, 1e-5) is None
+        )
+
+    return test
+
+
+def of_the_others_nothing(attempt):
+    """Is it this rank's own gradient, with or without a division?"""
+    kind, zero = attempt.args
+    n, rank = attempt.world_size, attempt.rank
+    name = "step 0: gradient of the shard"
+    likes = (
+        stepped(kind, zero, n, lambda each, part=part: each[rank] / part)[0][0][rank]
+        for part in (1, n)
+    )
+    return first_wrong(attempt) == name and any(
+        difference(attempt.got[name], like, 1e-5) is None for like in likes
+    )
+
+
+ONE_UNIT = Task(
+    id="08.one_unit",
+    title="FSDP for one unit",
+    stars=3,
+    where="ranks",
+    run=try_unit,
+    seconds=15.0,
+    world_sizes=(1, 2, 3),
+    cases=((TWO_LAYERS, ZERO), (TIED, ZERO), (NORMED, NEVER)),
+    expect=stepped_right,
+    keeps_inputs=False,
+    forbids=(f"{OURS}.FSDP", *REDUCE_SCATTERS, f"{OURS}.reduce_scatter"),
+    instead="The methods of Unit, a hook on the output, and your tasks 3 and 4.",
+    mistakes=(
+        Mistake(
+            when=lambda attempt: (
+                attempt.error in ("SIGSEGV", "SIGBUS")
+                or "out of bounds for storage" in attempt.message
+            ),
+            says="Somebody computed with parameters whose memory had been given back: "
+            "between `free()` and `gather()` they are gone. Gather before the forward, "
+            "and again before the backward.",
+        ),
+        Mistake(
+            when=says("cannot register a hook on a tensor that doesn't require"),
+            says="The output has no graph. Was the forward run under no_grad?",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            says="The ranks have called different collectives. All must gather and "
+            "reduce-scatter at the same places.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in(IN_FORWARD)(attempt) and attempt.got[IN_FORWARD] == 0
+            ),
+            says="Nothing was gathered in the forward. The unit has a shard only, and "
+            "must be whole before its module computes.",
+        ),
+        Mistake(
+            when=wrong_in(IN_FORWARD),
+            says="One all-gather is enough for a forward.",
+        ),
+        Mistake(
+            when=wrong_in(BETWEEN),
+            says="After the forward the parameters are still whole. Free them: until "
+            "the backward comes to this unit, others need the memory.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in(IN_BACKWARD)(attempt) and attempt.got[IN_BACKWARD] == 0
+            ),
+            says="Nothing was gathered in the backward. The parameters must be whole "
+            "again before it comes to this unit: `output.register_hook(...)` is called "
+            "at that moment.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in(IN_BACKWARD)(attempt) and attempt.got[IN_BACKWARD] > 1
+            ),
+            says="More than one all-gather in the backward. One is needed, before the "
+            "unit's backward; what is summed up afterwards is a reduce-scatter.",
+        ),
+        Mistake(
+            when=wrong_in(BEFORE),
+            says="After the backward the parameters are still whole. Free them, too.",
+        ),
+        Mistake(
+            when=wrong_in(LEFT),
+            says="The whole gradients are still in memory after the backward. Set "
+            "`.grad` of each parameter to None when its part is in the shard.",
+        ),
+        Mistake(
+            when=wrong_in(SENT),
+            says="More was sent than a reduce-scatter of one flat gradient needs. Is "
+            "it called once, with all gradients together?",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                first_wrong(attempt).endswith("gradient of the shard")
+                and attempt.got[first_wrong(attempt)] is None
+            ),
+            says="The shard has no gradient after the backward. When the last gradient "
+            "of the unit is there, put the rank's part into `self.shard.grad`.",
+        ),
+        Mistake(
+            when=shard_gradient_is(sum),
+            says="That is the sum over the ranks, not their mean.",
+        ),
+        Mistake(
+            when=of_the_others_nothing,
+            says="That is the rank's own gradient: nothing of the others is in it.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[1] == NEVER
+                and first_wrong(attempt)
+                in ("step 1: gradient of the shard", "step 2: gradient of the shard")
+            ),
+            says="Step 0 is right, a later one is not. Here nobody called zero_grad(): "
+            "as always in PyTorch, a gradient that is there already must be added to, "
+            "not replaced.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                first_wrong(attempt)
+                in ("step 1: gradient of the shard", "step 2: gradient of the shard")
+            ),
+            says="Step 0 is right, a later one is not. What is left over from the step "
+            "before? The parameters' own gradients must be gone.",
+        ),
+        Mistake(
+            when=lambda attempt: first_wrong(attempt).endswith(": the shard"),
+            says="The gradient is right, but the shard has changed by something else "
+            "than the optimizer's step.",
+        ),
+    ),
+    otherwise="The gradient of the shard is this rank's part of the flat mean "
+    "gradient, with zeros for the padding.",
+    hints=(
+        "Four moments: before the forward, after it, before the backward, after it. "
+        "Which method of Unit belongs to each?",
+        "forward: gather, compute, free, and `register_hook` on the output for the "
+        "second gather. after_backward: make the gradients flat, set `.grad` to None, "
+        "free, pad to the length of `self.whole`, reduce-scatter, and add the result "
+        "to `self.shard.grad`.",
+        "The shape of it:\n"
+        "  forward: self.gather(); output = self.module(*args); self.free()\n"
+        "           output.register_hook(lambda grad: self.gather())\n"
+        "  after_backward:\n"
+        "           flat = torch.cat([p.grad.reshape(-1) for p in self.members])\n"
+        "           flat = F.pad(flat, (0, ...))\n"
+        "           part = reduce_scatter(flat)      # your task 4\n"
+        "           self.shard.grad = ...            # add, if there is one\n"
+        "           ...                              # .grad = None, free",
+    ),
+)
+
+# ----------------------------------------------------------------- spot_the_optimizer
+
+WIDTHS = (6, 16, 16, 3)
+TRAIN_RATE = 0.05
+
+
+def network():
+    """The same on every rank. Two ranks can't share its last layer evenly."""
+    generator = torch.Generator().manual_seed(4)
+    layers = []
+    for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False):
+        layer = nn.Linear(inputs, outputs)
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) / inputs**0.5)
+        layers += [layer, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def rows_of(rank, step):
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    x = torch.randn(8, WIDTHS[0], generator=generator)
+    return x, (torch.arange(8) + step + rank) % WIDTHS[-1]
+
+
+def sharded_batches(steps, rank, n):
+    return (steps,)
+
+
+class Largest(Watch):
+    """Notes the bytes of the largest all-gather."""
+
+    def __init__(self):
+        super().__init__()
+        self.nbytes = 0
+
+    def note(self, name, args):
+        if name == "allgather_base":
+            self.nbytes = max(self.nbytes, args[0].nbytes)
+
+
+@contextlib.contextmanager
+def announced():
+    """Let a `full_tensor()` that others do not call be found within seconds.
+
+    Its all-gather does not pass torch.distributed, where a rank is seen to wait.
+    """
+    from torch.distributed.tensor import DTensor
+
+    original = DTensor.full_tensor
+
+    def full_tensor(self, *args, **kwargs):
+        gathered = [torch.empty(1) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, torch.ones(1))
+        return original(self, *args, **kwargs)
+
+    DTensor.full_tensor = full_tensor
+    try:
+        yield
+    finally:
+        DTensor.full_tensor = original
+
+
+def try_training(answer, steps):
+    rank = dist.get_rank()
+    model = network()
+    batches = [rows_of(rank, step) for step in range(steps)]
+    with Largest() as largest, announced():
+        state = answer(model, batches, TRAIN_RATE)
+    at_most = largest.nbytes
+    return {
+        "the largest all-gather, in bytes": at_most,
+        "rank 0's result": whole_state(state) if rank == 0 else "of rank 0",
+    }
+
+
+def whole_state(state):
+    if not isinstance(state, dict):
+        return state
+    return {
+        name: value.to_local() if hasattr(value, "to_local") else value
+        for name, value in state.items()
+    }
+
+
+@functools.lru_cache(maxsize=16)
+def trained_alone(steps, n, *, clip=True):
+    """What one process makes of all ranks' rows."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=TRAIN_RATE)
+    for step in range(steps):
+        x, y = (
+            torch.cat(parts)
+            for parts in zip(*[rows_of(r, step) for r in range(n)], strict=True)
+        )
+        F.cross_entropy(model(x), y).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def largest_layer(n):
+    """Bytes of the largest layer, each of its parameters padded in dimension 0."""
+    layers = [one for one in network() if isinstance(one, nn.Linear)]
+    return max(
+        sum(4 * n * -(-p.shape[0] // n) * p[0].numel() for p in layer.parameters())
+        for layer in layers
+    )
+
+
+def trained_right(rank, inputs):
+    (steps,), n = inputs[rank], len(inputs)
+    limit = largest_layer(n)
+    return {
+        "the largest all-gather, in bytes": Such(
+            f"at most {limit} (the largest layer)",
+            lambda value: 0 < value <= limit,
+        ),
+        "rank 0's result": (trained_alone(steps, n) if rank == 0 else "of rank 0"),
+    }
+
+
+def result_is(expect):
+    def test(attempt):
+        (steps,) = attempt.args
+        got = attempt.got["rank 0's result"]
+        return difference(got, expect(steps, attempt.world_size), 1e-4) is None
+
+    return test
+
+
+def untrained(steps, n):
+    return {name: p.detach() for name, p in network().named_parameters()}
+
+
+LARGEST = "the largest all-gather, in bytes"
+
+SPOT_THE_OPTIMIZER = Task(
+    id="08.spot_the_optimizer",
+    title="Spot the bugs of a copied script",
+    stars=2,
+    where="ranks",
+    run=try_training,
+    inputs=sharded_batches,
+    seconds=30.0,  # fully_shard imports much
+    world_sizes=(2, 3),
+    cases=(4,),
+    expect=trained_right,
+    keeps_inputs=False,
+    tolerance=1e-4,
+    mistakes=(
+        Mistake(
+            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            says="`full_tensor()` is an all-gather: every rank must call it, for every "
+            "parameter, also those ranks that return nothing.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got[LARGEST] == 0,
+            says="Nothing was gathered. Is the model still sharded?",
+        ),
+        Mistake(
+            when=wrong_in(LARGEST),
+            says="All parameters were gathered together, so in each step the whole "
+            "model is in memory. Each layer should be a unit of its own: "
+            "`fully_shard(layer)` for the layers first, then for the model.",
+        ),
+        Mistake(
+            when=result_is(untrained),
+            says="The parameters are those of the start. The optimizer was made before "
+            "`fully_shard`, and holds parameters that nobody uses any more. They get "
+            "no gradient, so its steps do nothing.",
+        ),
+        Mistake(
+            when=lambda attempt: any(
+                value.shape != attempt.expected["rank 0's result"][name].shape
+                for name, value in attempt.got["rank 0's result"].items()
+            ),
+            says="Rank 0 returns its shards. `full_tensor()` makes a parameter whole.",
+        ),
+        Mistake(
+            when=result_is(lambda steps, n: trained_alone(steps, n, clip=False)),
+            says="The gradients were not clipped. Leave that line in.",
+        ),
+    ),
+    otherwise="Rank 0 returns the whole parameters, trained as one process trains them "
+    "with the rows of all ranks.",
+    hints=(
+        "Print the loss of each step: does it fall? Then look at the order of the "
+        "first lines. And which ranks take part in the last ones?",
+        "fully_shard makes *new* parameters. It groups all that are in no unit yet. "
+        "And `full_tensor()` is a collective.",
+        "The three repairs:\n"
+        "  for layer in model: fully_shard(layer)     # before the model\n"
+        "  optimizer = ...                            # after fully_shard\n"
+        "  state = {name: p.full_tensor() ...}        # on all ranks\n"
+        "  return state if rank is 0, else None",
+    ),
+)
+
+# --------------------------------------------------------------------- spot_the_pile
+
+ROWS, WIDTH = 3, 4
+
+
+class Counts:
+    """What of a model is in memory, counted in units."""
+
+    def __init__(self):
+        self.whole = self.most_whole = 0
+        self.gradients = self.most_gradients = 0
+
+    def note(self):
+        self.most_whole = max(self.most_whole, self.whole)
+        self.most_gradients = max(self.most_gradients, self.gradients)
+
+
+class Request:
+    """A reduce-scatter on its way; it keeps the whole gradient until it is awaited."""
+
+    def __init__(self, gradient, counts):
+        n = dist.get_world_size()
+        self._whole, self._counts = gradient, counts
+        self._rows = torch.empty(n, gradient.numel() // n)
+        send = gradient.reshape(-1)
+        self._work = dist.all_to_all_single(self._rows.view(-1), send, async_op=True)
+
+    def wait(self):
+        """This rank's part of the sum over the ranks. Frees the whole gradient."""
+        self._work.wait()
+        if self._whole is not None:
+            self._counts.gradients -= 1
+        self._whole = None
+        return self._rows.sum(0)
+
+
+class LinearUnit:
+    """x @ weight, where each rank has a part of the weight's rows."""
+
+    def __init__(self, weight, counts):
+        n, rank = dist.get_world_size(), dist.get_rank()
+        self.shard = weight.reshape(n, -1)[rank].clone()
+        self.grad = None
+        self._counts, self._whole = counts, None
+
+    def gather(self):
+        if self._whole is not None:
+            raise RuntimeError("This unit is whole already.")
+        pieces = [torch.empty_like(self.shard) for _ in range(dist.get_world_size())]
+        dist.all_gather(pieces, self.shard)
+        self._whole = torch.cat(pieces).view(-1, WIDTH)
+        self._counts.whole += 1
+        self._counts.note()
+
+    def free(self):
+        if self._whole is None:
+            raise RuntimeError("This unit is not whole: there is nothing to free.")
+        self._whole = None
+        self._counts.whole -= 1
+
+    def forward(self, x):
+        self._input = x
+        return x @ self._need()
+
+    def backward(self, grad):
+        gradient = self._input.t() @ grad
+        self._counts.gradients += 1
+        self._counts.note()
+        return grad @ self._need().t(), gradient
+
+    def reduce_scatter(self, gradient):
+        return Request(gradient, self._counts)
+
+    def _need(self):
+        if self._whole is None:
+            raise RuntimeError("This unit is not whole: call gather() first.")
+        return self._whole
+
+
+def weights(count):
+    """One for each unit, the same on every rank; 1, 2 and 4 ranks can share it."""
+    return [whole_numbers((WIDTH, WIDTH), 60 + i) / 4 for i in range(count)]
+
+
+def try_backward(answer, count):
+    rank, counts = dist.get_rank(), Counts()
+    units = [LinearUnit(weight, counts) for weight in weights(count)]
+    x = whole_numbers((ROWS, WIDTH), 70 + rank)
+    for unit in units:
+        unit.gather()
+        x = unit.forward(x)
+        unit.free()
+    counts.most_whole = 0
+    answer(units, torch.ones_like(x))
+    return {
+        "whole units at once, at most": counts.most_whole,
+        "whole gradients at once, at most": counts.most_gradients,
+        "whole units in the end": counts.whole,
+    } | {f"gradient of unit {i}": unit.grad for i, unit in enumerate(units)}
+
+
+def backwards(rank, inputs, *, combine=mean):
+    (count,), n = inputs[rank], len(inputs)
+    each = []
+    for r in range(n):
+        layers = [w.clone().requires_grad_() for w in weights(count)]
+        x = whole_numbers((ROWS, WIDTH), 70 + r)
+        for weight in layers:
+            x = x @ weight
+        x.sum().backward()
+        each.append([weight.grad for weight in layers])
+    gradients = [combine(list(of_ranks)) for of_ranks in zip(*each, strict=True)]
+    return {
+        "whole units at once, at most": Such("1 or 2", lambda value: value <= 2),
+        "whole gradients at once, at most": Such("1 or 2", lambda value: value <= 2),
+        "whole units in the end": 0,
+    } | {
+        f"gradient of unit {i}": gradient.reshape(n, -1)[rank]
+        for i, gradient in enumerate(gradients)
+    }
+
+
+def unit_gradients_are(combine):
+    def test(attempt):
+        inputs = [attempt.args] * attempt.world_size
+        like = backwards(attempt.rank, inputs, combine=combine)
+        name = first_wrong(attempt)
+        return (
+            name.startswith("gradient of unit")
+            and difference(attempt.got[name], like[name], 1e-5) is None
+        )
+
+    return test
+
+
+SPOT_THE_PILE = Task(
+    id="08.spot_the_pile",
+    title="Spot what piles up",
+    stars=2,
+    where="ranks",
+    run=try_backward,
+    world_sizes=(1, 2, 4),
+    cases=((6,), (1,), (3,)),
+    expect=backwards,
+    keeps_inputs=False,
+    mistakes=(
+        Mistake(
+            when=says("there is nothing to free"),
+            says="free() was called for a unit that is not whole. Call it once for "
+            "each gather().",
+        ),
+        Mistake(
+            when=says("call gather() first"),
+            says="A unit computes with its whole weight: gather it before its "
+            "backward, and free it after that.",
+        ),
+        Mistake(
+            when=wrong_in("whole units at once"),
+            says="The units that were gathered are never freed, so in the end the "
+            "whole model is in memory. A unit's weight is not needed any more when its "
+            "backward is over.",
+        ),
+        Mistake(
+            when=wrong_in("whole gradients at once"),
+            says="The whole gradients pile up: nobody waits for their reduce-scatters "
+            "until all are started. Wait for the one before when the next one is "
+            "ready to go, or at once.",
+        ),
+        Mistake(
+            when=wrong_in("whole units in the end"),
+            says="A unit is still whole when the backward is over.",
+        ),
+        Mistake(
+            when=unit_gradients_are(sum),
+            says="The memory is right. But that is the sum over the ranks: wait() "
+            "returns the sum, and a gradient is the mean.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                first_wrong(attempt).startswith("gradient of unit")
+                and attempt.got[first_wrong(attempt)] is None
+            ),
+            says="A unit has no gradient in the end. Is the last reduce-scatter "
+            "awaited as well, after the loop?",
+        ),
+    ),
+    otherwise="Each unit's grad is this rank's part of the mean gradient.",
+    hints=(
+        "Count, line by line: what is whole after two rounds of the loop, and what "
+        "after six?",
+        "Three repairs: free a unit when its backward is over; let at most one "
+        "reduce-scatter be on its way while the next unit computes; take the mean.",
+        "The shape of it:\n"
+        "  before = None                       # the unit on its way, and its request\n"
+        "  for unit in reversed(units):\n"
+        "      unit.gather()\n"
+        "      grad, gradient = unit.backward(grad)\n"
+        "      ...                             # free it\n"
+        "      ...                             # wait for `before`, if there is one\n"
+        "      before = unit, unit.reduce_scatter(gradient)\n"
+        "  ...                                 # wait for the last one\n"
+        "where to wait is: unit.grad = request.wait() / ...",
+    ),
+)
+
+TASKS = (
+    ZERO_TABLE,
+    PREDICT_PEAK,
+    FLAT_SHARD,
+    REDUCE_SCATTER,
+    ONE_UNIT,
+    SPOT_THE_OPTIMIZER,
+    SPOT_THE_PILE,
+)

@@ -1,0 +1,357 @@
+"""Lesson 08, FSDP: where memory goes, what is sent when, and what it costs."""
+
+from course_utils.questions import (
+    Choice,
+    MultipleChoice,
+    Number,
+    SingleChoice,
+    Slip,
+    lesson,
+)
+
+QUESTIONS = lesson(
+    "08",
+    Number(
+        "08.bytes",
+        "Weights and gradients in bfloat16. Adam, with a float32 copy of the weights. "
+        "How many bytes does training keep for each parameter, without activations?",
+        answer=16,
+        tolerance=0.2,
+        unit="bytes",
+        why="2 for the weight, 2 for its gradient, and 12 for the optimizer: a float32 "
+        "copy of the weight, and Adam's two means, 4 bytes each.",
+        hint="What does Adam keep for each parameter, and in which precision?",
+        slips=[
+            Slip(4, "That is the weight and its gradient. The optimizer keeps more."),
+            Slip(12, "That is what the optimizer keeps. Weight and gradient come on."),
+            Slip(8, "Adam's two means are kept in float32: 4 bytes each."),
+            Slip(
+                2, "That is the weight. Training also keeps a gradient, and Adam's own."
+            ),
+            Slip(14, "Did you forget the gradient, or the weight?"),
+        ],
+        purpose="The next cell measures it.",
+        measured=True,
+    ),
+    SingleChoice(
+        "08.activations",
+        "A job runs out of memory. Somebody halves the batch of each GPU. Which part "
+        "of its memory is halved?",
+        [
+            Choice(
+                "The gradients: there is one for each row.",
+                why="There is one for each parameter. The rows of a batch are summed.",
+            ),
+            Choice(
+                "The optimizer's state.",
+                why="It belongs to the parameters. The batch does not touch it.",
+            ),
+            Choice(
+                "The activations.",
+                right=True,
+                why="They are kept for each token, until the backward has used them. "
+                "All else depends on the parameters alone.",
+            ),
+            Choice(
+                "All of it.",
+                why="Weights, gradients and the optimizer's state stay as they are. "
+                "For a large model they are most of it.",
+            ),
+        ],
+    ),
+    Number(
+        "08.stage_one",
+        "Mixed precision with Adam: 2 + 2 + 12 bytes for each parameter. Four ranks "
+        "share the optimizer's state, and nothing else. How many bytes for each "
+        "parameter are left on a rank?",
+        answer=7,
+        unit="bytes",
+        why="2 + 2 + 12/4. That is ZeRO's stage 1.",
+        hint="Which of the three parts is cut into four?",
+        slips=[
+            Slip(4, "All three parts are cut there: that is stage 3."),
+            Slip(16, "That is DDP: everything is on each rank."),
+            Slip(5.5, "There the gradients are shared as well: stage 2."),
+            Slip(3, "That is the optimizer's part. Weight and gradient come on top."),
+        ],
+    ),
+    SingleChoice(
+        "08.collectives",
+        "FSDP, with the usual settings. Which collective runs before a layer's "
+        "forward, which before its backward, and which after its backward?",
+        [
+            Choice(
+                "broadcast, nothing, all-reduce",
+                why="That is close to DDP (it broadcasts at the start). In FSDP no "
+                "rank has the whole layer that it could broadcast.",
+            ),
+            Choice(
+                "all-gather, nothing, all-reduce",
+                why="After the forward the weights were freed, so the backward must "
+                "gather them again. And a rank needs its shard of the sum only.",
+            ),
+            Choice(
+                "reduce-scatter, reduce-scatter, all-gather",
+                why="The other way around: weights are gathered, gradients are summed "
+                "and scattered.",
+            ),
+            Choice(
+                "all-gather, all-gather, reduce-scatter",
+                right=True,
+                why="Gather the weights, use them, free them: twice. Then each rank "
+                "gets its shard of the summed gradient.",
+            ),
+        ],
+    ),
+    Number(
+        "08.padding",
+        "A unit has 10 numbers. Four ranks share it, in shards of one size. How many "
+        "numbers are in a shard?",
+        answer=3,
+        unit="numbers",
+        why="10 / 4, rounded up. The four shards have 12 places, so 2 are padding, "
+        "both on the last rank.",
+        hint="All shards have the same size, and every number must have a place.",
+        slips=[
+            Slip(2.5, "Half a number cannot be stored."),
+            Slip(2, "Then 2 of the 10 numbers have no place."),
+            Slip(4, "With 4 in each there would be 16 places. Fewer are enough."),
+        ],
+        purpose="The next cell shows them.",
+        measured=True,
+    ),
+    Number(
+        "08.peak",
+        "Eight layers of the same size, each one a unit, on 4 ranks. No prefetch. What "
+        "share of the model's parameters is on a rank at the worst moment?",
+        answer=0.375,
+        tolerance=0.006,
+        why="A quarter of everything, all the time, and one whole layer while it "
+        "computes: 1/4 + 1/8.",
+        hint="What lies there all the time? And what is added while a layer computes?",
+        slips=[
+            Slip(0.25, "That lies there all the time. One layer at a time is whole."),
+            Slip(0.125, "That is the one layer that is whole. Its shards come on top."),
+            Slip(0.5, "Only one layer is whole at a time, not two."),
+            Slip(1, "Never is everything there at once: layers are freed after use."),
+            Slip(
+                0.34375,
+                "The shard is not taken away while the whole layer is there: both lie "
+                "in memory.",
+            ),
+        ],
+        purpose="The next cells measure it.",
+        measured=True,
+    ),
+    Number(
+        "08.pile_up",
+        "Eight equal layers. In the backward, each layer's reduce-scatter is started, "
+        "but nobody waits for one until the backward is over. How many whole gradients "
+        "are in memory in the end?",
+        answer=8,
+        unit="gradients",
+        why="A gradient can be freed only when its reduce-scatter has ended, and as "
+        "long as nobody waits, nobody knows that it has. So all of them pile up.",
+        hint="When may the memory of a whole gradient be given back?",
+        slips=[
+            Slip(1, "That would need a wait before the next layer's gradient is made."),
+            Slip(2, "That is what a limit of 2 would give. Here is none."),
+            Slip(0, "They are freed at the very end. And just before that?"),
+        ],
+    ),
+    SingleChoice(
+        "08.optimizer_first",
+        "`optimizer = AdamW(model.parameters())` comes first, `fully_shard(model)` "
+        "after it. Then the model is trained. What happens?",
+        [
+            Choice(
+                "The loss stays where it was, and nobody complains.",
+                right=True,
+                why="The optimizer holds the old parameters. They get no gradient any "
+                "more, and what has no gradient is skipped.",
+            ),
+            Choice(
+                "An error in the first `step()`.",
+                why="There is none. A parameter whose gradient is None is skipped, as "
+                "a frozen one would be.",
+            ),
+            Choice(
+                "It trains, only with more memory.",
+                why="More memory, yes: the old parameters are kept alive. But the "
+                "ones that are trained are others.",
+            ),
+            Choice(
+                "The optimizer is sharded as well, so all is well.",
+                why="`fully_shard` does not know of the optimizer.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "08.root_only",
+        "Somebody writes `fully_shard(model)` for the whole model, and nothing for its "
+        "layers. What does that save?",
+        [
+            Choice(
+                "Nothing at all.",
+                why="Gradients and the optimizer's state are shards, all the time. "
+                "That is most of the memory.",
+            ),
+            Choice(
+                "Between the steps as much as ever; but in a step all weights are "
+                "whole at once.",
+                right=True,
+                why="One call, one unit: everything is gathered together, and freed "
+                "together.",
+            ),
+            Choice(
+                "As much as with a call for each layer, because they are found by "
+                "themselves.",
+                why="A call groups the parameters of its module that are in no unit "
+                "yet. It does not look for layers.",
+            ),
+            Choice(
+                "More: one large message is more efficient than many.",
+                why="It has fewer latencies. But the memory at the worst moment is "
+                "that of the whole model.",
+            ),
+        ],
+    ),
+    MultipleChoice(
+        "08.reshard",
+        "`fully_shard(layer, reshard_after_forward=False)`: what is true?",
+        [
+            Choice(
+                "The layer stays whole from its forward to its backward.",
+                right=True,
+                why="That is what it does: it is not freed in between.",
+            ),
+            Choice(
+                "The backward needs no all-gather.",
+                right=True,
+                why="The weights are still there.",
+            ),
+            Choice(
+                "Then a step sends as many bytes as with DDP.",
+                right=True,
+                why="One all-gather and one reduce-scatter. Together they are an "
+                "all-reduce.",
+            ),
+            Choice(
+                "The optimizer's state is whole as well.",
+                why="It belongs to the shards, and stays sharded. So it is ZeRO's "
+                "stage 2, not DDP.",
+            ),
+            Choice(
+                "The weights are gathered once, and then never again.",
+                why="The optimizer changes the shards in each step. Then the whole "
+                "weights are out of date.",
+            ),
+        ],
+    ),
+    Number(
+        "08.traffic",
+        "A step of DDP sends an all-reduce of all gradients. A step of FSDP sends two "
+        "all-gathers and a reduce-scatter, of as many bytes. How many times as much "
+        "does a rank send with FSDP?",
+        answer=1.5,
+        tolerance=0.01,
+        unit="times",
+        why="An all-reduce is a reduce-scatter and an all-gather: 2(n - 1)/n of the "
+        "model. FSDP has one all-gather more: 3(n - 1)/n.",
+        hint="Lesson 07: from which two collectives is an all-reduce made?",
+        slips=[
+            Slip(3, "An all-reduce is already two of them."),
+            Slip(2, "An all-reduce is a reduce-scatter and an all-gather. Count."),
+            Slip(1, "One all-gather comes on top: that before the backward."),
+            Slip(0.67, "The other way around."),
+        ],
+        purpose="The next cells count it.",
+        measured=True,
+    ),
+    SingleChoice(
+        "08.faster",
+        "A model fits on each GPU, with everything that training needs. Is an epoch "
+        "faster with FSDP than with DDP?",
+        [
+            Choice(
+                "Yes: each GPU has less to compute.",
+                why="Each GPU computes whole layers on its part of the batch, as with "
+                "DDP. Only the storage is shared.",
+            ),
+            Choice(
+                "Yes: smaller messages are faster.",
+                why="There are more of them, and more bytes in all.",
+            ),
+            Choice(
+                "Mostly not: it sends half as much again.",
+                right=True,
+                why="With a fast network most of it is hidden, with a slow one it is "
+                "not. FSDP buys memory. It pays off where that memory is used, say for "
+                "a larger batch.",
+            ),
+            Choice(
+                "It is exactly as fast, because all messages are hidden.",
+                why="What is hidden depends on the network. The first all-gather "
+                "and the last reduce-scatter have nothing to hide behind.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "08.full_on_rank_0",
+        "A sharded model is to be saved as one file. Only rank 0 calls "
+        "`parameter.full_tensor()`, since only rank 0 writes. What happens?",
+        [
+            Choice(
+                "Rank 0 waits for the others.",
+                right=True,
+                why="`full_tensor()` is an all-gather. All ranks must call it, also "
+                "those that do not write.",
+            ),
+            Choice(
+                "Rank 0 saves its own shard.",
+                why="It asks for the whole tensor, and that needs the others.",
+            ),
+            Choice(
+                "It works: rank 0 has a copy of everything.",
+                why="No rank has. That is the point of FSDP.",
+            ),
+            Choice(
+                "It works, if the others are not computing.",
+                why="They must take part. It is not about being busy.",
+            ),
+        ],
+    ),
+    MultipleChoice(
+        "08.checkpoint",
+        "A sharded checkpoint was written by 4 ranks with "
+        "`torch.distributed.checkpoint`. What is true?",
+        [
+            Choice(
+                "Every rank has written its own part.",
+                right=True,
+                why="At the same time, and without an all-gather.",
+            ),
+            Choice(
+                "Two ranks can go on from it.",
+                right=True,
+                why="The metadata tells where each piece of each tensor is. Each rank "
+                "reads what it needs.",
+            ),
+            Choice(
+                "It must be loaded by 4 ranks, because it has 4 files.",
+                why="The number of files has nothing to do with it.",
+            ),
+            Choice(
+                "The whole model must fit into the memory of rank 0.",
+                why="Nobody ever holds the whole model. That is what a full "
+                "checkpoint needs.",
+            ),
+            Choice(
+                "With `async_save`, training may go on while it is written.",
+                right=True,
+                why="First the shards are copied, then a thread writes the copies. "
+                "Training waits for the copying only.",
+            ),
+        ],
+    ),
+)

@@ -1,0 +1,861 @@
+"""Lesson 08: what learners may hand in, and what they must be told."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+
+from course_utils import costs
+from course_utils.checks import find_task
+from course_utils.from_scratch import fsdp
+from tests.answers import Answers
+
+ANSWERS = Answers()
+
+# ------------------------------------------------------------------- 08.zero_table
+
+
+@ANSWERS.wrong("08.zero_table", "not attempted", "still raises NotImplementedError")
+def table_stub(parameters, world_size, optimizer_bytes):
+    raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "They are not always 12.")
+def always_adam(parameters, world_size, optimizer_bytes):
+    return right_table(parameters, world_size, 12)
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "gradients follow in stage 2")
+def gradients_first(psi, n, k):
+    return [
+        (4 + k) * psi,
+        (2 + 2 / n + k) * psi,
+        (2 + (2 + k) / n) * psi,
+        (4 + k) / n * psi,
+    ]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "Each stage keeps what the one before")
+def one_part_each(psi, n, k):
+    return [
+        (4 + k) * psi,
+        (4 + k / n) * psi,
+        (2 + 2 / n + k) * psi,
+        (2 / n + 2 + k) * psi,
+    ]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "the parameters are sharded, too")
+def stage_two_twice(psi, n, k):
+    right = right_table(psi, n, k)
+    return [*right[:3], right[2]]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "2 bytes each, not 4")
+def in_float32(psi, n, k):
+    return [
+        (8 + k) * psi,
+        (8 + k / n) * psi,
+        (4 + (4 + k) / n) * psi,
+        (8 + k) / n * psi,
+    ]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "The task asks for bytes.")
+def in_gigabytes(psi, n, k):
+    return [value / 1e9 for value in right_table(psi, n, k)]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "all GPUs together")
+def of_all_gpus(psi, n, k):
+    first, *others = right_table(psi, n, k)
+    return [first, *(n * value for value in others)]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "3 items; 4 were expected")
+def without_ddp(psi, n, k):
+    return right_table(psi, n, k)[1:]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "It would work: but it is what you build")
+def the_courses_formula(psi, n, k):
+    return [costs.zero_memory(psi, gpus=n, stage=stage).total for stage in range(4)]
+
+
+def right_table(psi, n, k):
+    return [
+        (4 + k) * psi,
+        (4 + k / n) * psi,
+        (2 + (2 + k) / n) * psi,
+        (4 + k) / n * psi,
+    ]
+
+
+ANSWERS.right("08.zero_table")(right_table)
+
+
+@ANSWERS.right("08.zero_table")
+def by_stages(psi, n, k):
+    parts = torch.tensor([k, 2, 2], dtype=torch.float64) * psi
+    divided = [[1, 1, 1], [n, 1, 1], [n, n, 1], [n, n, n]]
+    return (parts / torch.tensor(divided)).sum(1)
+
+
+# ------------------------------------------------------------------ 08.predict_peak
+
+
+ANSWERS.wrong("08.predict_peak", "not attempted", "Set the answer")(...)
+ANSWERS.wrong("08.predict_peak", "wrong", "The shards of all layers lie there")(
+    (500, 1000)
+)
+ANSWERS.wrong("08.predict_peak", "wrong", "Those are the shards of all layers")(
+    (2000, 2500)
+)
+ANSWERS.wrong("08.predict_peak", "wrong", "Never is all of it there")((16000, 16000))
+ANSWERS.wrong("08.predict_peak", "wrong", "You took the layer's own shard away")(
+    (2437.5, 2875)
+)
+ANSWERS.wrong("08.predict_peak", "wrong", "It needs memory for a whole layer")(
+    (2500, 2500)
+)
+ANSWERS.wrong("08.predict_peak", "wrong", "not one shard of it")((2500, 2562.5))
+ANSWERS.wrong("08.predict_peak", "wrong", "The two are swapped")((3000, 2500))
+ANSWERS.wrong("08.predict_peak", "wrong", "How many layers are whole")((2500, 3500))
+ANSWERS.wrong("08.predict_peak", "wrong", "a number; a tuple was expected")(2500)
+ANSWERS.right("08.predict_peak")((2500, 3000))
+ANSWERS.right("08.predict_peak")([2500.0, 3000.0])
+
+
+def test_the_predicted_peak_is_that_of_the_formula():
+    for prefetch, peak in zip(
+        (0, 1), find_task("08.predict_peak").expect(), strict=True
+    ):
+        memory = costs.fsdp_memory(
+            [250_000_000] * 32, 8, precision="bfloat16", prefetch=prefetch
+        )
+        assert memory.parameter_peak == peak * 1_000_000
+
+
+# -------------------------------------------------------------------- 08.flat_shard
+
+
+@ANSWERS.wrong("08.flat_shard", "not attempted", "still raises NotImplementedError")
+class ShardStub:
+    def __init__(self, tensors):
+        raise NotImplementedError("Write your code here.")
+
+
+class Shard:
+    """What the wrong answers below are made from, by changing one thing."""
+
+    def __init__(self, tensors):
+        self.shapes = [tensor.shape for tensor in tensors]
+        flat = self.pad(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        self.shard = self.cut(flat)
+
+    def pad(self, flat):
+        return F.pad(flat, (0, -len(flat) % dist.get_world_size()))
+
+    def cut(self, flat):
+        return flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+    def gathered(self):
+        shards = [torch.empty_like(self.shard) for _ in range(dist.get_world_size())]
+        dist.all_gather(shards, self.shard)
+        return torch.cat(shards)
+
+    def unshard(self):
+        flat, tensors = self.gathered(), []
+        for shape in self.shapes:
+            part, flat = flat[: shape.numel()], flat[shape.numel() :]
+            tensors.append(part.reshape(shape))
+        return tensors
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "Without padding the shards")
+class NoPadding(Shard):
+    def cut(self, flat):
+        return flat.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
+
+    def pad(self, flat):
+        return flat
+
+    def gathered(self):
+        shards = [None] * dist.get_world_size()
+        dist.all_gather_object(shards, self.shard)
+        return torch.cat(shards)
+
+
+@ANSWERS.wrong("08.flat_shard", "crashed", "append zeros before you cut")
+class ChunksOfAnySize(NoPadding):
+    gathered = Shard.gathered
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "a view: it keeps the memory of the whole")
+class AView(Shard):
+    def cut(self, flat):
+        return flat.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "keep the shapes only")
+class KeepsTheTensors(Shard):
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.tensors = tensors
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "every n-th number")
+class EveryNth(Shard):
+    def cut(self, flat):
+        return flat[dist.get_rank() :: dist.get_world_size()].clone()
+
+    def gathered(self):
+        return super().gathered().view(dist.get_world_size(), -1).t().reshape(-1)
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "Each rank has rank 0's shard.")
+class RankZeros(Shard):
+    def cut(self, flat):
+        return flat.chunk(dist.get_world_size())[0].clone()
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "You sharded each tensor by itself.")
+class EachByItself(Shard):
+    def __init__(self, tensors):
+        self.parts = [Shard([tensor]) for tensor in tensors]
+        self.shard = torch.cat([part.shard for part in self.parts])
+        for part in self.parts:
+            part.size, part.shard = len(part.shard), None
+
+    def unshard(self):
+        shards = self.shard.split([part.size for part in self.parts])
+        for part, shard in zip(self.parts, shards, strict=True):
+            part.shard = shard
+        return [part.unshard()[0] for part in self.parts]
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "in one dimension each")
+class ShapesLost(Shard):
+    def unshard(self):
+        return [tensor.reshape(-1) for tensor in super().unshard()]
+
+
+@ANSWERS.wrong("08.flat_shard", "crashed", "the padding is still there")
+class PaddingLeft(Shard):
+    def unshard(self):
+        parts = self.gathered().split([shape.numel() for shape in self.shapes])
+        return [p.view(shape) for p, shape in zip(parts, self.shapes, strict=True)]
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "a list with a tensor for each")
+class OneTensor(Shard):
+    def unshard(self):
+        return self.gathered()
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "still returns the old numbers")
+class Remembers(Shard):
+    def unshard(self):
+        if not hasattr(self, "before"):
+            self.before = super().unshard()
+        return self.before
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "It would work: but it is what you build")
+class TheCourses(Shard):
+    def cut(self, flat):
+        return fsdp.shard(flat)
+
+
+@ANSWERS.right("08.flat_shard")
+class Sharded(Shard):
+    pass
+
+
+@ANSWERS.right("08.flat_shard")
+class InAnotherWay:
+    """Copies into zeros, and gathers into one tensor by sending to everybody."""
+
+    def __init__(self, tensors):
+        n, rank = dist.get_world_size(), dist.get_rank()
+        self.shapes = [tuple(tensor.shape) for tensor in tensors]
+        numbers = [x for tensor in tensors for x in tensor.flatten().tolist()]
+        size = (len(numbers) + n - 1) // n
+        mine = numbers[rank * size : (rank + 1) * size]
+        self.shard = torch.zeros(size)
+        self.shard[: len(mine)] = torch.tensor(mine)
+
+    def unshard(self):
+        n, rank = dist.get_world_size(), dist.get_rank()
+        rows = torch.zeros(n, len(self.shard))
+        rows[rank] = self.shard
+        dist.all_reduce(rows)
+        whole, start, tensors = rows.flatten(), 0, []
+        for shape in self.shapes:
+            stop = start + torch.Size(shape).numel()
+            tensors.append(whole[start:stop].clone().reshape(shape))
+            start = stop
+        return tuple(tensors)
+
+
+# ---------------------------------------------------------------- 08.reduce_scatter
+
+
+@ANSWERS.wrong("08.reduce_scatter", "not attempted", "still raises NotImplemented")
+def scatter_stub(gradient):
+    raise NotImplementedError("Write your code here.")
+
+
+def rows_of(gradient):
+    """The n pieces that belong to this rank, one of each rank."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    pieces = gradient.chunk(n)
+    rows = [torch.empty_like(pieces[0]) for _ in range(n)]
+    rows[rank] = pieces[rank].clone()
+    others = [other for other in range(n) if other != rank]
+    requests = [dist.isend(pieces[other], other) for other in others]
+    requests += [dist.irecv(rows[other], other) for other in others]
+    for request in requests:
+        request.wait()
+    return rows
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "That is the sum over the ranks.")
+def summed(gradient):
+    return sum(rows_of(gradient))
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "too much was sent. An all-reduce")
+def all_reduced(gradient):
+    total = gradient.clone()
+    dist.all_reduce(total)
+    n = dist.get_world_size()
+    return total.chunk(n)[dist.get_rank()] / n
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "Each rank needs one piece")
+def whole_to_all(gradient):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    total = gradient.clone()
+    for step in range(1, n):
+        other = torch.empty_like(gradient)
+        request = dist.isend(gradient, (rank + step) % n)
+        dist.recv(other, (rank - step) % n)
+        request.wait()
+        total += other
+    return total.chunk(n)[rank] / n
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "own part is missing")
+def without_mine(gradient):
+    rows = rows_of(gradient)
+    rows[dist.get_rank()].zero_()
+    return sum(rows) / len(rows)
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "own part is in the sum twice")
+def mine_twice(gradient):
+    rows = rows_of(gradient)
+    return (sum(rows) + rows[dist.get_rank()]) / len(rows)
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "That is the whole mean.")
+def whole_mean(gradient):
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "That is another rank's piece.")
+def of_the_next(gradient):
+    n = dist.get_world_size()
+    return sum(rows_of(gradient.view(n, -1).roll(-1, 0).reshape(-1))) / n
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "That is this rank's own piece")
+def only_mine(gradient):
+    return gradient.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "Wait for every request")
+def sends_not_waited_for(gradient):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    pieces, requests = gradient.chunk(n), []
+    total = pieces[rank].clone()
+    for step in range(1, n):
+        piece = torch.empty_like(total)
+        requests.append(dist.isend(pieces[(rank + step) % n], (rank + step) % n))
+        dist.recv(piece, (rank - step) % n)
+        total += piece
+    dist.barrier()  # gloo takes back a send that nobody holds, and others would wait
+    return total / n
+
+
+@ANSWERS.wrong("08.reduce_scatter", "crashed", "A rank cannot send to itself.")
+def also_to_itself(gradient):
+    n = dist.get_world_size()
+    rows = torch.empty(n, len(gradient) // n)
+    for other, piece in enumerate(gradient.chunk(n)):
+        request = dist.isend(piece, other)
+        dist.recv(rows[other], other)
+        request.wait()
+    return rows.mean(0)
+
+
+@ANSWERS.wrong("08.reduce_scatter", "stuck", "everybody sends and nobody receives")
+def received_first(gradient):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    pieces = gradient.chunk(n)
+    total = pieces[rank].clone()
+    for other in range(n):
+        if other != rank:
+            piece = torch.empty_like(total)
+            dist.recv(piece, other)
+            dist.send(pieces[other], other)
+            total += piece
+    return total / n
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "It would work: but it is what you")
+def torchs_own(gradient):
+    n = dist.get_world_size()
+    piece = torch.empty(len(gradient) // n)
+    dist.reduce_scatter(piece, [one.clone() for one in gradient.chunk(n)])
+    return piece / n
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "It would work: but it is what you")
+def the_courses_own(gradient):
+    return fsdp.reduce_scatter(gradient) / dist.get_world_size()
+
+
+@ANSWERS.right("08.reduce_scatter")
+def direct(gradient):
+    rows = rows_of(gradient)
+    return sum(rows) / len(rows)
+
+
+@ANSWERS.right("08.reduce_scatter")
+def by_all_to_all(gradient):
+    rows = torch.empty_like(gradient)
+    dist.all_to_all_single(rows, gradient.clone())
+    return rows.view(dist.get_world_size(), -1).mean(dim=0)
+
+
+@ANSWERS.right("08.reduce_scatter")
+def one_reduce_for_each(gradient):
+    n = dist.get_world_size()
+    pieces = [piece / n for piece in gradient.chunk(n)]
+    for owner, piece in enumerate(pieces):
+        dist.reduce(piece, owner)
+    return pieces[dist.get_rank()]
+
+
+@ANSWERS.right("08.reduce_scatter")
+def in_a_ring(gradient):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    pieces = list((gradient / n).chunk(n))
+    for step in range(n - 1):
+        incoming = torch.empty_like(pieces[0])
+        request = dist.isend(pieces[(rank - step - 1) % n], (rank + 1) % n)
+        dist.recv(incoming, (rank - 1) % n)
+        request.wait()
+        pieces[(rank - step - 2) % n] += incoming
+    return pieces[rank]
+
+
+# ---------------------------------------------------------------------- 08.one_unit
+
+
+class Flat(nn.Module):
+    """As given in the notebook."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.members = module, list(module.parameters())
+        flat = Sharded([p.detach() for p in self.members])
+        self.shard = nn.Parameter(flat.shard)
+        self.whole = torch.zeros(dist.get_world_size() * len(flat.shard))
+        start = 0
+        for p in self.members:
+            p.data = self.whole[start : start + p.numel()].view_as(p)
+            start += p.numel()
+
+
+class Unit(Flat):
+    """As given in the notebook."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.free()
+        self.missing = len(self.members)
+        for p in self.members:
+            p.register_post_accumulate_grad_hook(self.ready)
+
+    def gather(self):
+        self.whole.untyped_storage().resize_(self.whole.nbytes)
+        pieces = list(self.whole.chunk(dist.get_world_size()))
+        dist.all_gather(pieces, self.shard.detach())
+
+    def free(self):
+        self.whole.untyped_storage().resize_(0)
+
+    def ready(self, parameter):
+        self.missing -= 1
+        if self.missing == 0:
+            self.missing = len(self.members)
+            self.after_backward()
+
+
+@ANSWERS.wrong("08.one_unit", "not attempted", "still raises NotImplementedError")
+class UnitStub(Unit):
+    def forward(self, *args):
+        raise NotImplementedError("Write your code here.")
+
+
+class OneUnit(Unit):
+    """What the wrong answers below are made from, by changing one thing."""
+
+    def forward(self, *args):
+        self.gather()
+        output = self.module(*args)
+        self.free()
+        output.register_hook(self.before_backward)
+        return output
+
+    def before_backward(self, grad):
+        self.gather()
+
+    def after_backward(self):
+        flat = torch.cat([p.grad.reshape(-1) for p in self.members])
+        flat = F.pad(flat, (0, len(self.whole) - len(flat)))
+        self.keep(self.reduce(flat))
+        self.clean()
+
+    def reduce(self, flat):
+        return direct(flat)
+
+    def keep(self, part):
+        if self.shard.grad is None:
+            self.shard.grad = part
+        else:
+            self.shard.grad += part
+
+    def clean(self):
+        for p in self.members:
+            p.grad = None
+        self.free()
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "Gather before the forward")
+class NotGatheredAtAll(OneUnit):
+    def forward(self, *args):
+        return self.module(*args)
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "again before the backward")
+class NotGatheredAgain(OneUnit):
+    def before_backward(self, grad):
+        pass
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "After the forward the parameters are still")
+class NotFreedInBetween(OneUnit):
+    def forward(self, *args):
+        self.gather()
+        return self.module(*args)
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "After the backward the parameters are still")
+class NotFreedAfterwards(OneUnit):
+    def clean(self):
+        for p in self.members:
+            p.grad = None
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "The whole gradients are still in memory")
+class GradientsLeft(OneUnit):
+    def clean(self):
+        self.free()
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "That is the sum over the ranks")
+class Summed(OneUnit):
+    def reduce(self, flat):
+        return summed(flat)
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "nothing of the others is in it")
+class NotReduced(OneUnit):
+    def reduce(self, flat):
+        return only_mine(flat)
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "must be added to, not replaced")
+class Replaced(OneUnit):
+    def keep(self, part):
+        self.shard.grad = part
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "The shard has no gradient after the backward.")
+class Nowhere(OneUnit):
+    def keep(self, part):
+        pass
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "More was sent than a reduce-scatter")
+class AllReduced(OneUnit):
+    def reduce(self, flat):
+        return all_reduced(flat)
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "It would work: but it is what you build here")
+class CoursesReduce(OneUnit):
+    def reduce(self, flat):
+        return fsdp.reduce_scatter(flat) / dist.get_world_size()
+
+
+@ANSWERS.right("08.one_unit")
+class GathersTwice(OneUnit):
+    pass
+
+
+@ANSWERS.right("08.one_unit")
+class WithHooksOnTheModule(Unit):
+    """Forward hooks, and a pre-hook for the backward, where others call methods."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        module.register_forward_pre_hook(lambda module, args: self.gather())
+        module.register_forward_hook(lambda module, args, output: self.free())
+        module.register_full_backward_pre_hook(lambda module, grads: self.gather())
+
+    def forward(self, *args):
+        return self.module(*args)
+
+    def after_backward(self):
+        grads = [p.grad.flatten() for p in self.members]
+        self.module.zero_grad(set_to_none=True)
+        padding = len(self.whole) - sum(map(len, grads))
+        self.free()
+        part = by_all_to_all(torch.cat([*grads, torch.zeros(padding)]))
+        if self.shard.grad is not None:
+            part = part + self.shard.grad
+        self.shard.grad = part
+
+
+# ------------------------------------------------------------ 08.spot_the_optimizer
+
+
+def train_with(model, batches, make, *, clip=True):
+    """The script, with its first lines in `make`."""
+    optimizer = make(model)
+    for inputs, labels in batches:
+        F.cross_entropy(model(inputs), labels).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def whole(model):
+    return {name: p.full_tensor() for name, p in model.named_parameters()}
+
+
+def sharded_first(model, lr=0.05):
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    return torch.optim.AdamW(model.parameters(), lr=lr)
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "not attempted", "Repair the code")
+def train(model, batches, lr):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    fully_shard(model)
+    for inputs, labels in batches:
+        F.cross_entropy(model(inputs), labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        return {name: p.full_tensor() for name, p in model.named_parameters()}
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "holds parameters that nobody uses")
+def optimizer_still_first(model, batches, lr):
+    def make(model):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+        sharded_first(model)
+        return optimizer
+
+    train_with(model, batches, make)
+    return whole(model) if dist.get_rank() == 0 else whole(model) and None
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "All parameters were gathered")
+def one_unit_still(model, batches, lr):
+    def make(model):
+        return torch.optim.AdamW(fully_shard(model).parameters(), lr=lr)
+
+    train_with(model, batches, make)
+    return whole(model)
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "stuck", "every rank must call it")
+def rank_0_alone_still(model, batches, lr):
+    train_with(model, batches, sharded_first)
+    if dist.get_rank() == 0:
+        return whole(model)
+    return None
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "Rank 0 returns its shards.")
+def shards_returned(model, batches, lr):
+    train_with(model, batches, sharded_first)
+    return {name: p.to_local() for name, p in model.named_parameters()}
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "The gradients were not clipped.")
+def not_clipped(model, batches, lr):
+    train_with(model, batches, sharded_first, clip=False)
+    return whole(model)
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "Nothing was gathered.")
+def not_sharded(model, batches, lr):
+    train_with(model, batches, lambda model: torch.optim.AdamW(model.parameters(), lr))
+    return dict(model.named_parameters())
+
+
+@ANSWERS.right("08.spot_the_optimizer")
+def layers_first(model, batches, lr):
+    train_with(model, batches, lambda model: sharded_first(model, lr))
+    state = whole(model)
+    return state if dist.get_rank() == 0 else None
+
+
+@ANSWERS.right("08.spot_the_optimizer")
+def every_layer(model, batches, lr):
+    def make(model):
+        for layer in model:
+            fully_shard(layer, reshard_after_forward=False)
+        return torch.optim.AdamW(model.parameters(), lr=lr)
+
+    train_with(model, batches, make)
+    state = whole(model)
+    return {k: v.clone() for k, v in state.items()} if dist.get_rank() == 0 else None
+
+
+# ----------------------------------------------------------------- 08.spot_the_pile
+
+
+@ANSWERS.wrong("08.spot_the_pile", "not attempted", "Repair the code")
+def backward(units, grad):
+    requests = []
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        requests.append((unit, unit.reduce_scatter(gradient)))
+    for unit, request in requests:
+        unit.grad = request.wait()
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "never freed")
+def never_freed(units, grad):
+    n = dist.get_world_size()
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.grad = unit.reduce_scatter(gradient).wait() / n
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "The whole gradients pile up")
+def nobody_waits(units, grad):
+    n, requests = dist.get_world_size(), []
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        requests.append((unit, unit.reduce_scatter(gradient)))
+    for unit, request in requests:
+        unit.grad = request.wait() / n
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "wait() returns the sum")
+def not_the_mean(units, grad):
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        unit.grad = unit.reduce_scatter(gradient).wait()
+
+
+@ANSWERS.wrong("08.spot_the_pile", "crashed", "gather it before its backward")
+def freed_too_early(units, grad):
+    for unit in reversed(units):
+        unit.gather()
+        unit.free()
+        grad, gradient = unit.backward(grad)
+        unit.grad = unit.reduce_scatter(gradient).wait() / dist.get_world_size()
+
+
+@ANSWERS.wrong("08.spot_the_pile", "crashed", "Call it once for each gather()")
+def freed_twice(units, grad):
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        unit.grad = unit.reduce_scatter(gradient).wait() / dist.get_world_size()
+        unit.free()
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "Is the last reduce-scatter awaited")
+def last_forgotten(units, grad):
+    n, before = dist.get_world_size(), None
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        if before:
+            before[0].grad = before[1].wait() / n
+        before = unit, unit.reduce_scatter(gradient)
+
+
+@ANSWERS.right("08.spot_the_pile")
+def at_once(units, grad):
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        unit.grad = unit.reduce_scatter(gradient).wait() / dist.get_world_size()
+
+
+@ANSWERS.right("08.spot_the_pile")
+def one_on_its_way(units, grad):
+    n, before = dist.get_world_size(), None
+    units[-1].gather()
+    for number in range(len(units) - 1, -1, -1):
+        unit = units[number]
+        if number > 0:
+            units[number - 1].gather()  # ahead
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        if before:
+            before[0].grad = before[1].wait() / n
+        before = unit, unit.reduce_scatter(gradient)
+    before[0].grad = before[1].wait() / n
+
+
+test_wrong, test_right = ANSWERS.tests()
+
+
+def test_each_task_has_wrong_and_right_answers():
+    wrong, right = ANSWERS.counts()
+    for task_id in wrong:
+        find_task(task_id)
+        assert wrong[task_id] >= 4  # three, besides the stub
+        assert right[task_id] >= 2
+    assert len(wrong) == 7
