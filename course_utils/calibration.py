@@ -2,19 +2,22 @@
 
     ring_shift_seconds      a message between neighbours, while all ranks send
     ping_pong_seconds       the same between two ranks, while nobody else does anything
+    measured_link           the latency and the bandwidth that follow from one of these
     slowest_seconds         any work of all ranks
     EmulatedLink            a network as slow as you want, on one machine
 
 All run on the ranks, and every rank of the group calls them:
 
-    SIZES = [4096, 65_536, 1_048_576, 4_194_304]
-    fit = costs.fit_transfer(SIZES, ranks.run(ring_shift_seconds, SIZES)[0])
-    print(fit.latency, fit.bandwidth)
+    SIZES = [2**19, 2**20, 2**21, 2**22]
+    link = ranks.run(measured_link, ring_shift_seconds, SIZES)[0]
+    print(link.latency, link.bandwidth)
 
-For CPU tensors and gloo. Sizes are bytes, times are seconds, bandwidths are bytes a
-second.
+Where ranks share cores, no measurement is exact: the same one again may differ by a
+factor of two. For CPU tensors and gloo. Sizes are bytes, times are seconds, bandwidths
+are bytes a second.
 """
 
+import operator
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -75,26 +78,29 @@ def ring_shift_seconds(
 
     Args:
         sizes: Bytes of a message, each of them 1 or more.
-        rounds: Exchanges that are timed for each size; they follow each other at once.
+        rounds: How often all sizes take turns. In a round, each size has 2(n - 1)
+            exchanges that follow each other at once, as many as a ring all-reduce has.
         group: Its ranks; all, if left out. Every rank of it calls this.
 
     Returns:
-        For each size the seconds of one exchange, the same on all ranks: the median of
-        the rounds, and of all ranks the slowest.
+        For each size the seconds of one exchange, the same on all ranks. In a round the
+        slowest rank counts; of all rounds it is the median.
 
     Raises:
         ValueError: a size or the number of rounds is not a whole number from 1 up.
 
-    Cost: `rounds` + 2 messages of each size sent by each rank.
+    Cost: 2(n - 1) messages of each size sent by each rank in each of `rounds` + 1
+        rounds: the first one, which warms up, is not counted.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
 
-    def exchange(outgoing: Tensor, incoming: Tensor) -> None:
-        request = dist.isend(outgoing, group=group, group_dst=(rank + 1) % n)
-        dist.recv(incoming, group=group, group_src=(rank - 1) % n)
-        request.wait()
+    def exchanges(outgoing: Tensor, incoming: Tensor) -> None:
+        for _ in range(2 * (n - 1)):
+            request = dist.isend(outgoing, group=group, group_dst=(rank + 1) % n)
+            dist.recv(incoming, group=group, group_src=(rank - 1) % n)
+            request.wait()
 
-    return _medians(exchange if n > 1 else _nothing, sizes, rounds, group)
+    return _medians(exchanges, sizes, rounds, max(1, 2 * (n - 1)), group)
 
 
 def ping_pong_seconds(
@@ -106,57 +112,127 @@ def ping_pong_seconds(
     is measured in most tools. Other ranks of the group call it too, and wait.
 
     Args:
-        sizes, rounds, group: As in `ring_shift_seconds`.
+        sizes, group: As in `ring_shift_seconds`.
+        rounds: As there; in a round, each size goes n - 1 times there and back.
 
     Returns:
-        For each size the seconds of one message, the same on all ranks.
+        For each size the seconds of one message, the same on all ranks: the median of
+        the rounds.
 
     Raises:
         ValueError: as in `ring_shift_seconds`; or the group has only one rank.
 
-    Cost: `rounds` + 2 messages of each size, there and back.
+    Cost: n - 1 messages of each size, there and back, in each of `rounds` + 1 rounds.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if n < 2:
         raise ValueError("A ping-pong needs 2 ranks: this group has 1.")
 
     def there_and_back(outgoing: Tensor, incoming: Tensor) -> None:
-        if rank == 0:
-            dist.send(outgoing, group=group, group_dst=1)
-            dist.recv(incoming, group=group, group_src=1)
-        else:
-            dist.recv(incoming, group=group, group_src=0)
-            dist.send(incoming, group=group, group_dst=0)
+        for _ in range(n - 1):
+            if rank == 0:
+                dist.send(outgoing, group=group, group_dst=1)
+                dist.recv(incoming, group=group, group_src=1)
+            elif rank == 1:
+                dist.recv(incoming, group=group, group_src=0)
+                dist.send(incoming, group=group, group_dst=0)
 
-    work = there_and_back if rank < 2 else _nothing
-    return [seconds / 2 for seconds in _medians(work, sizes, rounds, group)]
-
-
-def _nothing(outgoing: Tensor, incoming: Tensor) -> None:
-    """What a rank does that takes no part."""
+    return _medians(there_and_back, sizes, rounds, 2 * (n - 1), group)
 
 
 def _medians(
-    exchange: Callable[[Tensor, Tensor], None],
+    messages: Callable[[Tensor, Tensor], None],
     sizes: Sequence[int],
     rounds: int,
+    how_many: int,
     group: ProcessGroup | None,
 ) -> list[float]:
-    """For each size the median of the rounds, and of all ranks the slowest."""
+    """For each size the seconds of one of so many messages: the median round.
+
+    A machine is now busier, now less. So the sizes take turns, and each sees the same.
+    """
     rounds = costs.count(rounds, "rounds", least=1)
     sizes = [costs.count(size, "a size", least=1) for size in sizes]
-    medians = torch.zeros(len(sizes), dtype=torch.float64)
-    for place, size in enumerate(sizes):
-        outgoing, incoming = torch.ones(2, size, dtype=torch.uint8)
-        dist.barrier(group)
-        times = []
-        for _ in range(rounds + 2):
+    buffers = [torch.ones(2, size, dtype=torch.uint8) for size in sizes]
+    seconds = torch.zeros(rounds + 1, len(sizes), dtype=torch.float64)
+    for number in range(rounds + 1):
+        for place, (outgoing, incoming) in enumerate(buffers):
+            dist.barrier(group)
             start = time.perf_counter()
-            exchange(outgoing, incoming)
-            times.append(time.perf_counter() - start)
-        medians[place] = statistics.median(times[2:])  # the first two warm up
-    dist.all_reduce(medians, dist.ReduceOp.MAX, group=group)
-    return medians.tolist()
+            messages(outgoing, incoming)
+            seconds[number, place] = (time.perf_counter() - start) / how_many
+    dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
+    # The first round warms up.
+    return [statistics.median(column) for column in seconds[1:].T.tolist()]
+
+
+def measured_link(
+    measure: Callable[..., Sequence[float]],
+    sizes: Sequence[int],
+    rounds: int = 20,
+    *,
+    tries: int = 3,
+    group: ProcessGroup | None = None,
+) -> costs.Transfer:
+    """The latency and bandwidth of a link, also where the machine is busy meanwhile.
+
+    What one gets is checked against what the memory can do: a message is copied at
+    least once on its way, so no link is faster than copying. Where the times say
+    otherwise, or do not grow with the sizes at all, they are mostly the waking of
+    processes, and are measured again. The last try is taken as it is, but with a
+    bandwidth that is possible.
+
+    Args:
+        measure: `ring_shift_seconds` or `ping_pong_seconds`.
+        sizes: Bytes of a message, of at least two different sizes.
+        rounds: For `measure`.
+        tries: How often to measure at most, 1 or more.
+        group: Its ranks; all, if left out. Every rank of it calls this.
+
+    Returns:
+        The same on all ranks.
+
+    Raises:
+        ValueError: as in `measure`; or a bad number of tries, or of sizes.
+    """
+    tries = costs.count(tries, "tries", least=1)
+    limit = _copied_a_second(group)
+    for _ in range(tries):
+        link = _fit(sizes, measure(sizes, rounds, group=group), limit)
+        if link.bandwidth < limit:
+            break
+    return link
+
+
+def _fit(
+    sizes: Sequence[int], seconds: Sequence[float], limit: float
+) -> costs.Transfer:
+    """`costs.fit_transfer`, or the best fit with that bandwidth, if it is beyond it."""
+    try:
+        link = costs.fit_transfer(sizes, seconds)
+    except ValueError:
+        if len(set(sizes)) < 2:
+            raise
+        link = None  # the times do not grow with the sizes
+    if link and link.bandwidth < limit:
+        return link
+    weights = [1 / time for time in seconds]
+    rests = [1 - n / limit / t for n, t in zip(sizes, seconds, strict=True)]
+    latency = sum(map(operator.mul, weights, rests)) / sum(w * w for w in weights)
+    return costs.Transfer(max(0.0, latency), limit)
+
+
+def _copied_a_second(group: ProcessGroup | None) -> float:
+    """Bytes a second that the fastest rank copies, in its own memory."""
+    source, target = torch.ones(2, 2**25, dtype=torch.uint8)  # more than caches hold
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    fastest = torch.tensor([min(seconds)], dtype=torch.float64)
+    dist.all_reduce(fastest, dist.ReduceOp.MIN, group=group)
+    return len(source) / fastest.item()
 
 
 # ---------------------------------------------------------------------- slow links

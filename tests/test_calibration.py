@@ -15,6 +15,7 @@ import torch.distributed as dist
 from course_utils import costs
 from course_utils.calibration import (
     EmulatedLink,
+    measured_link,
     ping_pong_seconds,
     ring_shift_seconds,
     slowest_seconds,
@@ -75,17 +76,100 @@ def count_messages(measure, sizes, rounds):
 
 
 @pytest.mark.parametrize("measure", [ring_shift_seconds, ping_pong_seconds])
-def test_messages_of_each_size_are_timed(ranks, measure):
+def test_messages_of_all_sizes_are_timed_in_turns(ranks, measure):
     sizes = [1, 1000, 300_000]
-    by_rank = ranks.run(count_messages, measure, sizes, 5)
+    by_rank = ranks.run(count_messages, measure, sizes, 3)
     everybody = [seconds for seconds, _ in by_rank]
     assert all(seconds == everybody[0] for seconds in everybody)
     assert len(everybody[0]) == 3 and min(everybody[0]) > 0
-    taking_part = 2 if measure is ping_pong_seconds else 4
+    # As many messages follow each other as in a ring of 4, and one round warms up.
+    taking_part, messages = (2, 3) if measure is ping_pong_seconds else (4, 6)
+    a_round = [size for size in sizes for _ in range(messages)]
     for rank, (_, sent) in enumerate(by_rank):
-        assert sent == (
-            [size for size in sizes for _ in range(7)] if rank < taking_part else []
+        assert sent == (4 * a_round if rank < taking_part else [])
+
+
+def test_the_median_of_the_rounds_and_the_slowest_rank_count(ranks):
+    def run():
+        """Only rank 2 is slow, and in each round but one by 10 ms more."""
+        isend, calls = dist.isend, []
+
+        def slow(*args, **kwargs):
+            calls.append(1)
+            if dist.get_rank() == 2 and len(calls) % 6 == 1:
+                time.sleep(0.01 * (len(calls) // 6))
+            return isend(*args, **kwargs)
+
+        dist.isend = slow
+        try:
+            return ring_shift_seconds([8], 5)[0]
+        finally:
+            dist.isend = isend
+
+    by_rank = ranks.run(run)
+    assert by_rank == 4 * by_rank[:1]
+    # The first round warms up. The others have 6 exchanges each.
+    assert by_rank[0] >= 0.03 / 6
+
+
+# --- the link that follows --------------------------------------------------------
+
+SIZES = [2**19, 2**20, 2**21, 2**22]
+
+
+def link_from(*tries):
+    """What measured_link makes of these times, and how often it has measured."""
+    calls = []
+
+    def measure(sizes, rounds, *, group):
+        assert (list(sizes), rounds, group) == (SIZES, 7, None)
+        calls.append(1)
+        return tries[min(len(calls), len(tries)) - 1]
+
+    return measured_link(measure, SIZES, 7), len(calls)
+
+
+GOOD = [1e-3 + size / 1e8 for size in SIZES]
+FLAT = [1.97e-3, 1.97e-3, 1.79e-3, 1.62e-3]  # from a machine that was busy
+TOO_FAST = [1e-3 + size / 1e13 for size in SIZES]  # 10 TB/s: no memory does that
+
+
+@pytest.mark.parametrize(
+    ("tries", "measured"),
+    [((GOOD,), 1), ((FLAT, GOOD), 2), ((TOO_FAST, FLAT, GOOD), 3)],
+    ids=["good", "flat", "too fast"],
+)
+def test_what_cannot_be_is_measured_again(ranks, tries, measured):
+    for link, calls in ranks.run(link_from, *tries):
+        assert calls == measured
+        assert link.latency == pytest.approx(1e-3)
+        assert link.bandwidth == pytest.approx(1e8)
+
+
+@pytest.mark.parametrize("times", [FLAT, TOO_FAST], ids=["flat", "too fast"])
+def test_the_last_try_is_taken_with_a_bandwidth_that_is_possible(ranks, times):
+    found = ranks.run(link_from, times)
+    assert found == 4 * found[:1]
+    link, calls = found[0]
+    assert calls == 3
+    assert 1e8 < link.bandwidth < 1e12  # what this memory copies, by any machine
+    assert 0 < link.latency < max(times)
+
+    # The fit is the best one with this bandwidth.
+    def error(latency):
+        return sum(
+            (latency / t + n / link.bandwidth / t - 1) ** 2
+            for n, t in zip(SIZES, times, strict=True)
         )
+
+    assert error(link.latency) < min(error(link.latency * f) for f in (0.99, 1.01))
+
+
+@pytest.mark.parametrize("measure", [ring_shift_seconds, ping_pong_seconds])
+def test_a_real_link_is_found(ranks, measure):
+    links = ranks.run(measured_link, measure, SIZES[:2], 3)
+    assert links == 4 * links[:1]
+    assert links[0].latency >= 0 and 1e6 < links[0].bandwidth < 1e12
 
 
 def test_in_a_group_of_some_ranks(ranks):
@@ -108,6 +192,14 @@ def test_in_a_group_of_some_ranks(ranks):
         ("ring_shift_seconds([0])", "a size is 0: expected a whole number from 1 up."),
         ("ping_pong_seconds([8.5])", "a size is 8.5: expected a whole number from 1"),
         ("ring_shift_seconds([8], 0)", "rounds is 0: expected a whole number from 1"),
+        (
+            "measured_link(ring_shift_seconds, [8, 8])",
+            "need messages of at least 2 different sizes, not 1.",
+        ),
+        (
+            "measured_link(ring_shift_seconds, [8, 9], tries=0)",
+            "tries is 0: expected a whole number from 1 up.",
+        ),
         ("slowest_seconds(print, 0)", "rounds is 0: expected a whole number from 1 up"),
         (
             "ping_pong_seconds([8], group=dist.new_subgroups(1)[0])",

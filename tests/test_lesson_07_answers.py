@@ -33,6 +33,9 @@ for value, words in (
     ((32, 8_000_000), "Each half has n - 1 steps"),
     ((30, 120_000_000), "one chunk, not the whole tensor"),
     ((30, 7), "how many bytes does it have?"),
+    ((30, 3_750_000), "These are the bytes of one half"),
+    ((30, 8_000_000), "would be 32 chunks"),
+    ((30, 7.5), "In bytes, please"),
     ((7_500_000, 30), "First the steps, then the bytes."),
     ((1, 2), "Two halves with n - 1 steps each"),
     (30, "a tuple was expected"),
@@ -50,7 +53,7 @@ def reduce_scatter_stub(chunks):
     raise NotImplementedError("Write your code here.")
 
 
-@ANSWERS.wrong("07.reduce_scatter", "stuck", "nobody receives: start each send")
+@ANSWERS.wrong("07.reduce_scatter", "stuck", "nobody receives; if all `recv` first")
 def send_first(chunks):
     rank, n = me()
     for step in range(n - 1):
@@ -59,6 +62,89 @@ def send_first(chunks):
         dist.send(chunks[(rank - step) % n], (rank + 1) % n)
         dist.recv(incoming, (rank - 1) % n)
         mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "stuck", "if all `recv` first, nobody has sent")
+def receive_first(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        dist.recv(incoming, (rank - 1) % n)
+        dist.send(chunks[(rank - step) % n], (rank + 1) % n)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "stuck", "recv from the *other* one")
+def to_and_from_the_next(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        request = dist.isend(chunks[(rank - step) % n], (rank + 1) % n)
+        dist.recv(incoming, (rank + 1) % n)
+        request.wait()
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong(
+    "07.reduce_scatter", "crashed", "is_completed() stays False until wait()"
+)
+def polled(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        dist.isend(chunks[(rank - step) % n], (rank + 1) % n)
+        work = dist.irecv(incoming, (rank - 1) % n)
+        while not work.is_completed():
+            pass
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "crashed", "name the source")
+def from_anybody(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        request = dist.isend(chunks[(rank - step) % n], (rank + 1) % n)
+        dist.recv(incoming)
+        request.wait()
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "crashed", "leave out a message, an empty one")
+def empty_sends_left_out(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        sending = chunks[(rank - step) % n]
+        request = dist.isend(sending, (rank + 1) % n) if len(sending) else None
+        dist.recv(incoming, (rank - 1) % n)
+        if request:
+            request.wait()
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "after an irecv, first wait, then add")
+def added_before_the_wait(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.zeros_like(mine)
+        works = [dist.irecv(incoming, (rank - 1) % n)]
+        mine += incoming  # nothing has been sent yet
+        works.append(dist.isend(chunks[(rank - step) % n], (rank + 1) % n))
+        for work in works:
+            work.wait()
     return (rank + 1) % n
 
 
@@ -96,6 +182,78 @@ def no_number(chunks):
 def number_too_large(chunks):
     reduce_scatter_ours(chunks)
     return dist.get_rank() + 1
+
+
+@ANSWERS.wrong(
+    "07.reduce_scatter", "wrong", "not the chunk itself, and no pair of both"
+)
+def the_chunk_itself(chunks):
+    return chunks[reduce_scatter_ours(chunks)]
+
+
+@ANSWERS.wrong(
+    "07.reduce_scatter", "wrong", "not the chunk itself, and no pair of both"
+)
+def number_and_chunk(chunks):
+    number = reduce_scatter_ours(chunks)
+    return number, chunks[number]
+
+
+@ANSWERS.wrong(
+    "07.reduce_scatter", "wrong", "not the chunk itself, and no pair of both"
+)
+def a_sum_of_numbers(chunks):
+    return chunks[reduce_scatter_ours(chunks)].sum() + 1000
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "`chunks[i].add_(incoming)` adds in place")
+def into_the_list(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        number = (rank - step - 1) % n
+        incoming = torch.empty_like(chunks[number])
+        exchange(chunks[(rank - step) % n], incoming)
+        chunks[number] = chunks[number] + incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "there are more messages than steps")
+def each_chunk_in_two_pieces(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine, sending = chunks[(rank - step - 1) % n], chunks[(rank - step) % n]
+        for out, to in zip(sending.tensor_split(2), mine.tensor_split(2), strict=True):
+            incoming = torch.empty_like(to)
+            exchange(out, incoming)
+            to += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "this rank has sent no message")
+def through_the_store(chunks):
+    import pickle
+
+    store = dist.distributed_c10d._get_default_store()
+    rank, n = me()
+    key = f"case {len(torch.cat(list(chunks)))}"
+    store.set(f"{key} {rank}", pickle.dumps(chunks[:]))
+    chunks[rank].zero_()
+    for other in range(n):
+        chunks[rank] += pickle.loads(store.get(f"{key} {other}"))[rank]
+    return rank
+
+
+ANSWERS.wrong("07.reduce_scatter", "wrong", "reduce_scatter, which is what was handed")(
+    dist.reduce_scatter
+)
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "Your code calls allreduce, line")
+def by_the_backend(chunks):
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for chunk in chunks:
+        backend.allreduce([chunk]).wait()
+    return dist.get_rank()
 
 
 @ANSWERS.wrong("07.reduce_scatter", "wrong", "more steps than needed")
@@ -183,7 +341,7 @@ def backwards(chunks):
         ]
         for work in works:
             work.wait()
-        chunks[(rank + step + 1) % n] = mine + incoming
+        torch.add(mine, incoming, out=mine)
     return (rank - 1) % n
 
 
@@ -195,7 +353,7 @@ def all_gather_stub(chunks, mine):
     raise NotImplementedError("Write your code here.")
 
 
-@ANSWERS.wrong("07.all_gather", "stuck", "nobody receives: start each send")
+@ANSWERS.wrong("07.all_gather", "stuck", "nobody receives; if all `recv` first")
 def gather_send_first(chunks, mine):
     rank, n = me()
     for step in range(n - 1):
@@ -254,6 +412,33 @@ def all_gather_ours(chunks, mine):
         exchange(chunks[(mine - step) % n], chunks[(mine - step - 1) % n])
 
 
+@ANSWERS.wrong("07.all_gather", "wrong", "`chunks[i].copy_(incoming)` copies")
+def gathered_into_the_list(chunks, mine):
+    n = dist.get_world_size()
+    moving = chunks[mine]
+    for step in range(1, n):
+        incoming = torch.empty_like(chunks[(mine - step) % n])
+        exchange(moving, incoming)
+        chunks[(mine - step) % n] = moving = incoming
+
+
+ANSWERS.wrong("07.all_gather", "wrong", "all_gather, which is what was handed in")(
+    dist.all_gather
+)
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "Your code calls all_reduce_coalesced, line")
+def functional_coalesced(chunks, mine):
+    from torch.distributed import _functional_collectives as functional
+
+    for number, chunk in enumerate(chunks):
+        if number != mine:
+            chunk.zero_()
+    sums = functional.all_reduce_coalesced(chunks, "sum", dist.group.WORLD)
+    for chunk, total in zip(chunks, sums, strict=True):
+        chunk.copy_(total)
+
+
 @ANSWERS.right("07.all_gather")
 def with_buffers(chunks, mine):
     n = dist.get_world_size()
@@ -261,7 +446,8 @@ def with_buffers(chunks, mine):
     for step in range(1, n):
         incoming = torch.empty_like(chunks[(mine - step) % n])
         exchange(moving, incoming)
-        chunks[(mine - step) % n] = moving = incoming
+        chunks[(mine - step) % n].copy_(incoming)
+        moving = incoming
 
 
 @ANSWERS.right("07.all_gather")
@@ -338,6 +524,50 @@ def functional(tensor):
     from torch.distributed import _functional_collectives as functional
 
     tensor.copy_(functional.all_reduce(tensor, "sum", dist.group.WORLD))
+
+
+@ANSWERS.wrong(
+    "07.all_reduce", "wrong", "fewer bytes were sent than a ring has to send"
+)
+def sent_as_float32(tensor):
+    flat = tensor.contiguous().view(-1).float()
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat.view(tensor.shape))
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "float32 has all whole numbers to 2^24 only")
+def sent_as_float64(tensor):
+    flat = tensor.contiguous().view(-1)
+    flat = flat.double() if flat.dtype == torch.int64 else flat
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat.view(tensor.shape))
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "There were n - 1 messages or fewer")
+def only_reduce_scatter(tensor):
+    flat = tensor.contiguous().view(-1)
+    reduce_scatter_ours(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat.view(tensor.shape))
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "this rank has sent no message")
+def gradients_of_ddp(tensor):
+    """DDP averages what it finds as gradients, in C++."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return split_and_both_halves(tensor)
+    n = dist.get_world_size()
+    model = torch.nn.Linear(tensor.numel(), 1, bias=False, dtype=tensor.dtype)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    wrapped(tensor.detach().reshape(-1).clone() * n).sum().backward()
+    tensor.copy_(model.weight.grad.view(tensor.shape))
+
+
+@ANSWERS.wrong("07.all_reduce", "crashed", "`tensor_split` returns a tuple")
+def into_a_tuple(tensor):
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(dist.get_world_size())
+    gathered_into_the_list(chunks, reduce_scatter_ours(chunks))
+    tensor.copy_(flat.view(tensor.shape))
 
 
 @ANSWERS.right("07.all_reduce")
@@ -436,6 +666,31 @@ def never_waited(tensor, kept=[]):  # noqa: B006
         dist.recv(chunks[(rank - step) % n], (rank - 1) % n)
 
 
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "does each loop have n - 1 steps?")
+def one_step_too_few(tensor):
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    reduce_scatter_ours(chunks)
+    for step in range(n - 2):
+        exchange(chunks[(rank + 1 - step) % n], chunks[(rank - step) % n])
+
+
+@ANSWERS.right("07.spot_the_ring")
+def rank_0_receives_first(tensor):
+    """Ends the hang, too: it takes more steps, which the task does not count."""
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    reduce_scatter_ours(chunks)
+    for step in range(n - 1):
+        sending, arriving = chunks[(rank + 1 - step) % n], chunks[(rank - step) % n]
+        if rank:
+            dist.send(sending, (rank + 1) % n)
+            dist.recv(arriving, (rank - 1) % n)
+        elif n > 1:
+            dist.recv(arriving, n - 1)
+            dist.send(sending, 1)
+
+
 @ANSWERS.right("07.spot_the_ring")
 def all_three_repaired(tensor):
     both_halves(tensor.tensor_split(dist.get_world_size()))
@@ -473,6 +728,26 @@ def not_rounded(n, latency, bandwidth):
 @ANSWERS.wrong("07.tree_wins", "wrong", "rounded *up*, not down")
 def rounded_down(n, latency, bandwidth):
     return 0 if n <= 3 else limit(n, latency, bandwidth, int(math.log2(n)))
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "or (n - 1).bit_length()")
+def by_bit_length(n, latency, bandwidth):
+    return limit(n, latency, bandwidth, n.bit_length())
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "math.log is the natural logarithm")
+def natural_logarithm(n, latency, bandwidth):
+    return limit(n, latency, bandwidth, math.ceil(math.log(n)))
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "Those are bits.")
+def in_bits(n, latency, bandwidth):
+    return 8 * solved(n, latency, bandwidth)
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "Those are numbers of float32.")
+def in_numbers(n, latency, bandwidth):
+    return solved(n, latency, bandwidth) / 4
 
 
 @ANSWERS.wrong("07.tree_wins", "wrong", "A tree has two ways, up and down")

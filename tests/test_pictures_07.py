@@ -56,6 +56,11 @@ def predictions(*ratios, name=None, noise=0.05, sizes=(4096, 65536, 2**20, 2**24
     ]
 
 
+ONE_MEASUREMENT = [
+    row | {"name": name, "predicted": row["predicted"] * factor}
+    for name, factor in (("ping-pong", 0.25), ("shift", 1.1))
+    for row in predictions(1.02, 0.97, 1.1, 1)
+]
 DRAWN = {
     "time": lambda: pictures.scaling(both("seconds"), title="Step time"),
     "time and efficiency": lambda: pictures.scaling(both("seconds", "efficiency")),
@@ -79,6 +84,7 @@ DRAWN = {
         ]
     ),
     "one size": lambda: pictures.predicted_and_measured(predictions(1, sizes=(8,))),
+    "one measurement": lambda: pictures.predicted_and_measured(ONE_MEASUREMENT),
 }
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
@@ -104,7 +110,8 @@ def test_texts_labels_and_size(name):
         assert contrast(text.get_color(), (1, 1, 1)) >= 4.5
     width, height = picture.get_size_inches()
     assert width <= 8.001
-    assert height <= {"all three": 8.1, "three series": 6.4}.get(name, 6.0)
+    most = {"all three": 8.1, "three series": 6.4, "one measurement": 6.4}
+    assert height <= most.get(name, 6.0)
 
 
 SUMMARIES = {
@@ -201,6 +208,21 @@ def test_predicted_and_measured_are_told_apart_without_colour():
     assert {"predicted", "measured"} <= {*words_of(drawn("close"))}
     words = words_of(drawn("three series"))
     assert {"ring, predicted", "tree, from ping-pong, measured"} <= {*words}
+
+
+def test_a_measurement_in_common_is_one_line():
+    picture = drawn("one measurement")
+    lines = picture.axes[1].lines
+    assert [line.get_linestyle() for line in lines] == ["--", "-", "--"]
+    assert [*lines[1].get_ydata()] == [row["measured"] for row in ONE_MEASUREMENT[:4]]
+    colors = {line.get_color() for line in lines}
+    assert len(colors) == len({line.get_marker() for line in lines}) == 3
+    words = words_of(picture)
+    assert words.count("measured") == 1
+    assert {"ping-pong, predicted", "shift, predicted"} <= {*words}
+    assert "ping-pong, measured" not in words
+    # Each has its own points below: what was measured over what it predicted.
+    assert len(picture.axes[2].collections) == 2
 
 
 # ---------------------------------------------------------------- wrong inputs

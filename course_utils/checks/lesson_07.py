@@ -5,25 +5,29 @@ import math
 import torch
 
 from course_utils import costs
-from course_utils.checks.compare import difference
+from course_utils.checks.compare import difference, plain
 from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.messages import (
     INSTEAD,
     NO_SUCH_RANK,
     OTHER_SIZE,
     OURS,
+    POLLED,
     TO_ITSELF,
     WAITED,
     all_waited_for,
-    messages_only,
     told_by_all,
     waits,
+    watched,
 )
 from course_utils.checks.mistakes import is_wrong, right_but, says
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
-from course_utils.messages import in_steps, recorded
+from course_utils.messages import in_steps
 
 # ------------------------------------------------------------ what a ring has to send
+
+MOST = "bytes sent in all"  # the same number, which may also be too large
+SAME = "the tensors in the list are the same ones"
 
 
 def traffic(calls, logs):
@@ -43,11 +47,13 @@ def traffic(calls, logs):
         WAITED: all_waited_for(calls),
         "ranks that it sends to": sorted({call.peer for call in sends}),
         "bytes sent": sum(call.nbytes for call in sends),
+        MOST: sum(call.nbytes for call in sends),
+        "messages sent": len(sends),
         "steps": steps,
     }
 
 
-def allowed(rank, n, most_bytes, most_steps):
+def allowed(rank, n, least_bytes, most_bytes, most_steps=math.inf):
     """The traffic that the check expects."""
     neighbours = {(rank + 1) % n, (rank - 1) % n} - {rank}
     return {
@@ -56,16 +62,38 @@ def allowed(rank, n, most_bytes, most_steps):
             "one neighbour in the ring, always the same",
             lambda peers: len(peers) <= 1 and set(peers) <= neighbours,
         ),
-        "bytes sent": Such(f"at most {most_bytes:,}", lambda b: b <= most_bytes),
-        "steps": Such(f"at most {most_steps}", lambda s: s is None or s <= most_steps),
+        "bytes sent": Such(f"at least {least_bytes:,}", lambda b: b >= least_bytes),
+        MOST: Such(f"at most {most_bytes:,}", lambda b: b <= most_bytes),
+        "messages sent": ANYTHING,
+        "steps": Such(
+            f"at most {most_steps}", lambda steps: steps is None or steps <= most_steps
+        ),
     }
 
 
 ALL_SEND_FIRST = Mistake(
     when=waits,
-    says="Everybody waits. If all ranks `send` first, nobody receives: start each send "
-    "with isend, then recv, then wait for the send. And every rank must make the same "
-    "number of steps, also where a chunk is empty.",
+    says="Everybody waits. If all ranks `send` first, nobody receives; if all `recv` "
+    "first, nobody has sent. So: isend to one neighbour, recv from the *other* one, "
+    "then wait for the send. And every rank must make the same number of steps, also "
+    "where a chunk is empty.",
+)
+NOTHING_SENT = Mistake(
+    when=lambda attempt: (
+        right_but("bytes sent")(attempt) and attempt.got["bytes sent"] == 0
+    ),
+    says="The result is right, but this rank has sent no message. Build it from isend "
+    "and recv.",
+)
+TOO_LITTLE_SENT = Mistake(
+    when=right_but("bytes sent"),
+    says="The result is right here, but fewer bytes were sent than a ring has to send. "
+    "Were the numbers sent in a smaller dtype, or in another way than by messages?",
+)
+TOO_MUCH_SENT = Mistake(
+    when=right_but(MOST),
+    says="The result is right, but too much is sent. A ring sends one chunk in each "
+    "step, an n-th of the tensor: n - 1 steps in each half.",
 )
 NOT_WAITED = Mistake(
     when=right_but(WAITED),
@@ -85,20 +113,50 @@ NO_PARTNER = Mistake(
     says="The result is right, but a message was sent that nobody received, or the "
     "other way round. It would be taken for one of the next call.",
 )
+IN_PIECES = Mistake(
+    when=lambda attempt: (
+        right_but("steps")(attempt)
+        and not attempt.expected["steps"].test(attempt.got["messages sent"])
+    ),
+    says="The result is right, but there are more messages than steps. Smaller pieces "
+    "may be faster. Here a chunk is to go in one message: one in each step.",
+)
 ONE_AFTER_THE_OTHER = Mistake(
     when=right_but("steps"),
-    says="The result is right, but it takes more steps than needed: some ranks wait "
-    "while others send. In each step all ranks send and receive at the same time: "
-    "isend, recv, wait.",
+    says="The result is right, but it takes more steps than needed: one message "
+    "follows another where both could be on their way. In each step all ranks send "
+    "and receive at the same time: isend, recv, wait. (A send in a thread counts as "
+    "one after the other.)",
 )
 STILL_BUSY = Mistake(
     when=lambda attempt: attempt.error == "running",
-    says="Is every isend and irecv waited for? gloo may drop a message whose request "
-    "nobody keeps, and then the receiver waits for ever. Or is there a loop that never "
-    "ends, or a message to a rank that does not exist?",
+    says="Is every isend and irecv waited for, by wait()? gloo may drop a message "
+    "whose request nobody keeps, and then the receiver waits for ever. Or is there a "
+    "loop that never ends, or a message to a rank that does not exist?",
 )
-OF_TRAFFIC = (NOT_WAITED, TWO_WAYS, NO_PARTNER, ONE_AFTER_THE_OTHER)
-OF_MESSAGES = (ALL_SEND_FIRST, TO_ITSELF, NO_SUCH_RANK, STILL_BUSY, OTHER_SIZE)
+NO_SOURCE = Mistake(
+    when=says("unbound_buffer", "this->size"),
+    says="gloo cannot receive an empty message from just any rank: name the source, "
+    "`dist.recv(buffer, src)`.",
+)
+IN_PLACE = (
+    "Write into the chunks, in place. `chunks[i] = ...` puts another tensor into the "
+    "list, and the memory of the old one, where the result is wanted, stays as it was. "
+    "`chunks[i].add_(incoming)` adds in place, `chunks[i].copy_(incoming)` copies."
+)
+A_TUPLE = Mistake(
+    when=says("does not support item assignment"),
+    says="`tensor_split` returns a tuple, which has no `chunks[i] = ...`. Write into "
+    "the chunks, in place: `chunks[i] += incoming`, or `chunks[i].copy_(incoming)`.",
+)
+OF_TRAFFIC = (
+    *(NOTHING_SENT, TOO_LITTLE_SENT, TOO_MUCH_SENT),
+    *(NOT_WAITED, TWO_WAYS, NO_PARTNER, IN_PIECES, ONE_AFTER_THE_OTHER),
+)
+OF_MESSAGES = (
+    *(ALL_SEND_FIRST, TO_ITSELF, NO_SUCH_RANK, POLLED, STILL_BUSY),
+    *(NO_SOURCE, A_TUPLE, OTHER_SIZE),
+)
 
 # ----------------------------------------------------------------------- predict_bytes
 
@@ -136,6 +194,20 @@ PREDICT_BYTES = Task(
         Mistake(
             like=lambda: (30, 4_000_000 // 16),
             says="The steps are right. These are the bytes of one step.",
+        ),
+        Mistake(
+            like=lambda: (30, 15 * 4_000_000 // 16),
+            says="The steps are right. These are the bytes of one half, which is 15 of "
+            "the 30 steps.",
+        ),
+        Mistake(
+            like=lambda: (30, 8_000_000),
+            says="The steps are right. 8,000,000 bytes would be 32 chunks. How many "
+            "are sent in 30 steps?",
+        ),
+        Mistake(
+            when=lambda attempt: _two(attempt) in ([30, 7.5], [30, 7500]),
+            says="The steps are right. In bytes, please: not in MB or kB.",
         ),
         Mistake(
             when=lambda attempt: _two(attempt)[::-1] == [30, 7_500_000],
@@ -179,24 +251,39 @@ def _two(attempt):
 
 
 def in_chunks(size, rank, world_size):
-    """Chunks of a tensor of that size, each with memory of its own."""
-    whole = whole_numbers((size,), rank)
-    return ([chunk.clone() for chunk in whole.tensor_split(world_size)],)
+    """Chunks of a tensor of that size, which share its memory."""
+    return (list(whole_numbers((size,), rank).tensor_split(world_size)),)
+
+
+def number_of(value):
+    """The number of a chunk, where there can be no doubt that it is meant; or None."""
+    if isinstance(value, torch.Tensor):
+        value = value.item() if value.numel() == 1 else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return int(value) if is_number and value == int(value) else None
 
 
 def try_reduce_scatter(answer, chunks):
-    with messages_only(), recorded() as calls:
-        number = answer(chunks)
-    report = {"the number that it returned": number}
-    as_number = torch.as_tensor(-1 if number is None else number)
-    if as_number.numel() == 1 and 0 <= as_number < len(chunks):
-        number = int(as_number)
-        report["that chunk"] = (number, chunks[number].clone())
+    given = list(chunks)
+    with watched(answer) as calls:
+        returned = answer(chunks)
+    report = {"the number that it returned": plain(returned)}
+    number = number_of(returned)
+    if number is not None and 0 <= number < len(given):
+        report["that chunk"] = (number, given[number].clone())
     told = told_by_all((number, list(calls)))
     if told is not None:
         report["the chunks that the ranks finish"] = [one for one, _ in told]
-    report["all chunks"] = [chunk.clone() for chunk in chunks]
+    report["all chunks"] = [chunk.clone() for chunk in given]
+    report[SAME] = are_same(chunks, given)
     return report | traffic(calls, told and [calls for _, calls in told])
+
+
+def are_same(chunks, given):
+    """Does the list still hold the tensors that it was given with?"""
+    return len(chunks) == len(given) and all(
+        one is other for one, other in zip(chunks, given, strict=True)
+    )
 
 
 def reduce_scattered(rank, inputs):
@@ -210,7 +297,7 @@ def reduce_scattered(rank, inputs):
 
     return {
         "the number that it returned": Such(
-            f"a number from 0 to {n - 1}", lambda number: int(number) in range(n)
+            f"a number from 0 to {n - 1}", lambda value: number_of(value) in range(n)
         ),
         "that chunk": Such("its sum over all ranks", is_finished),
         "the chunks that the ranks finish": Such(
@@ -218,7 +305,8 @@ def reduce_scattered(rank, inputs):
             lambda numbers: sorted(numbers) == list(range(n)),
         ),
         "all chunks": ANYTHING,
-        **allowed(rank, n, sum(sizes) - min(sizes), n - 1),
+        SAME: ANYTHING,
+        **allowed(rank, n, sum(sizes) - max(sizes), sum(sizes) - min(sizes), n - 1),
     }
 
 
@@ -268,9 +356,23 @@ REDUCE_SCATTER = Task(
             "this rank.",
         ),
         Mistake(
+            when=lambda attempt: (
+                "that chunk" not in attempt.got
+                and not isinstance(attempt.got["the number that it returned"], int)
+            ),
+            says="Return the number of the chunk that is finished here, and nothing "
+            "else: a whole number, not the chunk itself, and no pair of both.",
+        ),
+        Mistake(
             when=lambda attempt: "that chunk" not in attempt.got,
             says="That is not the number of a chunk. Count in a circle: `% world_size` "
             "makes a number from 0 to world_size - 1, also of a negative one.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong("that chunk")(attempt) and attempt.got[SAME] is False
+            ),
+            says=IN_PLACE,
         ),
         Mistake(
             when=lambda attempt: (
@@ -281,8 +383,9 @@ REDUCE_SCATTER = Task(
         ),
         Mistake(
             when=lambda attempt: is_wrong("that chunk")(attempt) and untouched(attempt),
-            says="That chunk is as it was: nothing was added to it. A finished chunk "
-            "has met every rank, and arrives here in the last step.",
+            says="That chunk is as it was: nothing was added to it, or a buffer into "
+            "which nothing had come yet (after an irecv, first wait, then add). A "
+            "finished chunk has met every rank, and arrives here in the last step.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -299,17 +402,13 @@ REDUCE_SCATTER = Task(
         Mistake(
             when=is_wrong("that chunk"),
             says="Add what arrives to the own chunk of the same number. A recv into "
-            "the chunk itself would overwrite it: receive into a buffer of that size.",
+            "the chunk itself would overwrite it: receive into a buffer of that size. "
+            "And after an irecv, first wait, then add.",
         ),
         Mistake(
             when=is_wrong("the chunks that the ranks finish"),
             says="Some chunk is finished on two ranks, and another one on none. Each "
             "rank must finish another chunk.",
-        ),
-        Mistake(
-            when=right_but("bytes sent"),
-            says="The result is right, but too much is sent: one chunk in each of the "
-            "n - 1 steps, and no more.",
         ),
         *OF_TRAFFIC,
         Mistake(
@@ -350,10 +449,12 @@ def half_done(case, rank, world_size):
 
 
 def try_all_gather(answer, chunks, mine):
-    with messages_only(), recorded() as calls:
+    given = list(chunks)
+    with watched(answer) as calls:
         answer(chunks, mine)
-    held = [chunk.clone() for chunk in chunks]
-    return {"the chunks": held} | traffic(calls, told_by_all(list(calls)))
+    report = {"the chunks": [chunk.clone() for chunk in given]}
+    report[SAME] = are_same(chunks, given)
+    return report | traffic(calls, told_by_all(list(calls)))
 
 
 def all_gathered(rank, inputs):
@@ -362,7 +463,8 @@ def all_gathered(rank, inputs):
     for chunks, mine in inputs:
         done[mine] = chunks[mine]
     sizes = [4 * len(chunk) for chunk in done]
-    return {"the chunks": done, **allowed(rank, n, sum(sizes) - min(sizes), n - 1)}
+    least, most = sum(sizes) - max(sizes), sum(sizes) - min(sizes)
+    return {"the chunks": done, SAME: ANYTHING, **allowed(rank, n, least, most, n - 1)}
 
 
 def right_chunks(attempt):
@@ -404,12 +506,14 @@ ALL_GATHER = Task(
     mistakes=(
         Mistake(
             when=lambda attempt: (
-                attempt.error == ""
-                and is_wrong("the chunks")(attempt)
-                and unchanged(attempt)
+                is_wrong("the chunks")(attempt) and attempt.got[SAME] is False
             ),
-            says="The chunks are as they were. Receive into them, in place: "
-            "`chunks[i] = ...` with another tensor changes only the list.",
+            says=IN_PLACE,
+        ),
+        Mistake(
+            when=lambda attempt: is_wrong("the chunks")(attempt) and unchanged(attempt),
+            says="The chunks are as they were. Receive into them, or copy into them "
+            "what has arrived: `chunks[i].copy_(incoming)`.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -442,11 +546,6 @@ ALL_GATHER = Task(
             "arrives in step 0. In step k it is mine - 1 - k. Copy it, don't add. "
             "`mine` need not be rank + 1: use `mine`.",
         ),
-        Mistake(
-            when=right_but("bytes sent"),
-            says="The result is right, but too much is sent: one chunk in each of the "
-            "n - 1 steps, and no more.",
-        ),
         *OF_TRAFFIC,
         Mistake(
             when=says("IndexError", "index out of range"),
@@ -477,6 +576,8 @@ def any_tensor(case, rank, world_size):
     """A tensor, with or without gaps between its elements."""
     shape, dtype, how = case
     tensor = whole_numbers(shape, rank).to(dtype)
+    if how == "large" and rank < 2:  # they nearly cancel: what is lost, can be seen
+        tensor += (1 - 2 * rank) * 2 ** (60 if dtype == torch.int64 else 40)
     if how == "transposed":
         tensor = tensor.t()
     elif how == "a column":
@@ -485,7 +586,7 @@ def any_tensor(case, rank, world_size):
 
 
 def try_all_reduce(answer, tensor):
-    with messages_only(), recorded() as calls:
+    with watched(answer) as calls:
         answer(tensor)
     held = tensor.clone()
     return {"the tensor": held} | traffic(calls, told_by_all(list(calls)))
@@ -494,10 +595,21 @@ def try_all_reduce(answer, tensor):
 def all_reduced(rank, inputs):
     n, (tensor,) = len(inputs), inputs[0]
     total = sum(t for (t,) in inputs)
+    steps = 2 * (n - 1)
     chunk = math.ceil(tensor.numel() / n) * tensor.element_size()
-    return {"the tensor": total.clone()} | allowed(
-        rank, n, 2 * (n - 1) * chunk, 2 * (n - 1)
-    )
+    # A rank never sends the chunk that it has finished, nor the one it gets last.
+    least = max(0, 2 * (tensor.nbytes - chunk))
+    return {"the tensor": total.clone()} | allowed(rank, n, least, steps * chunk, steps)
+
+
+def all_reduced_in_any_steps(rank, inputs):
+    return all_reduced(rank, inputs) | {"steps": ANY_STEPS}
+
+
+# Only what one rank has sent and none has received is an error here.
+ANY_STEPS = Such(
+    "a recv for each send", lambda steps: steps is None or isinstance(steps, int)
+)
 
 
 def tensor_is_own(attempt):
@@ -509,6 +621,25 @@ def is_partly_right(attempt):
     got, want = attempt.got["the tensor"], attempt.expected["the tensor"]
     return got.shape == want.shape and bool((got == want).any())
 
+
+def one_half_sent(attempt):
+    """Were there messages, but no more of them than a reduce-scatter has?"""
+    return 0 < attempt.got["messages sent"] < attempt.world_size
+
+
+ONE_HALF = Mistake(
+    when=lambda attempt: is_wrong("the tensor")(attempt) and one_half_sent(attempt),
+    says="There were n - 1 messages or fewer from this rank: that is one half. A "
+    "reduce-scatter leaves each rank with one finished chunk; the all-gather, as many "
+    "messages again, brings it to all.",
+)
+PARTLY_RIGHT = Mistake(
+    when=lambda attempt: is_wrong("the tensor")(attempt) and is_partly_right(attempt),
+    says="Some elements are right, others are not. Is every chunk reduced, and "
+    "gathered again? `size // n` elements in each chunk leave out the last ones; "
+    "`tensor_split(n)` makes n chunks of nearly one size. And does each loop have "
+    "n - 1 steps?",
+)
 
 ALL_REDUCE = Task(
     id="07.all_reduce",
@@ -524,6 +655,8 @@ ALL_REDUCE = Task(
         ((4, 5), torch.float32, "transposed"),
         ((9, 3), torch.float32, "a column"),
         ((100_003,), torch.float32, ""),
+        ((6,), torch.int64, "large"),
+        ((6,), torch.float64, "large"),
     ),
     inputs=any_tensor,
     world_sizes=(1, 3, 5),
@@ -563,23 +696,21 @@ ALL_REDUCE = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong("the tensor")(attempt) and is_partly_right(attempt)
+                is_wrong("the tensor")(attempt)
+                and bool((attempt.args[0].abs() > 2**24).any())
             ),
-            says="Some elements are right, others are not. Is every chunk reduced, and "
-            "gathered again? `size // n` elements in each chunk leave out the last "
-            "ones; `tensor_split(n)` makes n chunks of nearly one size.",
+            says="The numbers are large here, and digits were lost: float32 has all "
+            "whole numbers to 2^24 only, float64 to 2^53. Leave the dtype as it is, "
+            "also on the way.",
         ),
+        ONE_HALF,
+        PARTLY_RIGHT,
         Mistake(
             when=is_wrong("the tensor"),
             says="Run it with 3 ranks and a tensor of 3 numbers, and print the chunks "
             "after each step. After the first half each rank must have one finished "
             "chunk, (r + 1) mod n for example, and the second half begins with that "
             "one.",
-        ),
-        Mistake(
-            when=right_but("bytes sent"),
-            says="The result is right, but too much is sent. A ring sends one chunk, a "
-            "n-th of the tensor, in each of 2(n - 1) steps.",
         ),
         *OF_TRAFFIC,
         Mistake(
@@ -680,6 +811,34 @@ TREE_WINS = Task(
             says="A ring has n - 1 steps in each half, not n.",
         ),
         Mistake(
+            like=lambda n, a, b: sizes_equal(
+                2 * n.bit_length(), 2 * (n - 1), n, n, a, b
+            ),
+            says="8 ranks need 3 steps up, and (8).bit_length() is 4. It is "
+            "math.ceil(math.log2(n)), or (n - 1).bit_length().",
+        ),
+        Mistake(
+            like=lambda n, a, b: sizes_equal(2 * math.log(n), 2 * (n - 1), n, n, a, b),
+            says="math.log is the natural logarithm. In each step up the ranks are "
+            "halved, so it is math.log2, rounded up.",
+        ),
+        Mistake(
+            like=lambda n, a, b: sizes_equal(
+                2 * math.ceil(math.log(n)), 2 * (n - 1), n, n, a, b
+            ),
+            says="math.log is the natural logarithm. In each step up the ranks are "
+            "halved, so it is math.log2, rounded up.",
+        ),
+        Mistake(
+            like=lambda n, a, b: 8 * costs.tree_wins_below(n, latency=a, bandwidth=b),
+            says="Those are bits. The bandwidth is in bytes a second, so α·B is in "
+            "bytes already.",
+        ),
+        Mistake(
+            like=lambda n, a, b: costs.tree_wins_below(n, latency=a, bandwidth=b) / 4,
+            says="Those are numbers of float32. The size in bytes was asked for.",
+        ),
+        Mistake(
             like=lambda n, a, b: (
                 costs.tree_wins_below(n, latency=a, bandwidth=b) / (a * b)
             ),
@@ -732,7 +891,7 @@ SPOT_THE_RING = Task(
     ),
     inputs=any_tensor,
     world_sizes=(1, 2, 3, 4),
-    expect=all_reduced,
+    expect=all_reduced_in_any_steps,
     forbids=OURS,
     instead="Keep isend and recv, and repair what is around them.",
     keeps_inputs=False,
@@ -740,7 +899,7 @@ SPOT_THE_RING = Task(
         Mistake(
             when=waits,
             says="Everybody waits: look for a `send` that all ranks make before they "
-            "receive. isend, recv, wait.",
+            "receive, or a `recv` before anybody has sent. isend, recv, wait.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -751,6 +910,7 @@ SPOT_THE_RING = Task(
             "adds what arrives. Modulo 2, +1 and -1 are the same; modulo 3 they are "
             "not.",
         ),
+        PARTLY_RIGHT,
         Mistake(
             when=says("index out of range"),
             says="There are fewer chunks than ranks. `chunk(n)` makes pieces of "
@@ -764,11 +924,6 @@ SPOT_THE_RING = Task(
             ),
             says="Chunks may differ in size: the buffer must have the size of the "
             "chunk that arrives, `buffer[: len(chunk)]` for example.",
-        ),
-        Mistake(
-            when=right_but("bytes sent"),
-            says="The result is right, but too much is sent. A ring sends one chunk, a "
-            "n-th of the tensor, in each of 2(n - 1) steps.",
         ),
         *OF_TRAFFIC,
         *OF_MESSAGES,

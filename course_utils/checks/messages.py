@@ -1,17 +1,18 @@
 """For tasks that are built from messages: what is noted, what stops, what goes wrong.
 
     def try_it(answer, tensor):
-        with watched() as calls:
+        with watched(answer) as calls:
             result = answer(tensor)
         return {"sum": result, WAITED: all_waited_for(calls)}
 
     Task(..., where="ranks", run=try_it, forbids=OURS, instead=INSTEAD)
 
-Inside `watched()` no collective can be called, under whatever name, and each send, recv
-and wait is noted.
+Inside `watched(answer)` no collective can be called, under whatever name, and each
+send, recv and wait is noted.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import pickle
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # it must be there before a guard is
 
+from course_utils.checks.learner_code import core_of
 from course_utils.checks.mistakes import says
 from course_utils.checks.on_rank import ForbiddenCall
 from course_utils.checks.task import Mistake
@@ -55,12 +57,10 @@ BEGINNINGS = (
     *("allgather", "allreduce", "alltoall", "broadcast", "gather", "reduce_scatter"),
     "scatter",
 )
-# Functional collectives that are no method of a process group.
-OPERATORS = (
-    *("all_reduce", "all_reduce_", "broadcast", "broadcast_"),
-    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"),
-)
 INSTEAD = "Build it from send and recv, or isend and irecv."
+
+
+BACKEND = torch._C._distributed_c10d.Backend
 
 
 def collectives_in(owner):
@@ -69,16 +69,32 @@ def collectives_in(owner):
     return [name for name in names if name.startswith(BEGINNINGS) or name == "reduce"]
 
 
+@functools.cache
+def operators():
+    """The functional collectives: (namespace in `torch.ops`, names of operators)."""
+    found = []
+    for space in ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional"):
+        owner, begin = getattr(torch.ops, space), f"{space}::"
+        known = torch._C._dispatch_get_all_op_names()
+        names = {
+            name.removeprefix(begin).partition(".")[0]
+            for name in known
+            if name.startswith(tuple(begin + beginning for beginning in BEGINNINGS))
+        }
+        for name in names:
+            getattr(owner, name)  # after it is looked up once, it lies in there
+        found.append((owner, names))
+    return found
+
+
 @contextlib.contextmanager
 def messages_only():
     """Stop the learner's code where it calls a collective, under whatever name.
 
     All functions of torch.distributed end in a method of a process group. Only the
-    functional collectives go another way, to operators.
+    functional collectives go another way, to operators. And a process group can be
+    asked for its backend, which has the methods once more.
     """
-    functional = torch.ops._c10d_functional
-    for name in OPERATORS:
-        getattr(functional, name)  # after it is looked up once, it lies in there
 
     def guard(name, original):
         def checked(*args, **kwargs):
@@ -105,7 +121,8 @@ def messages_only():
         for owner, names, replace in (
             (dist.ProcessGroup, collectives_in(dist.ProcessGroup), guard),
             (dist.ProcessGroup, ("send", "recv"), to_a_rank_that_exists),
-            (functional, OPERATORS, guard),
+            (BACKEND, collectives_in(BACKEND), guard),
+            *((space, names, guard) for space, names in operators()),
         ):
             originals = stack.enter_context(put_back(owner, names))
             for name, original in originals.items():
@@ -152,8 +169,17 @@ def no_endless_polls():
 
 
 @contextlib.contextmanager
-def watched():
-    """Let the learner's code send messages, and nothing else; yields its calls."""
+def watched(answer=None):
+    """Let the learner's code send messages, and nothing else; yields its calls.
+
+    Args:
+        answer: If it is a function of torch.distributed, it is stopped before it can
+            complain of its arguments.
+    """
+    core = core_of(answer)
+    if str(getattr(core, "__module__", "")).startswith("torch.distributed"):
+        name = getattr(core, "__name__", type(core).__name__)
+        raise ForbiddenCall(f"{name}, which is what was handed in")
     with messages_only(), no_endless_polls(), recorded() as calls:
         yield calls
 
@@ -225,5 +251,6 @@ STILL_BUSY = Mistake(
 OTHER_SIZE = Mistake(
     when=lambda attempt: attempt.error == "CollectiveMismatch",
     says="What one rank sends must fit what the other receives, in size and dtype. "
-    "`torch.empty_like(tensor)` makes a buffer that fits.",
+    "`torch.empty_like(tensor)` makes a buffer that fits. Or does one rank leave out a "
+    "message, an empty one for example, that the other one expects?",
 )

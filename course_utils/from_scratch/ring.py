@@ -12,9 +12,9 @@ tensors of one shape; the result replaces the tensor. Tensors may have gaps betw
 their elements, and n need not divide their size.
 
 The cost is for n ranks and a tensor of S bytes: what each rank sends, and the steps, in
-each of which it sends one message and receives one. No all-reduce can send less than
-2(n-1)/n·S (Patarasuk and Yuan, JPDC 69 (2009) 117-124), and no one needs fewer than
-log2(n) steps.
+each of which it sends one message and receives one. Together, the ranks cannot send
+less than 2(n-1)·S, so the busiest of them not less than 2(n-1)/n·S (Patarasuk and Yuan,
+JPDC 69 (2009) 117-124). And no all-reduce has fewer than log2(n) steps.
 
 For CPU tensors and gloo: NCCL has all of this inside.
 """

@@ -155,10 +155,10 @@ def predicted_and_measured(
 ) -> Picture:
     """Predicted and measured times by message size, with the noise of measuring.
 
-    Above, the times. Below, what was measured over what was predicted: the bar at each
-    point goes from the lowest to the highest of the A/A measurements, which differ
-    although nothing was changed. Where it meets the line at 1, no error of the
-    prediction can be seen.
+    Above, the times; where all series predict the same measurement, it is one line.
+    Below, what was measured over what was predicted: the bar at each point goes from
+    the lowest to the highest of the A/A measurements, which differ although nothing was
+    changed. Where it meets the line at 1, no error of the prediction can be seen.
 
     Args:
         rows: One dict for each size: "nbytes"; "predicted" and "measured" seconds;
@@ -184,7 +184,13 @@ def predicted_and_measured(
                 f"{row['low']} to {row['high']} s."
             )
     curves = _curves(rows, "nbytes", most=3)
-    tall, below = 1.75, 0.24 + 0.22 * (len(curves) - 1)
+    found = [
+        [(p["nbytes"], p["low"], p["measured"], p["high"]) for p in points]
+        for points in curves.values()
+    ]
+    in_common = len(curves) > 1 and all(one == found[0] for one in found)
+    keys = len(curves) + in_common
+    tall, below = 1.75, 0.24 + 0.22 * (keys - 1)
     low, high = below + 0.72, below + 0.72 + tall + 0.55
     picture, board = draw.board(high + tall + 0.72, title)
     left, width = MARGIN + 0.72, WIDTH - 2 * MARGIN - 0.82
@@ -224,7 +230,13 @@ def predicted_and_measured(
         color = looks["color"]
         dashed = {"color": color, "ls": (0, (5, 2)), "lw": 1.4, **hollow, "ms": 8}
         times.plot(xs, ys["predicted"], **dashed, zorder=3)
-        times.plot(xs, ys["measured"], color=color, ls="-", lw=1.6, **filled, zorder=4)
+        solid = {"color": color, "ls": "-", "lw": 1.6, **filled}
+        if in_common and place == 0:
+            one = solid | {"color": INK, "marker": "D"}
+            times.plot(xs, ys["measured"], **one, zorder=2.5)
+            _sample(board, below - 0.22 * (keys - 1), [("measured", one)])
+        elif not in_common:
+            times.plot(xs, ys["measured"], **solid, zorder=4)
         middle, ends = ys["measured"] / ys["predicted"], []
         for key, sign in (("low", -1), ("high", 1)):
             ends.append(sign * (ys[key] / ys["predicted"] - middle))
@@ -232,8 +244,9 @@ def predicted_and_measured(
         ratios.errorbar(
             beside, middle, yerr=ends, color=color, ls="none", **band, **filled
         )
-        name = [*curves][place]
-        _sample(board, below - 0.22 * place, name, dashed, {"color": color, **filled})
+        begin = f"{[*curves][place]}, ".removeprefix(", ")
+        samples = [(f"{begin}predicted", dashed), (f"{begin}measured", solid)]
+        _sample(board, below - 0.22 * place, samples[: 1 if in_common else 2])
     draw.write(board, left, high + tall + 0.14, "time", weight="bold")
     heading = "measured / predicted, with the A/A band of measuring"
     draw.write(board, left, low + tall + 0.14, heading, weight="bold")
@@ -254,13 +267,12 @@ def _ratio_ticks(axis: Axes) -> None:
 
 
 def _sample(
-    board: Axes, y: float, name: str, dashed: dict[str, Any], filled: dict[str, Any]
+    board: Axes, y: float, samples: Sequence[tuple[str, dict[str, Any]]]
 ) -> None:
-    """One line of the key: the two lines of a series."""
+    """One line of the key: words, and how the line looks that they are for."""
     x = MARGIN
-    for word, looks in (("predicted", dashed), ("measured", {"lw": 1.6, **filled})):
+    for words, looks in samples:
         board.plot([x, x + 0.2, x + 0.4], [y] * 3, markevery=[1], **looks)
-        words = f"{name}, {word}" if name else word
         words = draw.cut(words, 2.8, SMALL)
         draw.write(board, x + 0.5, y, words, color=QUIET)
         x += 0.85 + draw.width_of(words, SMALL)

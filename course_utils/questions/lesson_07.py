@@ -33,48 +33,22 @@ QUESTIONS = lesson(
         "07.which_chunk",
         "Six ranks, six chunks. In step 0 each rank r sends chunk r to the next rank. "
         "In each later step it sends the chunk that it received in the step before, "
-        "with its own added. Which chunk does rank 1 send in step 3?",
-        answer=4,
-        why="(r - k) mod n = (1 - 3) mod 6 = 4. Chunk 4 began on rank 4, and has moved "
-        "on to ranks 5, 0 and 1.",
-        hint="Which chunk is on its way to rank 1 in step 2? Follow it back to where "
+        "with its own added. Which chunk does rank 1 send in step 2?",
+        answer=5,
+        why="(r - k) mod n = (1 - 2) mod 6 = 5. Chunk 5 began on rank 5, and has moved "
+        "on to ranks 0 and 1.",
+        hint="Which chunk is on its way to rank 1 in step 1? Follow it back to where "
         "it began: one rank for each step.",
         slips=[
-            Slip(-2, "1 - 3 is right, but the chunks are 0 to 5: count in a circle."),
-            Slip(2, "The chunk moves forwards, so its number falls: r - k, mod n."),
-            Slip(3, "That is the step. Which chunk has come to rank 1 by then?"),
+            Slip(-1, "1 - 2 is right, but the chunks are 0 to 5: count in a circle."),
+            Slip(3, "The chunk moves forwards, so its number falls: r - k, not r + k."),
+            Slip(2, "That is the step. Which chunk has come to rank 1 by then?"),
             Slip(1, "Chunk 1 leaves rank 1 in step 0."),
             Slip(0, "Chunk 0 is what rank 1 sends in step 1."),
-            Slip(5, "Chunk 5 is what rank 1 sends in step 2."),
+            Slip(4, "Chunk 4 is what rank 1 sends in step 3."),
         ],
         purpose="The next cell records it.",
         measured=True,
-    ),
-    SingleChoice(
-        "07.chunk_rule",
-        "Steps count from 0. Which chunk does rank r send in step k of the "
-        "reduce-scatter, on n ranks?",
-        [
-            Choice(
-                "Chunk (r + k) mod n.",
-                why="That would be the chunk of a rank further on. What comes to me is "
-                "from behind: from rank r - k.",
-            ),
-            Choice(
-                "Chunk (r - k) mod n.",
-                right=True,
-                why="In step 0 its own, and then what has come from k ranks before. "
-                "In the all-gather it is (r + 1 - k) mod n.",
-            ),
-            Choice(
-                "Chunk r, in every step.",
-                why="Then the next rank would get the same chunk again and again.",
-            ),
-            Choice(
-                "Chunk k: all ranks send the same one.",
-                why="Then all would work on one chunk, and nobody on the others.",
-            ),
-        ],
     ),
     Number(
         "07.ring_bytes",
@@ -99,8 +73,8 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "07.lower_bound",
-        "What follows from the lower bound, 2(n - 1)/n · S bytes from each rank on "
-        "average?",
+        "The lower bound is 2(n - 1)/n · S bytes from each rank on average. Which of "
+        "these are true?",
         [
             Choice(
                 "With 1,000 ranks, a ring sends hardly more from each rank than with "
@@ -129,14 +103,14 @@ QUESTIONS = lesson(
                 "A gradient in bfloat16 is exchanged with half of the bytes of "
                 "float32.",
                 right=True,
-                why="The bound is in numbers, and S is how many bytes they have.",
+                why="The bound counts numbers. S is how many bytes they have.",
             ),
         ],
     ),
     Number(
         "07.tutorial_ring",
         "Four ranks, a tensor of 1,200 bytes. How many bytes does each rank send in "
-        "the function `allreduce` of the next cell?",
+        "the function `allreduce` of the cell above?",
         answer=3600,
         unit="bytes",
         why="Three steps, and in each of them a whole tensor: (n - 1)·S.",
@@ -210,77 +184,82 @@ QUESTIONS = lesson(
                 "where everybody sends at once, measures what a ring needs.",
             ),
             Choice(
-                "Longer, because the formula forgets to add up the numbers.",
-                why="It does leave that out, but that is a small part. What counts is "
-                "that the ranks share cores and memory.",
+                "As long as predicted, plus a little for adding up the numbers.",
+                why="The formula does leave that out. But it is not what counts here: "
+                "the ranks share cores and memory.",
             ),
         ],
     ),
     MultipleChoice(
         "07.tree_wins",
-        "When does a tree beat a ring?",
+        "Below a certain size of the tensor, a tree beats a ring. What makes that "
+        "limit grow?",
         [
             Choice(
-                "When the tensor is small.",
+                "Many more ranks: 1,024 instead of 8.",
                 right=True,
-                why="Then time is latency, and a tree has fewer steps.",
+                why="A ring's steps grow with n, a tree's with log n.",
             ),
             Choice(
-                "When there are many ranks.",
+                "A higher latency.",
                 right=True,
-                why="A ring's steps grow with n, a tree's with log n. So the size "
-                "below which the tree wins grows, too.",
+                why="The limit is proportional to α·B: a tree saves latencies.",
             ),
             Choice(
-                "When the latency is high and the bandwidth, too.",
+                "A higher bandwidth.",
                 right=True,
-                why="The limit is proportional to α·B.",
+                why="The limit is proportional to α·B. Where bytes cost little, the "
+                "number of steps counts up to larger tensors.",
             ),
             Choice(
-                "With two ranks, at any size.",
+                "A larger tensor.",
+                why="The limit does not depend on it: it is what the tensor is "
+                "compared with. Large tensors are for rings.",
+            ),
+            Choice(
+                "Two ranks instead of eight.",
                 why="With two or three ranks, a ring has as few steps as a tree, and "
-                "smaller messages.",
-            ),
-            Choice(
-                "When the tensor is large, because a tree sends each byte only once.",
-                why="It sends whole tensors over each of its links, and most ranks "
-                "wait meanwhile. Large tensors are for rings.",
+                "smaller messages: the tree never wins.",
             ),
         ],
     ),
     Number(
         "07.ten_thousand",
-        "How many steps, one after the other, does a flat ring all-reduce of 10,000 "
-        "GPUs have?",
-        answer=19_998,
-        unit="steps",
-        why="2(n - 1): each chunk goes around twice, less one step each time.",
-        hint="2(n - 1), as with four ranks.",
+        "A flat ring of 10,000 GPUs all-reduces a tensor of a few bytes. In each step "
+        "a message takes 4 µs. How long does it take in all, in milliseconds?",
+        answer=80,
+        tolerance=1,
+        unit="ms",
+        why="2(n - 1) = 19,998 steps, one after the other: 79.99 ms.",
+        hint="2(n - 1) steps, as with four ranks, and each has to wait for the one "
+        "before.",
         slips=[
-            Slip(20_000, "Nearly: each half has n - 1 steps."),
-            Slip(9_999, "That is one half."),
-            Slip(28, "That would be a tree: 2 · log2 n, rounded up."),
-            Slip(14, "That would be half of a tree."),
-            Slip(10_000, "Each half has n - 1 steps, and there are two."),
+            Slip(40, "That is one half."),
+            Slip(0.08, "Those are seconds."),
+            Slip(79_992, "Those are microseconds."),
+            Slip(0.112, "That would be a tree, with 2 · log2 n steps."),
+            Slip(0.004, "That is one step. How many are there?"),
+            Slip(0.008, "That is one step in each half. How many are there?"),
         ],
-        purpose="The next cell simulates it.",
-        measured=True,
+        purpose="The next cell simulates it, with 3.4 µs inside a node and 9.6 between "
+        "nodes.",
     ),
     Number(
         "07.slow_link",
-        "64 GPUs in a flat ring, 1 GB. One of the 64 links is 10 times slower than the "
-        "others. How many times as long does the all-reduce take, to the nearest whole "
-        "number?",
-        answer=9,
+        "64 GPUs on 8 nodes in a flat ring, 1 GB. One of the 8 links between two nodes "
+        "is 10 times slower than the others. About how many times as long does the "
+        "all-reduce take?",
+        answer=10,
         tolerance=1,
         unit="times",
-        why="About 9: every chunk passes over every link, so all wait for the slowest. "
-        "Only the latencies stay as they were.",
+        why="Nearly 10: every chunk passes over every link, so all wait for the "
+        "slowest. Only the latencies stay as they were.",
         hint="How many of the chunks have to pass over that one link?",
         slips=[
-            Slip(1, "One of 64 links, but every chunk has to pass over it."),
+            Slip(1, "One of many links, but every chunk has to pass over it."),
             Slip(1.1, "As if a chunk used some of the links only. It uses them all."),
-            Slip(1.14, "That is the mean of the links. But nobody can go around it."),
+            Slip(1.14, "That is the mean of 64 links. But nobody can go around it."),
+            Slip(2.125, "That is the mean of 8 links. But nobody can go around it."),
             Slip(2, "Every chunk has to pass over it, in both halves."),
             Slip(64, "It is ten times slower, so it can't be worse than ten."),
         ],

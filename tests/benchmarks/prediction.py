@@ -112,8 +112,8 @@ def measure(
         ]
 
     kinds: tuple[Any, ...] = (
-        lambda: ring_shift_seconds(messages, 4),
-        lambda: ping_pong_seconds(messages, 2),
+        lambda: ring_shift_seconds(messages, 1),
+        lambda: ping_pong_seconds(messages, 1),
         rings,
     )
     found: tuple[list[list[float]], ...] = ([], [], [])
