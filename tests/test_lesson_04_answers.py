@@ -151,7 +151,7 @@ def hand_out(rows):
     return row
 
 
-@ANSWERS.wrong("04.spot_the_wait", "stuck", "gloo may drop the message")
+@ANSWERS.wrong("04.spot_the_wait", "stuck", "gloo may drop the message", wrong="wait")
 def only_receivers_wait(rows):
     rank, world_size = me()
     row = torch.empty_like(rows[0])
@@ -587,7 +587,12 @@ def one_buffer_for_all(tensor):
     return tensor + len(others) * incoming
 
 
-@ANSWERS.wrong("04.all_reduce", "stuck", "keep the request of an isend")
+@ANSWERS.wrong(
+    "04.all_reduce",
+    "stuck",
+    "keep the request of an isend",
+    wrong="Wait for every request",
+)
 def drops_its_requests(tensor):
     rank, n = me()
     total, incoming = tensor.clone(), torch.empty_like(tensor)

@@ -1,14 +1,18 @@
 """Lesson 06: what learners may hand in, and what they must be told."""
 
 import contextlib
+import math
+import time
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils import costs
+from course_utils import Ranks, costs
 from course_utils.checks import find_task
+from course_utils.data import load_data
 from course_utils.from_scratch import ddp
 from tests.answers import Answers
 
@@ -24,6 +28,8 @@ ANSWERS.wrong("06.predict_bucket", "wrong", "That is the first bucket")(6)
 ANSWERS.wrong("06.predict_bucket", "wrong", "has a cap, too")(54)
 ANSWERS.wrong("06.predict_bucket", "wrong", "the one bucket of the first step")(60)
 ANSWERS.wrong("06.predict_bucket", "wrong", "not for a number of layers")(5)
+ANSWERS.wrong("06.predict_bucket", "wrong", "right in another unit")(30 * 2**20)
+ANSWERS.wrong("06.predict_bucket", "wrong", "right in another unit")(31.45728)
 ANSWERS.right("06.predict_bucket")(30)
 ANSWERS.right("06.predict_bucket")(torch.tensor(30.0))
 
@@ -96,6 +102,69 @@ def the_courses_own(module):
 @ANSWERS.wrong("06.broadcast_module", "wrong", "It would work: but it is what you")
 def torchs_wrapper(module):
     nn.parallel.DistributedDataParallel(module)
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "It would work: but it is what you")
+def torchs_coalesced(module):
+    tensors = [t.detach() for t in (*module.parameters(), *module.buffers())]
+    group = dist.distributed_c10d._get_default_group()
+    dist._broadcast_coalesced(group, tensors, 1 << 20, 0)
+
+
+@torch.no_grad()
+def in_one_message(module, dtype):
+    tensors = [*module.parameters(), *module.buffers()]
+    flat = torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
+    dist.broadcast(flat, src=0)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "Digits got lost on the way")
+def through_float32(module):
+    in_one_message(module, torch.float32)
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "With async_op=True a broadcast")
+def nobody_waits(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.data, src=0, async_op=True)
+
+
+@ANSWERS.wrong("06.broadcast_module", "crashed", "`src` is the rank that *sends*")
+def each_from_itself(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.data, src=dist.get_rank())
+
+
+@ANSWERS.wrong("06.broadcast_module", "crashed", "the same tensors in the same order")
+def turned_on_odd_ranks(module):
+    tensors = [*module.parameters(), *module.buffers()]
+    for tensor in tensors[::-1] if dist.get_rank() % 2 else tensors:
+        dist.broadcast(tensor.data, src=0)
+
+
+@ANSWERS.wrong("06.broadcast_module", "stuck", "there is no other to send to")
+def sent_to_rank_1(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        if dist.get_rank() == 0:
+            dist.send(tensor.data, 1)
+        else:
+            dist.recv(tensor.data, 0)
+
+
+@ANSWERS.right("06.broadcast_module")
+def through_float64(module):
+    in_one_message(module, torch.float64)
+
+
+@ANSWERS.right("06.broadcast_module")
+def all_at_once(module):
+    tensors = [t.detach() for t in (*module.parameters(), *module.buffers())]
+    requests = [dist.broadcast(tensor, 0, async_op=True) for tensor in tensors]
+    for request in requests:
+        request.wait()
 
 
 @ANSWERS.right("06.broadcast_module")
@@ -206,6 +275,49 @@ def always_one_more(nbytes, bucket_bytes, first_bucket_bytes):
             buckets.append([])
             held, cap = 0, bucket_bytes
     return buckets
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "one and the same list")
+def one_list_cleared(nbytes, bucket_bytes, first_bucket_bytes):
+    buckets, members, held, cap = [], [], 0, first_bucket_bytes
+    for number in from_the_end(nbytes):
+        members.append(number)
+        held += nbytes[number]
+        if held >= cap:
+            buckets.append(members)
+            members.clear()
+            held, cap = 0, bucket_bytes
+    return buckets
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "Set the count back to 0")
+def never_set_back(nbytes, bucket_bytes, first_bucket_bytes):
+    buckets, members, held, cap = [], [], 0, first_bucket_bytes
+    for number in from_the_end(nbytes):
+        members.append(number)
+        held += nbytes[number]
+        if held >= cap:
+            buckets.append(members)
+            members, cap = [], bucket_bytes
+    return buckets + [members] if members else buckets
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "You subtract the cap")
+def cap_subtracted(nbytes, bucket_bytes, first_bucket_bytes):
+    buckets, members, held, cap = [], [], 0, first_bucket_bytes
+    for number in from_the_end(nbytes):
+        members.append(number)
+        held += nbytes[number]
+        if held >= cap:
+            buckets.append(members)
+            members, held, cap = [], held - cap, bucket_bytes
+    return buckets + [members] if members else buckets
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "need not be a single gradient")
+def first_parameter_alone(nbytes, bucket_bytes, first_bucket_bytes):
+    caps = [0] + [bucket_bytes] * len(nbytes)
+    return cut(nbytes, caps.__getitem__, from_the_end(nbytes))
 
 
 @ANSWERS.wrong("06.cut_buckets", "wrong", "not for their bytes")
@@ -323,7 +435,7 @@ class ReducesACopy(Right):
         self.requests.append(dist.all_reduce(copy, async_op=True))
 
 
-@ANSWERS.wrong("06.async_ddp", "wrong", "No all-reduce began during the backward.")
+@ANSWERS.wrong("06.async_ddp", "wrong", "was not called during the backward.")
 class AfterTheBackward(Right):
     def send(self, parameter):
         pass
@@ -387,6 +499,83 @@ class HooksOnAll(Right):
             parameter.register_post_accumulate_grad_hook(self.send)
 
 
+@ANSWERS.wrong("06.async_ddp", "wrong", "`state_dict()` leaves out those")
+class BuffersByStateDict(Right):
+    def begin(self):
+        for tensor in self.module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+
+
+@ANSWERS.wrong("06.async_ddp", "crashed", "One rank has reached the end of `__init__`")
+class Rank0Begins(Right):
+    def begin(self):
+        if dist.get_rank() == 0:
+            super().begin()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "between its all-reduce and the `wait()`")
+class DividesAfterSending(Right):
+    def send(self, parameter):
+        self.requests.append(dist.all_reduce(parameter.grad, async_op=True))
+        parameter.grad /= dist.get_world_size()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "between its all-reduce and the `wait()`")
+class DividesBeforeWaiting(Right):
+    def send(self, parameter):
+        self.requests.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def finish(self):
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= dist.get_world_size()
+        super().finish()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "while an all-reduce was still under way")
+class Sleeps(Right):
+    def finish(self):
+        time.sleep(0.05)
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "A hook of `register_hook`")
+class TensorHooks(Right):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.requests = module, []
+        self.begin()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(self.send)
+
+    def send(self, gradient):
+        mean = gradient / dist.get_world_size()
+        self.requests.append(dist.all_reduce(mean, async_op=True))
+        return mean
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", ".grad is None. finish() must leave the mean")
+class ThrowsAway(Right):
+    def finish(self):
+        super().finish()
+        self.module.zero_grad()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "with this function")
+class GathersInstead(Right):
+    def send(self, parameter):
+        parts = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
+        request = dist.all_gather(parts, parameter.grad, async_op=True)
+        self.requests.append((parameter, parts, request))
+
+    def finish(self):
+        for parameter, parts, request in self.requests:
+            request.wait()
+            parameter.grad.copy_(sum(parts) / len(parts))
+        self.requests.clear()
+
+
 @ANSWERS.wrong("06.async_ddp", "wrong", "It would work: but it is what you build here")
 class TorchsOwn(nn.Module):
     def __init__(self, module):
@@ -426,6 +615,45 @@ class DividesAfterwards(Right):
         for parameter, future in there:
             future.wait()
             parameter.grad /= dist.get_world_size()
+
+
+@ANSWERS.right("06.async_ddp")
+class Futures(Right):
+    """The idiom of communication hooks."""
+
+    def send(self, parameter):
+        gradient, n = parameter.grad, dist.get_world_size()
+        future = dist.all_reduce(gradient, async_op=True).get_future()
+        self.requests.append(future.then(lambda _: gradient.div_(n)))
+
+
+@ANSWERS.right("06.async_ddp")
+class AllFutures(Right):
+    def send(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        request = dist.all_reduce(parameter.grad, async_op=True)
+        self.requests.append(request.get_future())
+
+    def finish(self):
+        torch.futures.wait_all(self.requests)
+        self.requests.clear()
+
+
+@ANSWERS.right("06.async_ddp")
+class WaitsAtTheEndOfTheBackward(Right):
+    """As torch's DDP does: nothing is left for finish()."""
+
+    def send(self, parameter):
+        if not self.requests:
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self.wait)
+        super().send(parameter)
+
+    def wait(self):
+        Right.finish(self)
+
+    def finish(self):
+        pass
 
 
 @ANSWERS.right("06.async_ddp")
@@ -520,6 +748,22 @@ class ListsStill(Repaired):
         CopiedDDP.finish(self)
 
 
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "A hook of `register_hook`")
+class GradientAfterAll(Repaired):
+    """The argument is called `gradient`, so let it be one."""
+
+    def __init__(self, module):
+        Wrapped.__init__(self, module)
+        self.gradients, self.requests = [], []
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.data, src=0)
+            if tensor.requires_grad:
+                tensor.register_hook(self.reduce)
+
+    def reduce(self, gradient):
+        CopiedDDP.reduce(self, gradient)
+
+
 @ANSWERS.wrong("06.spot_the_hook", "wrong", "Lists and counters must be as new")
 class OnlyTheRequestsCleared(Repaired):
     def finish(self):
@@ -530,7 +774,7 @@ class OnlyTheRequestsCleared(Repaired):
             gradient /= dist.get_world_size()
 
 
-@ANSWERS.wrong("06.spot_the_hook", "wrong", "No all-reduce began during the backward.")
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "was not called during the backward.")
 class ReducedAtTheEnd(Repaired):
     def reduce(self, parameter):
         self.gradients.append(parameter.grad)
@@ -644,7 +888,7 @@ class AllInTheLastHook2(Buckets):
                 self.send(bucket)
 
 
-@ANSWERS.wrong("06.bucketed_ddp", "wrong", "No all-reduce began during the backward.")
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "was not called during the backward.")
 class InFinish(Buckets):
     def ready(self, number):
         pass
@@ -684,6 +928,44 @@ class NotWrittenBack(Buckets):
             for parameter in bucket:
                 parameter.grad /= dist.get_world_size()
         self.begin()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "Or was it written there before `wait()`")
+class CopiesBeforeWaiting(Buckets):
+    def finish(self):
+        for bucket, flat, request in self.sent:
+            parts = flat.split([p.numel() for p in bucket])
+            for p, part in zip(bucket, parts, strict=True):
+                p.grad.copy_(part.view_as(p))
+            request.wait()
+        self.begin()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "with `while` and not with `if`")
+class IfForWhile(Buckets):
+    def ready(self, number):
+        self.missing[number] -= 1
+        if self.next < len(self.buckets) and self.missing[self.next] == 0:
+            self.send(self.buckets[self.next])
+            self.next += 1
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "crashed", "After the last bucket there is none")
+class WhileWithoutEnd(Buckets):
+    def ready(self, number):
+        self.missing[number] -= 1
+        while self.missing[self.next] == 0:
+            self.send(self.buckets[self.next])
+            self.next += 1
+
+
+@ANSWERS.wrong(
+    "06.bucketed_ddp", "wrong", ".grad is None. finish() must leave the mean"
+)
+class GradientsGone(Buckets):
+    def finish(self):
+        super().finish()
+        self.module.zero_grad()
 
 
 @ANSWERS.wrong("06.bucketed_ddp", "wrong", "they leave in the wrong order")
@@ -765,7 +1047,7 @@ def always_sent(model, micro_batches):
     accumulated(model, micro_batches, len(micro_batches), lambda i, last: False)
 
 
-@ANSWERS.wrong("06.accumulate", "wrong", "Nothing was sent")
+@ANSWERS.wrong("06.accumulate", "wrong", "DDP sent nothing")
 def never_sent(model, micro_batches):
     accumulated(model, micro_batches, len(micro_batches), lambda i, last: True)
 
@@ -809,6 +1091,61 @@ def steps(model, micro_batches):
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
+@ANSWERS.wrong("06.accumulate", "wrong", "all rows are in memory at the same time")
+def one_large_batch(model, micro_batches):
+    inputs, labels = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
+    F.cross_entropy(model(inputs), labels).backward()
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "all rows are in memory at the same time")
+def one_backward(model, micro_batches):
+    losses = [
+        F.cross_entropy(model(inputs), labels) for inputs, labels in micro_batches
+    ]
+    (sum(losses) / len(losses)).backward()
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "should go through the model once")
+def one_more_to_send(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches), lambda i, last: True)
+    inputs, labels = micro_batches[0]
+    (0 * F.cross_entropy(model(inputs), labels)).backward()
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "you did its work by hand")
+def by_hand(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches), lambda i, last: True)
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "The first micro-batch was sent")
+def first_one_outside(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches), lambda i, last: i > 0)
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "the sum over the rows of a micro-batch")
+def sums_of_rows(model, micro_batches):
+    *others, last = micro_batches
+    with model.no_sync():
+        for inputs, labels in others:
+            F.cross_entropy(model(inputs), labels, reduction="sum").backward()
+    F.cross_entropy(model(last[0]), last[1], reduction="sum").backward()
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "no zero_grad() after them")
+def zeroed_in_the_end(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches))
+    model.zero_grad()
+
+
+@ANSWERS.wrong("06.accumulate", "crashed", "with parentheses")
+def without_parentheses(model, micro_batches):
+    with model.no_sync:
+        accumulated(model, micro_batches, len(micro_batches))
+
+
 @ANSWERS.right("06.accumulate")
 def last_one_outside(model, micro_batches):
     *others, last = micro_batches
@@ -829,6 +1166,31 @@ def by_switching(model, micro_batches):
 
 
 test_wrong, test_right = ANSWERS.tests()
+
+
+def train_copied():
+    """The loss of each step, of the class with all three bugs."""
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    images, labels, _, _ = load_data("digits")
+    layers = nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)
+    model, losses = CopiedDDP(nn.Sequential(nn.Flatten(), *layers)), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for step in range(12):
+        rows = slice(64 * step + rank, 64 * (step + 1), 2)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images[rows]), labels[rows])
+        loss.backward()
+        model.finish()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_copied_ddp_learns_nothing_as_the_exercise_says():
+    with Ranks(2, backend="gloo", quiet=True) as two:
+        losses = two.run(train_copied)[0]
+    assert losses[6:] == pytest.approx([math.log(10)] * 6, abs=0.02)
 
 
 def test_each_task_has_wrong_and_right_answers():

@@ -100,14 +100,14 @@ def test_texts_labels_and_size(name):
 
 SUMMARIES = {
     "two ranks": "A training step: computing and communication. 64 ms in all. Rank 0: "
-    "computing 48 ms, communication 41 ms in 4 buckets, of which 16 ms exposed (25 % "
-    "of the step); rank 1: computing 50 ms, communication 41 ms in 4 buckets, of which "
-    "14 ms exposed (21.9 % of the step).",
-    "one after the other": "communication 15 ms in 1 bucket, of which 15 ms exposed "
-    "(23.8 % of the step).",
+    "computing 48 ms, communication 41 ms in 4 all-reduces, of which 16 ms exposed "
+    "(25 % of the step); rank 1: computing 50 ms, communication 41 ms in 4 "
+    "all-reduces, of which 14 ms exposed (21.9 % of the step).",
+    "one after the other": "communication 15 ms in 1 all-reduce, of which 15 ms "
+    "exposed (23.8 % of the step).",
     "hidden": "Hidden. 48 ms in all. Rank 0: computing 48 ms, communication 10 ms in 1 "
-    "bucket, of which 0 s exposed (0 % of the step).",
-    "alone": "communication 0 s in 0 buckets",
+    "all-reduce, of which 0 s exposed (0 % of the step).",
+    "alone": "communication 0 s in 0 all-reduces",
     "two buckets": "Two. 4 parameters in 2 buckets, 11.0 MiB in all. Bucket 0 is sent "
     "first. Bucket 0: 2.0 MiB, 2 parameters (fc.bias to fc.weight); bucket 1: 9.0 MiB, "
     "2 parameters (layer4.1.bn2.bias to layer4.1.conv2.weight).",
@@ -157,8 +157,8 @@ def test_exposed_is_what_no_computing_hides():
     ]
     picture = pictures.overlap([row])
     assert (
-        "computing 4 s, communication 6 s in 3 buckets, of which 4 s exposed (44.4 %"
-        in picture.summary
+        "computing 4 s, communication 6 s in 3 all-reduces, of which 4 s exposed "
+        "(44.4 %" in picture.summary
     )
     hatches = [patch.get_hatch() for patch in picture.axes[0].patches]
     assert hatches.count("xxxx") == 2 + 1  # and in the key
@@ -175,7 +175,7 @@ def test_a_simulated_step_shows_its_own_figures(one):
     assert f"{draw.duration(one.seconds)} in all" in summary
     assert f"computing {draw.duration(one.compute + one.waiting)}" in summary
     assert f"communication {draw.duration(one.communication)} in " in summary
-    assert f"{len(one.buckets)} buckets" in summary
+    assert f"{len(one.buckets)} all-reduces" in summary
     assert f"of which {draw.duration(one.exposed)} exposed" in summary
 
 
@@ -193,19 +193,40 @@ def test_kinds_differ_by_more_than_colour():
         label: {
             box.get_hatch() for text, box in picture.labels if text.get_text() == label
         }
-        for label in ("forward", "backward", "bucket 1", "exposed")
+        for label in ("forward", "backward", "1", "exposed")
     }
     assert hatches == {
         "forward": {None},
         "backward": {"\\\\\\\\"},
-        "bucket 1": {None},  # in a line of its own, which is named
+        "1": {None},  # in a line of its own, which is named
         "exposed": {"xxxx"},
     }
     words = words_of(picture)
-    for word in ("computing", "communication", "optimizer", "all-reduce of a bucket"):
+    for word in ("computing", "communication", "optimizer", "all-reduce"):
         assert word in words
     assert words.count("exposed") == 2 + 2 + 1  # the bars, their lines, the key
     assert "exposed" not in [text.get_text() for text, _ in drawn("hidden").labels]
+
+
+def test_parts_of_a_kind_are_all_named_or_none_is():
+    def labels(*buckets):
+        picture = pictures.overlap([step(0.0, *buckets)])
+        return [text.get_text() for text, _ in picture.labels if text.get_text()]
+
+    wide, narrow, thin = (0.015, 0.025), (0.03, 0.034), (0.04, 0.0405)
+    assert {"bucket 0", "bucket 1"} <= {*labels(wide, (0.026, 0.036))}
+    assert {"0", "1"} <= {*labels(wide, narrow)}
+    assert not {"0", "1", "bucket 0"} & {*labels(wide, thin)}
+
+
+def test_names_are_shortened_for_all_parameters_or_for_none():
+    def labels(*sizes):
+        buckets = [[(f"{k}.weight", size)] for k, size in enumerate(sizes, 9)]
+        return [text.get_text() for text, _ in pictures.ddp_buckets(buckets).labels]
+
+    assert labels(10, 10) == ["9.weight", "10.weight"]
+    assert labels(10, 1) == ["9.w", "10.w"]
+    assert labels(10, 0.01) == ["9.weight"]  # no name at all fits in the other
 
 
 def test_buckets_have_one_scale_and_the_order_given():

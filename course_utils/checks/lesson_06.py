@@ -1,6 +1,8 @@
 """Lesson 06, DistributedDataParallel: the tasks of its exercise."""
 
+import contextlib
 import functools
+import re
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from course_utils.checks.compare import difference
 from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.mistakes import first_wrong, says, wrong_in
 from course_utils.checks.task import Mistake, Such, Task
+from course_utils.messages import put_back
 
 OURS = "course_utils.from_scratch.ddp"
 DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -24,10 +27,14 @@ AVERAGES = (
 BROADCASTS = (
     f"{OURS}.broadcast_module",
     f"{OURS}.broadcast_tensors",
+    "torch.distributed._broadcast_coalesced",
     "course_utils.from_scratch.sgd.broadcast_parameters",
     "torch.distributed.utils._sync_module_states",
 )
 WRAPPERS = (DDP, f"{OURS}.DDP", f"{OURS}.HookedDDP")
+
+
+MiB = 1 << 20
 
 
 def linear(inputs, outputs, seed, dtype=torch.float32):
@@ -72,6 +79,11 @@ PREDICT_BUCKET = Task(
             says="The second bucket has a cap, too.",
         ),
         Mistake(
+            when=lambda attempt: attempt.got in (30 * MiB, 30 * MiB / 1e6),
+            says="That is right in another unit. The question is for MiB: 1 MiB is "
+            "1,048,576 bytes.",
+        ),
+        Mistake(
             when=lambda attempt: attempt.got in (5, 4, 3),
             says="The question is for MiB, not for a number of layers or buckets.",
         ),
@@ -106,18 +118,25 @@ class Features(nn.Module):
         self.register_buffer("table", whole_numbers((2, 3), 50 + seed), False)
 
 
+LARGE = 2**24 + 1  # the first whole number that float32 does not have
+
+
 def module_of(kind, rank):
     """A module that is another one on every rank."""
     if kind == NORM:
         norm = nn.BatchNorm1d(2)
         norm.running_mean.fill_(rank + 1)
-        norm.num_batches_tracked.fill_(10 * (rank + 1))
+        norm.num_batches_tracked.fill_(LARGE + 10 * rank)
         return nn.Sequential(linear(3, 2, rank), norm)
     if kind == FEATURES:
         return Features(rank)
     if kind == DTYPES:
         dtypes = (torch.float64, torch.bfloat16, torch.float32)
-        return nn.Sequential(*[linear(2, 2, rank + 5, d) for d in dtypes])
+        layers = nn.Sequential(*[linear(2, 2, rank + 5, d) for d in dtypes])
+        with torch.no_grad():
+            for parameter in layers[0].parameters():
+                parameter /= 3  # float32 has too few digits for this
+        return layers
     module = nn.Sequential(linear(3, 4, rank + 1), nn.ReLU(), linear(4, 2, rank + 9))
     if kind == FROZEN:
         module[0].requires_grad_(False)
@@ -133,11 +152,13 @@ def try_broadcast(answer, kind):
     module = module_of(kind, dist.get_rank())
     before = tensors_of(module)
     trained = [p.requires_grad for p in module.parameters()]
-    answer(module)
+    with Log("broadcast") as log:
+        answer(module)
     after = tensors_of(module)
     same = all(after[name] is tensor for name, tensor in before.items())
     kept = trained == [p.requires_grad for p in module.parameters()]
-    report = {name: tensor.detach() for name, tensor in after.items()}
+    report = {BROADCASTS_LEFT: log.missing()}
+    report |= {name: tensor.detach() for name, tensor in after.items()}
     return report | {"the same tensor objects": same, "requires_grad is kept": kept}
 
 
@@ -150,12 +171,33 @@ def sent_from(source, names=None):
         mine, theirs = module_of(kind, rank), module_of(kind, root)
         picked = names(theirs) if names else tensors_of(theirs)
         sent = tensors_of(theirs)
-        return {
-            name: (sent if name in picked else tensors_of(mine))[name].detach()
-            for name in sent
-        } | {"the same tensor objects": True, "requires_grad is kept": True}
+        report = {BROADCASTS_LEFT: 0}
+        for name in sent:
+            report[name] = (sent if name in picked else tensors_of(mine))[name].detach()
+        return report | {"the same tensor objects": True, "requires_grad is kept": True}
 
     return expect
+
+
+BROADCASTS_LEFT = "broadcasts that nobody has waited for"
+
+
+def through_float32(rank, inputs):
+    """All of rank 0's, but with no more digits than float32 has."""
+    return {
+        name: value.float().to(value.dtype) if torch.is_tensor(value) else value
+        for name, value in sent_from(0)(rank, inputs).items()
+    }
+
+
+def several_sources(attempt):
+    """Do two ranks broadcast from different ranks at the same time?"""
+    return len(set(re.findall(r"\bsrc=(\d+)", attempt.message))) > 1
+
+
+def both_broadcast(attempt):
+    """Has each of the two ranks that do not agree called broadcast?"""
+    return attempt.message.count(" broadcast(") > 1
 
 
 def parameters(module):
@@ -175,9 +217,21 @@ BROADCAST_MODULE = Task(
     world_sizes=(1, 2, 3),
     cases=((PLAIN,), (FROZEN,), (NORM,), (FEATURES,), (DTYPES,)),
     expect=sent_from(0),
+    tolerance=0.0,
     forbids=(*BROADCASTS, *WRAPPERS),
     instead="`dist.broadcast` overwrites one tensor with that of rank src.",
     mistakes=(
+        Mistake(
+            when=wrong_in(BROADCASTS_LEFT),
+            says="With async_op=True a broadcast returns at once, with a request. "
+            "Until its `wait()` has returned, the tensor may be the old one. Wait for "
+            "all of them before you return.",
+        ),
+        Mistake(
+            like=through_float32,
+            says="Digits got lost on the way: float64 and int64 have more than "
+            "float32. Send each tensor by itself, or those of a dtype together.",
+        ),
         Mistake(
             like=sent_from(0, lambda module: ()),
             says="Every rank still has its own model. Did you broadcast copies, and "
@@ -232,6 +286,20 @@ BROADCAST_MODULE = Task(
             when=says("a leaf Variable that requires grad"),
             says="Autograd guards parameters against changes in place. Do it under "
             "`torch.no_grad()`.",
+        ),
+        Mistake(
+            when=several_sources,
+            says="`src` is the rank that *sends*: 0, on all ranks. The others receive "
+            "by the same call.",
+        ),
+        Mistake(
+            when=both_broadcast,
+            says="All ranks must broadcast the same tensors in the same order: which "
+            "one it is follows from the order alone.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error == "waiting" and attempt.world_size == 1,
+            says="With one rank there is no other to send to, and nothing to do.",
         ),
         Mistake(
             when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
@@ -294,6 +362,23 @@ def in_bytes(*args):
     return [[args[0][number] for number in bucket] for bucket in cut(*args)]
 
 
+def cut_with(nbytes, bucket_bytes, first_bucket_bytes, left):
+    """As `cut`, but a bucket begins with `left(held, cap)` bytes of the one before."""
+    buckets, members, held, cap = [], [], 0, first_bucket_bytes
+    for number in reversed(range(len(nbytes))):
+        members.append(number)
+        held += nbytes[number]
+        if held >= cap:
+            buckets.append(members)
+            members, held, cap = [], left(held, cap), bucket_bytes
+    return [*buckets, members] if members else buckets
+
+
+def first_alone(nbytes, bucket_bytes, first_bucket_bytes):
+    """As `cut`, but the first bucket has one gradient, whatever its size."""
+    return [[len(nbytes) - 1], *cut(nbytes[:-1], bucket_bytes, bucket_bytes)]
+
+
 def without_rest(nbytes, bucket_bytes, first_bucket_bytes):
     buckets = cut(nbytes, bucket_bytes, first_bucket_bytes)
     caps = [first_bucket_bytes] + [bucket_bytes] * len(buckets)
@@ -304,13 +389,13 @@ def without_rest(nbytes, bucket_bytes, first_bucket_bytes):
     ]
 
 
-MiB = 1 << 20
-
 CUT_BUCKETS = Task(
     id="06.cut_buckets",
     title="Cut the buckets",
     stars=2,
     cases=(
+        # Each of the mistakes below makes something else of the first case.
+        ([50, 30, 10, 90, 40, 20], 100, 40),
         ([400, 100, 300, 50], 400, 100),
         ([6 * MiB] * 10, 25 * MiB, 1 * MiB),
         ([4 * MiB, 4096] * 12, 25 * MiB, 1 * MiB),
@@ -329,6 +414,12 @@ CUT_BUCKETS = Task(
     ),
     instead="A loop over the parameters, from the last to the first.",
     mistakes=(
+        Mistake(
+            when=lambda attempt: attempt.got[0] == attempt.got[1] == attempt.got[-1],
+            says="All buckets are one and the same list: `clear()` empties the one "
+            "that was already handed over, too. Begin a new list for each bucket: "
+            "`members = []`.",
+        ),
         Mistake(
             when=lambda attempt: [] in attempt.got,
             says="There is an empty bucket. When the last gradient closes a bucket, "
@@ -364,6 +455,21 @@ CUT_BUCKETS = Task(
             like=cut_before,
             says="You close a bucket before it would pass its cap. DDP closes it as "
             "soon as it has reached the cap, so it may be larger.",
+        ),
+        Mistake(
+            like=lambda *args: cut_with(*args, left=lambda held, cap: held),
+            says="Each new bucket begins with the bytes of those before it. Set the "
+            "count back to 0 when a bucket is closed.",
+        ),
+        Mistake(
+            like=lambda *args: cut_with(*args, left=lambda held, cap: held - cap),
+            says="You subtract the cap when a bucket is closed. But what is above the "
+            "cap is in the closed bucket, too: the next one begins at 0.",
+        ),
+        Mistake(
+            like=first_alone,
+            says="The first bucket need not be a single gradient. It, too, is closed "
+            "when it has reached its cap, first_bucket_bytes.",
         ),
         Mistake(
             like=cut_above,
@@ -411,64 +517,106 @@ CUT_BUCKETS = Task(
 # ------------------------------------------------- wrappers: what they do, and when
 
 
-class Request:
-    """An all-reduce under way, which notes that somebody waits for it."""
+class Sent:
+    """A collective under way. Its result is held back until somebody waits for it.
 
-    def __init__(self, work, number, log):
-        self._work, self._number, self._log = work, number, log
+    So code that does not wait never finds the result there by chance, and code that
+    changes a tensor under way always loses the change.
+    """
 
-    def wait(self, *args, **kwargs):
-        self._log.waits.append(self._number)
-        return self._work.wait(*args, **kwargs)
+    def __init__(self, step, tensors):
+        self.step = step
+        self.tensors = tensors
+        self.copies = [tensor.detach().clone() for tensor in tensors]
+        self.versions = [tensor._version for tensor in tensors]
+        self.numbers = sum(tensor.numel() for tensor in tensors)
+        self.work = None
+        self.awaited = self.handed_over = self.changed = False
 
-    def get_future(self):
-        return Promise(self._work.get_future(), self._number, self._log)
-
-    def __getattr__(self, name):
-        return getattr(self._work, name)
-
-
-class Promise(Request):
-    """The future of such a request."""
-
-    def then(self, *args):
-        # Who waits for what comes after it cannot be seen from here.
-        self._log.excused.add(self._number)
-        return self._work.then(*args)
+    def hand_over(self):
+        """The result, to whom it belongs; and was that left alone until now?"""
+        if self.handed_over:
+            return
+        self.handed_over = True
+        self.changed = self.versions != [tensor._version for tensor in self.tensors]
+        with torch.no_grad():
+            for tensor, result in zip(self.tensors, self.copies, strict=True):
+                tensor.copy_(result)
 
 
 class Log:
-    """Notes every all-reduce of this rank, by whichever name it was called."""
+    """Notes every all-reduce (or broadcast) of this rank, by whatever name it goes."""
 
-    def __init__(self):
-        self.sizes = []  # elements of each all-reduce
-        self.after = []  # how many gradients were there when it began
-        self.waits = []  # for which of them somebody has waited
-        self.excused = set()  # or may have waited
-        self.ready = 0
-        self._all_reduce = dist.ProcessGroup.allreduce
+    def __init__(self, method="allreduce"):
+        self.method = method  # of a process group: where all functions end
+        self.step, self.sent = -1, []
+        self.after = []  # how many gradients were there when each of the step began
+        self.ready = self.trained = 0
+        self.waits_in_backward = 0  # while gradients were still missing
+        self.old_waits = 0  # for what an earlier step has sent
 
     def __enter__(self):
-        log = self
-
-        def all_reduce(group, tensors, *args, **kwargs):
-            work = log._all_reduce(group, tensors, *args, **kwargs)
-            tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-            log.sizes.append(sum(tensor.numel() for tensor in tensors))
-            log.after.append(log.ready)
-            return Request(work, len(log.sizes) - 1, log)
-
-        dist.ProcessGroup.allreduce = all_reduce
+        with contextlib.ExitStack() as stack:
+            self._put_back(stack)
+            self._open = stack.pop_all()
         return self
 
     def __exit__(self, *exception):
-        dist.ProcessGroup.allreduce = self._all_reduce
+        self._open.close()
 
-    def clear(self):
-        """Begin a new step."""
-        for notes in (self.sizes, self.after, self.waits, self.excused):
-            notes.clear()
-        self.ready = 0
+    def _put_back(self, stack):
+        group = stack.enter_context(put_back(dist.ProcessGroup, (self.method,)))
+        works = stack.enter_context(put_back(dist.Work, ("wait", "get_future")))
+
+        def send(group_, tensors, *args, **kwargs):
+            tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            sent = Sent(self.step, tensors)
+            sent.work = group[self.method](group_, sent.copies, *args, **kwargs)
+            self.sent.append(sent)
+            self.after.append(self.ready)
+            return sent.work
+
+        def wait(work, *args, **kwargs):
+            done = works["wait"](work, *args, **kwargs)
+            for sent in self._of(work):
+                self.waits_in_backward += self.ready < self.trained
+                self.old_waits += sent.step < self.step
+                sent.awaited = True
+                sent.hand_over()
+            return done
+
+        def get_future(work):
+            future = works["get_future"](work)
+            for sent in self._of(work):
+                # Who waits for the future, or for what comes of it, is not seen.
+                sent.awaited = True
+
+                def result(future, sent=sent):
+                    sent.hand_over()
+                    return sent.tensors
+
+                future = future.then(result)
+            return future
+
+        setattr(dist.ProcessGroup, self.method, send)
+        dist.Work.wait, dist.Work.get_future = wait, get_future
+
+    def _of(self, work):
+        return [sent for sent in self.sent if sent.work is work]
+
+    def begin(self, step):
+        """What comes now belongs to this step."""
+        self.step, self.ready, self.waits_in_backward = step, 0, 0
+        self.after.clear()
+
+    @property
+    def now(self):
+        """What this step has sent."""
+        return [sent for sent in self.sent if sent.step == self.step]
+
+    def missing(self):
+        """For how many of them nobody has waited."""
+        return sum(not sent.awaited for sent in self.now)
 
     def watch(self, module):
         """Count this module's gradients as they get ready."""
@@ -478,6 +626,7 @@ class Log:
 
         for parameter in module.parameters():
             if parameter.requires_grad:
+                self.trained += 1
                 parameter.register_post_accumulate_grad_hook(hook)
 
 
@@ -502,7 +651,8 @@ class Net(nn.Module):
         self.first = linear(4, 4, seed=10 * seed + 1)
         self.middle = linear(4, 4, seed=10 * seed + 2)
         self.last = linear(4, 2, seed=10 * seed + 3)
-        self.register_buffer("scale", torch.tensor(1.0 + seed))
+        # Not saved, so state_dict() leaves it out.
+        self.register_buffer("scale", torch.tensor(1.0 + seed), persistent=False)
         if kind == NET_FROZEN:
             self.middle.requires_grad_(False)
         if kind == NET_TIED:
@@ -539,28 +689,26 @@ def try_wrapper(answer, kind, zero, *args):
         for step in range(STEPS):
             if zero != NEVER:
                 optimizer.zero_grad(set_to_none=zero == NONE)
-            log.clear()
+            log.begin(step)
             loss_of(wrapped, rank, step).backward()
-            waits, during = len(log.waits), len(log.sizes)
+            during = len(log.now)
             wrapped.finish()
             if step == 0:
-                begun = f"{during} of {len(log.sizes)}"
-                report["all-reduces that began during the backward"] = begun
-                report["sizes of the all-reduces"] = list(log.sizes)
-                report["gradients that were ready when each began"] = list(log.after)
-                report["waits during the backward"] = waits
-            missing = len(set(range(len(log.sizes))) - set(log.waits) - log.excused)
-            report[f"step {step}: all-reduces that finish() did not await"] = missing
+                report[DURING] = f"{during} of {len(log.now)}"
+                report[SIZES] = [sent.numbers for sent in log.now]
+                report[READY] = list(log.after)
+                report[WAITS] = log.waits_in_backward
+            report[NOT_AWAITED.format(step)] = log.missing()
+            report[CHANGED.format(step)] = sum(sent.changed for sent in log.now)
             for name, parameter in network.named_parameters():
                 grad = parameter.grad
                 grad = grad if grad is None else grad.clone()
                 report[f"step {step}: gradient of {name}"] = grad
-            if step == STEPS - 1:
-                again = len(log.waits) - len(log.sizes)
-                report["requests of old steps, awaited again"] = again
             optimizer.step()
+    report[OLD] = log.old_waits
     report["the parameters in the end"] = [p.detach() for p in network.parameters()]
-    return report
+    hooks = [p for p in network.parameters() if p._backward_hooks]
+    return report | {TENSOR_HOOKS: len(hooks)}
 
 
 def starts_of(network):
@@ -575,6 +723,14 @@ def starts_of(network):
 
 
 START = "all ranks start with the {} of rank 0"
+DURING = "all-reduces that began during the backward"
+SIZES = "sizes of the all-reduces"
+READY = "gradients that were ready when each began"
+WAITS = "waits during the backward"
+NOT_AWAITED = "step {}: all-reduces that finish() did not await"
+CHANGED = "step {}: tensors that were changed while they were under way"
+OLD = "requests of old steps, awaited again"
+TENSOR_HOOKS = "parameters with a hook that comes before .grad"
 
 
 def mean(gradients):
@@ -660,28 +816,28 @@ def wrapped_right(rank, inputs):
     report = dict(trained_once(kind, zero, len(inputs))[rank])
     in_all = len(sizes)
     expected = {START.format("parameters"): True, START.format("buffers"): True}
+    expected[DURING] = Such("all of them, and at least one", all_of_them)
     if cap is None:
         # One for each gradient is what the hints show; fewer and larger are fine.
-        expected["all-reduces that began during the backward"] = Such(
-            "all of them, and at least one", all_of_them
-        )
-        expected["sizes of the all-reduces"] = ANY_NUMBERS
-        expected["gradients that were ready when each began"] = Such(
+        expected[SIZES] = ANY_NUMBERS
+        expected[READY] = Such(
             f"numbers from 1 to {in_all}, the first of them below {in_all}",
             lambda value: value[0] < in_all,
         )
     else:
-        expected["all-reduces that began during the backward"] = Such(
-            "all of them, and at least one", all_of_them
-        )
-        expected["sizes of the all-reduces"] = sizes
-        expected["gradients that were ready when each began"] = after
-    expected["waits during the backward"] = 0
+        expected |= {SIZES: sizes, READY: after}
+    expected[WAITS] = 0
     for step in range(STEPS):
-        expected[f"step {step}: all-reduces that finish() did not await"] = 0
+        expected |= {NOT_AWAITED.format(step): 0, CHANGED.format(step): 0}
         expected |= {k: v for k, v in report.items() if k.startswith(f"step {step}:")}
-    expected["requests of old steps, awaited again"] = 0
-    return expected | {"the parameters in the end": report["the parameters in the end"]}
+    end = "the parameters in the end"
+    return expected | {OLD: 0, end: report[end], TENSOR_HOOKS: ANY_NUMBERS}
+
+
+def is_beginning(attempt, part):
+    """Are these the first of the expected values, and are some missing?"""
+    got, expected = attempt.got[part], attempt.expected[part]
+    return 0 < len(got) < len(expected) and got == expected[: len(got)]
 
 
 def all_of_them(text):
@@ -717,8 +873,14 @@ def moved_parameters(attempt):
 
 NO_GRADIENT = "cannot register a hook on a tensor that doesn't require gradient"
 
-# In the order in which the report is read.
-WRAPPER_MISTAKES = (
+
+def without_gradient(attempt):
+    """Is there no gradient where one is expected?"""
+    part = first_wrong(attempt)
+    return "gradient of" in part and attempt.got[part] is None
+
+
+CRASHES = (
     Mistake(
         when=lambda attempt: NO_GRADIENT in attempt.message,
         says="A frozen parameter never gets a gradient, so it cannot have a hook. Skip "
@@ -741,6 +903,18 @@ WRAPPER_MISTAKES = (
         "and all_reduce without async_op=True returns None, not a request.",
     ),
     Mistake(
+        when=lambda attempt: (
+            attempt.error == "CollectiveMismatch"
+            and "all_gather_object" in attempt.message
+        ),
+        says="One rank has reached the end of `__init__`, another has not: it calls a "
+        "collective there that the first never called. (The all_gather_object is the "
+        "check's own.) `dist.broadcast` is called by every rank, also by those that "
+        "receive.",
+    ),
+)
+STARTS = (
+    Mistake(
         when=wrong_in(START.format("parameters")),
         says="Not all ranks begin with the same model. The first thing a wrapper does "
         "is to give all of them rank 0's parameters and buffers.",
@@ -748,7 +922,36 @@ WRAPPER_MISTAKES = (
     Mistake(
         when=wrong_in(START.format("buffers")),
         says="The parameters are those of rank 0, but the buffers are each rank's own. "
-        "They are part of the model: `module.buffers()`.",
+        "They are part of the model: `module.buffers()`. (`state_dict()` leaves out "
+        "those that are not saved.)",
+    ),
+)
+UNDER_WAY = (
+    Mistake(
+        when=lambda attempt: first_wrong(attempt).endswith("did not await"),
+        says="finish() returned while an all-reduce was still under way: until its "
+        "`wait()` the gradient may be anything. Keep all requests of a step, and wait "
+        "for each.",
+    ),
+    Mistake(
+        when=lambda attempt: first_wrong(attempt).endswith("under way"),
+        says="A tensor was changed between its all-reduce and the `wait()`. Until "
+        "wait() has returned nobody may touch it: the change is lost, or is added up "
+        "as well. Divide before the all-reduce, or after the wait().",
+    ),
+)
+GRADIENTS = (
+    Mistake(
+        when=lambda attempt: (
+            "gradient of" in first_wrong(attempt) and attempt.got[TENSOR_HOOKS] > 0
+        ),
+        says="A hook of `register_hook` gets the gradient of this backward *before* it "
+        "is added to .grad, and what it sends is not .grad. Use "
+        "`register_post_accumulate_grad_hook`: it is called when .grad is complete.",
+    ),
+    Mistake(
+        when=without_gradient,
+        says="There is no gradient: .grad is None. finish() must leave the mean there.",
     ),
     Mistake(
         when=moved_parameters,
@@ -767,36 +970,34 @@ WRAPPER_MISTAKES = (
     Mistake(
         when=gradients_like(combine=lambda rank: lambda g: g[rank] / len(g)),
         says="Each rank has its own gradient, divided by the world size. Did you "
-        "reduce a copy, and forget to write the result into `parameter.grad`?",
+        "reduce a copy, and forget to write the result into `parameter.grad`? Or was "
+        "it written there before `wait()` had returned?",
     ),
+)
+TIMES = (
     Mistake(
         when=lambda attempt: (
-            first_wrong(attempt) == "all-reduces that began during the backward"
-            and str(
-                attempt.got["all-reduces that began during the backward"]
-            ).startswith("0 of")
+            first_wrong(attempt) == DURING
+            and str(attempt.got[DURING]).startswith("0 of")
         ),
-        says="No all-reduce began during the backward. In finish() it is too late: all "
-        "computing is over by then. Send from the hooks, with `dist.all_reduce`.",
+        says="`dist.all_reduce` was not called during the backward. Send from the "
+        "hooks, and with this function. In finish() it is too late: all computing is "
+        "over by then.",
     ),
     Mistake(
-        when=wrong_in("all-reduces that began during the backward"),
+        when=wrong_in(DURING),
         says="Some all-reduces began only in finish(). In these networks every trained "
         "parameter gets a gradient, so everything can leave during the backward.",
     ),
     Mistake(
-        when=wrong_in("waits during the backward"),
+        when=wrong_in(WAITS),
         says="The backward stands still while a hook waits. Pass async_op=True, keep "
         "the request that comes back, and wait for it in finish().",
     ),
+)
+LATER = (
     Mistake(
-        when=lambda attempt: first_wrong(attempt).endswith("did not await"),
-        says="finish() returned while an all-reduce was still under way: until its "
-        "`wait()` the gradient may be anything. Keep all requests of a step, and wait "
-        "for each.",
-    ),
-    Mistake(
-        when=wrong_in("requests of old steps, awaited again"),
+        when=wrong_in(OLD),
         says="finish() also goes through the requests of earlier steps. The list was "
         "never emptied: it grows with every step, and whatever finish() does to a "
         "gradient, it does to old ones again.",
@@ -817,6 +1018,7 @@ WRAPPER_MISTAKES = (
         "them to the optimizer.",
     ),
 )
+WRAPPER_MISTAKES = (*CRASHES, *STARTS, *UNDER_WAY, *GRADIENTS, *TIMES, *LATER)
 
 ASYNC_DDP = Task(
     id="06.async_ddp",
@@ -840,7 +1042,7 @@ ASYNC_DDP = Task(
     mistakes=(
         *WRAPPER_MISTAKES,
         Mistake(
-            when=wrong_in("gradients that were ready when each began"),
+            when=wrong_in(READY),
             says="The first all-reduce began only when all gradients were there. "
             "Each gradient can leave as soon as its own hook is called.",
         ),
@@ -854,7 +1056,7 @@ ASYNC_DDP = Task(
         "of it with async_op=True, and keeps the request. finish() waits for all "
         "requests, and empties the list.",
         "The shape of it:\n"
-        "  __init__:  broadcast_module(module)   # your task 2\n"
+        "  __init__:  for each parameter and buffer: dist.broadcast(..., src=0)\n"
         "             for parameter in ...:   # those that require a gradient\n"
         "                 parameter.register_post_accumulate_grad_hook(self.send)\n"
         "  send:      parameter.grad /= ...\n"
@@ -890,12 +1092,27 @@ BUCKETED_DDP = Task(
             "get ready in another order on some ranks, so a bucket may be full early. "
             "It must wait until all buckets before it have been sent.",
         ),
-        *WRAPPER_MISTAKES[:-3],
+        Mistake(
+            when=says("list index out of range"),
+            says="After the last bucket there is none: `while` must also ask whether "
+            "one is left, `len(self.sent) < len(self.buckets)`.",
+        ),
+        *CRASHES,
+        *STARTS,
+        *UNDER_WAY,
+        *GRADIENTS,
+        *TIMES,
         Mistake(
             when=lambda attempt: (
-                wrong_in("sizes of the all-reduces")(attempt)
-                and sorted(attempt.got["sizes of the all-reduces"])
-                == sorted(attempt.expected["sizes of the all-reduces"])
+                wrong_in(SIZES)(attempt) and is_beginning(attempt, SIZES)
+            ),
+            says="The last buckets never left. When one leaves, the next may be full "
+            "already: ask again, with `while` and not with `if`.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in(SIZES)(attempt)
+                and sorted(attempt.got[SIZES]) == sorted(attempt.expected[SIZES])
             ),
             says="The buckets are right, but they leave in the wrong order: the one "
             "with the last parameter first, on every rank, and none before those in "
@@ -903,26 +1120,25 @@ BUCKETED_DDP = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                wrong_in("sizes of the all-reduces")(attempt)
-                and len(attempt.got["sizes of the all-reduces"])
-                == attempt.expected["gradients that were ready when each began"][-1]
+                wrong_in(SIZES)(attempt)
+                and len(attempt.got[SIZES]) == attempt.expected[READY][-1]
             ),
             says="Each gradient travels by itself. Those of a bucket travel in one "
             "flat tensor, in one all-reduce.",
         ),
         Mistake(
-            when=wrong_in("sizes of the all-reduces"),
+            when=wrong_in(SIZES),
             says="These are not the buckets of the task: from the last parameter to "
             "the first, whole gradients, closed when bucket_bytes is reached. Frozen "
             "parameters are in none. A float32 number has 4 bytes.",
         ),
         Mistake(
-            when=wrong_in("gradients that were ready when each began"),
+            when=wrong_in(READY),
             says="The buckets are right, but they leave too late. A bucket leaves in "
             "the hook of its last missing gradient (or as soon as those before it have "
             "left).",
         ),
-        *WRAPPER_MISTAKES[-3:],
+        *LATER,
     ),
     otherwise="After finish() each gradient is the mean over the ranks, and each "
     "bucket has travelled in one all-reduce.",
@@ -985,8 +1201,20 @@ class Classifier(nn.Module):
             for parameter in self.parameters():
                 parameter /= 8
 
+        self.rows = self.held = self.most = 0
+
     def forward(self, x):
-        return self.layers(x)
+        output = self.layers(x)
+        if output.requires_grad:
+            self.rows += len(x)
+            self.held += len(x)
+            self.most = max(self.most, self.held)
+            output.register_hook(lambda grad: self.let_go(len(grad)))
+        return output
+
+    def let_go(self, rows):
+        """Their backward has come: their activations need no memory any more."""
+        self.held -= rows
 
 
 def micro_batches(k, rank):
@@ -1020,22 +1248,43 @@ def try_accumulate(answer, k):
     return report | {
         "all-reduces": len(sent),
         "the parameters are as before": unchanged,
+        MOST_ROWS: network.most,
+        ALL_ROWS: network.rows,
     }
 
 
-def accumulated(rank, inputs, *, scale=None, own=False, only=None, sends=1):
-    """The gradient of all rows of all ranks; a mistake has one part of it different."""
-    (k,) = inputs[rank]
+MOST_ROWS = "most rows between forward and backward at a time"
+ALL_ROWS = "rows that went through the model"
+
+
+def gradients_of(batches):
+    """Of the mean loss over all rows of these batches."""
     network = Classifier()
-    ranks = [rank] if own else range(len(inputs))
-    batches = [b for r in ranks for b in micro_batches(k, r)[only or slice(None)]]
     x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
     F.cross_entropy(network(x), y).backward()
+    return {f"gradient of {name}": p.grad for name, p in network.named_parameters()}
+
+
+def accumulated(rank, inputs, *, scale=None, own=False, only=None):
+    """The gradient of all rows of all ranks; a mistake has one part of it different."""
+    (k,) = inputs[rank]
+    ranks = [rank] if own else range(len(inputs))
+    batches = [b for r in ranks for b in micro_batches(k, r)[only or slice(None)]]
     factor = scale(k, len(inputs)) if scale else 1
-    gradients = {
-        f"gradient of {n}": p.grad * factor for n, p in network.named_parameters()
-    }
-    return gradients | {"all-reduces": sends, "the parameters are as before": True}
+    report = {name: grad * factor for name, grad in gradients_of(batches).items()}
+    report |= {"all-reduces": 1, "the parameters are as before": True}
+    return report | {MOST_ROWS: ROWS, ALL_ROWS: k * ROWS}
+
+
+def first_sent(attempt):
+    """Was the first micro-batch sent, before the others were added?"""
+    (k,), n = attempt.args, attempt.world_size
+    if k == 1:
+        return False
+    of_first = gradients_of([micro_batches(k, rank)[0] for rank in range(n)])
+    of_others = gradients_of(micro_batches(k, attempt.rank)[1:])
+    like = {name: (of_first[name] + (k - 1) * of_others[name]) / k for name in of_first}
+    return difference({name: attempt.got[name] for name in like}, like, 1e-4) is None
 
 
 def gradient_as(**parts):
@@ -1065,17 +1314,49 @@ ACCUMULATE = Task(
     tolerance=1e-4,
     mistakes=(
         Mistake(
+            when=says("context manager protocol"),
+            says="`no_sync` is a method: `with model.no_sync():`, with parentheses.",
+        ),
+        Mistake(
+            when=without_gradient,
+            says="There is no gradient: .grad is None. Each micro-batch needs a "
+            "backward(), and the task ends with the gradients in .grad: no zero_grad() "
+            "after them.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.got["all-reduces"] == 0 and not wrong_in("gradient")(attempt)
+            ),
+            says="The gradients are right, but DDP has sent nothing: you did its work "
+            "by hand. Let DDP send them: forward and backward of the last micro-batch "
+            "go through `model`, outside of no_sync().",
+        ),
+        Mistake(
+            when=first_sent,
+            says="The first micro-batch was sent, before the others were added; these "
+            "stay each rank's own. It is the *last* one that must be outside of "
+            "no_sync(): it sends what has been added up.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                gradient_as(scale=lambda k, n: ROWS * k)(attempt)
+                or gradient_as(scale=lambda k, n: ROWS)(attempt)
+            ),
+            says="That is the sum over the rows of a micro-batch. The task asks for "
+            'the mean: `F.cross_entropy` without reduction="sum".',
+        ),
+        Mistake(
             when=lambda attempt: (
                 attempt.got["all-reduces"] == 0
                 and gradient_as(own=True, scale=lambda k, n: k)(attempt)
             ),
-            says="Nothing was sent: each rank has its own sum, and it is not divided "
+            says="DDP sent nothing: each rank has its own sum, and it is not divided "
             "by k. The last micro-batch must be outside of no_sync(), forward and "
             "backward.",
         ),
         Mistake(
             when=lambda attempt: attempt.got["all-reduces"] == 0,
-            says="Nothing was sent: the gradients are each rank's own. The last "
+            says="DDP sent nothing: the gradients are not averaged by it. The last "
             "micro-batch must be outside of no_sync(), forward and backward. (And it "
             "must go through `model`, not through `model.module`.)",
         ),
@@ -1122,7 +1403,18 @@ ACCUMULATE = Task(
             says="Only the backward of the last micro-batch should send.",
         ),
         Mistake(
-            when=lambda attempt: "does not require grad" in attempt.message,
+            when=wrong_in(MOST_ROWS),
+            says="The gradient is right, but all rows are in memory at the same time. "
+            "One micro-batch after the other: forward, then backward, which frees its "
+            "activations, and only then the next.",
+        ),
+        Mistake(
+            when=wrong_in(ALL_ROWS),
+            says="The gradient is right, but each micro-batch should go through the "
+            "model once. The backward of the last one sends the sum of all.",
+        ),
+        Mistake(
+            when=says("does not require grad"),
             says="The loss must be computed with gradients: model(inputs), then "
             "cross_entropy, then backward().",
         ),

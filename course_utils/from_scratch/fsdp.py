@@ -166,7 +166,7 @@ class ReduceScatter:
 
     @torch.no_grad()
     def wait(self) -> Tensor:
-        """This rank's part of the sum. `flat` is let go of."""
+        """This rank's part of the sum; of one rank, `flat` itself. It is let go of."""
         for request in self.requests:
             request.wait()
         total, *others = self.parts

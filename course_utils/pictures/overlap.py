@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from course_utils import costs
@@ -47,6 +46,7 @@ _KINDS = {**_COMPUTING, "communicate": {"fill": draw.tint(ORANGE, 0.5)}}
 _EXPOSED = {"fill": draw.tint(VERMILLION, 0.35), "hatch": "xxxx", "hatched": VERMILLION}
 _MOST_ROWS = 4
 _LANE, _PAUSE = 0.27, 0.22  # inches
+_SIDES = 0.12  # inches of a box beside its label
 
 
 @draw.picture
@@ -133,10 +133,14 @@ def overlap(
             middle = y - len(lines) * _LANE / 2
             draw.write(board, MARGIN, middle, word, color=QUIET)
             draw.write(board, WIDTH - MARGIN, middle, _said(seconds), ha="right")
+            written = _labels([part for line in lines for part in line], inch)
             for line in lines:
                 y -= _LANE
                 for part in line:
-                    _draw_part(board, part, place(part), y)
+                    looks = {"rounded": 0.02, **_KINDS.get(part.kind, _EXPOSED)}
+                    x, wide = place(part)
+                    label = written[part]
+                    draw.box(board, x, y + 0.03, wide, _LANE - 0.05, label, **looks)
         board.plot([MARGIN, WIDTH - MARGIN], [y, y], color=LINE, lw=0.6, zorder=0)
     used = [kind for kind in _KINDS if any(part.kind == kind for part in every)]
     samples = [(_WORDS.get(kind, kind), _KINDS[kind]) for kind in used]
@@ -146,7 +150,8 @@ def overlap(
     said = "; ".join(
         f"{name}: computing {_said(share.computing)}, communication "
         f"{_said(share.communication)} in "
-        f"{draw.count(sum(p.kind == 'communicate' for p in rows[name]), 'bucket')}, of "
+        f"{draw.count(sum(p.kind == 'communicate' for p in rows[name]), 'all-reduce')}"
+        f", of "
         f"which {_said(share.exposed)} exposed "
         f"({_percent(share.exposed, span)} of the step)"
         for name, share in shares.items()
@@ -157,7 +162,7 @@ def overlap(
     return picture
 
 
-_WORDS = {"communicate": "all-reduce of a bucket"}
+_WORDS = {"communicate": "all-reduce"}
 
 
 def step_events(step: "Step") -> dict[str, list[tuple[float, float, str, str]]]:
@@ -272,12 +277,30 @@ def _in_lanes(row: Sequence[_Part], most: int) -> list[list[_Part]]:
     return lanes
 
 
-def _draw_part(board: Axes, part: _Part, place: tuple[float, float], y: float) -> None:
-    x, wide = place
-    looks = {"rounded": 0.02, **_KINDS.get(part.kind, _EXPOSED)}
-    short = part.label.rpartition(" ")[2]
-    label = draw.first_that_fits((part.label, short), wide - 0.12)
-    draw.box(board, x, y + 0.03, wide, _LANE - 0.05, label, **looks)
+def _labels(parts: Sequence[_Part], inch: float) -> dict[_Part, str]:
+    """What is written on each part. Those of a kind all have a label, or none has one.
+
+    `inch` is the width of a second.
+    """
+    written = {}
+    for kind in {part.kind for part in parts}:
+        alike = [part for part in parts if part.kind == kind]
+        if kind == "exposed":  # one word for all, so it may be missing on some
+            for part in alike:
+                room = (part.stop - part.start) * inch - _SIDES
+                written[part] = draw.first_that_fits((part.label,), room)
+            continue
+        whole = [part.label for part in alike]
+        last = [label.rpartition(" ")[2] for label in whole]
+        for labels in (whole, last, [""] * len(alike)):
+            if all(
+                draw.width_of(label, SMALL) <= (part.stop - part.start) * inch - _SIDES
+                for label, part in zip(labels, alike, strict=True)
+                if label
+            ):
+                written |= dict(zip(alike, labels, strict=True))
+                break
+    return written
 
 
 def _said(seconds: float) -> str:
@@ -335,6 +358,7 @@ def ddp_buckets(
     left = MARGIN + label
     width = WIDTH - MARGIN - room - left
     inch = width / (max(sizes) or 1.0)
+    written = _names([part for bucket in buckets for part in bucket], inch)
     for row, number in enumerate(places):
         y = height - 0.56 - (row + 1) * step
         if number is None:
@@ -345,8 +369,7 @@ def ddp_buckets(
         for place, (name, nbytes) in enumerate(buckets[number]):
             wide = nbytes * inch
             looks = {"fill": _BUCKET_COLORS[place % 2], "rounded": 0.0, "line": 0.6}
-            short = name.rpartition(".")[2]
-            text = draw.first_that_fits((name, short), wide - 0.12)
+            text = draw.first_that_fits((written[name],), wide - _SIDES)
             draw.box(board, x, y + 0.24, wide, 0.24, text, **looks)
             x += wide
         draw.write(board, x + 0.1, y + 0.36, said[number])
@@ -367,6 +390,29 @@ def ddp_buckets(
     )
     picture.summary = f"{title.rstrip('.')}. {note} {draw.sentence(told)}"
     return picture
+
+
+def _names(parts: Sequence[tuple[str, float]], inch: float) -> dict[str, str]:
+    """What to write for each parameter: its name, or for all of them "layer.w".
+
+    `inch` is the width of a byte. The short form is for all, if it gives one of them a
+    name that has none otherwise.
+    """
+
+    def fitting(names: Mapping[str, str]) -> int:
+        return sum(
+            draw.width_of(names[name], SMALL) <= nbytes * inch - _SIDES
+            for name, nbytes in parts
+        )
+
+    whole = {name: name for name, _ in parts}
+    short = {name: _short_name(name) for name, _ in parts}
+    return short if fitting(short) > fitting(whole) else whole
+
+
+def _short_name(name: str) -> str:
+    layer, dot, last = name.rpartition(".")
+    return f"{layer}{dot}{last[:1]}" if layer else name
 
 
 def _from_to(bucket: Sequence[tuple[str, float]]) -> str:

@@ -13,12 +13,14 @@ QUESTIONS = lesson(
     "06",
     MultipleChoice(
         "06.dp_and_ddp",
-        "What does `DistributedDataParallel` (DDP) do that `nn.DataParallel` does not?",
+        "What is true of `DistributedDataParallel` (DDP), and not of "
+        "`nn.DataParallel`?",
         [
             Choice(
-                "It runs a process for each GPU.",
+                "It needs a process for each GPU.",
                 right=True,
-                why="`DataParallel` is one process with a thread for each GPU.",
+                why="`torchrun` starts them. `DataParallel` is one process with a "
+                "thread for each GPU.",
             ),
             Choice(
                 "It sends gradients while the backward is still running.",
@@ -37,7 +39,7 @@ QUESTIONS = lesson(
                 "made, and then all ranks make the same steps.",
             ),
             Choice(
-                "It runs on several machines.",
+                "It can run on several machines.",
                 right=True,
                 why="Processes can be anywhere, as long as messages get through. "
                 "Threads share one machine.",
@@ -55,7 +57,8 @@ QUESTIONS = lesson(
         [
             Choice(
                 "`output = model(inputs)`",
-                why="The forward broadcasts buffers, and nothing else.",
+                why="The forward broadcasts buffers, and in the second step a new "
+                "order of the buckets, but no gradients.",
             ),
             Choice(
                 "`loss.backward()`",
@@ -248,10 +251,12 @@ QUESTIONS = lesson(
         "model.no_sync():`, and only `loss.backward()` inside. What is the effect?",
         [
             Choice(
-                "The gradients are averaged in every micro-batch: right, but as slow "
+                "The gradients are averaged in every micro-batch, which takes as long "
                 "as without no_sync.",
                 right=True,
-                why="The forward has already decided that the next backward sends.",
+                why="The forward has already decided that the next backward sends. "
+                "(The mean is right: an average of gradients that are averaged already "
+                "changes nothing in them.)",
             ),
             Choice(
                 "The gradients are never averaged, and the ranks drift apart.",
@@ -264,8 +269,8 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "It works as intended: only the backward sends.",
-                why="It is the backward that sends, but the forward that decides. "
-                "You have just seen 0.5, the mean.",
+                why="It is the backward that sends, but the forward that decides: the "
+                "next cell shows the mean, 0.5.",
             ),
         ],
     ),
@@ -281,7 +286,8 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "In the first backward.",
-                why="That one ends, with a bucket that never got full.",
+                why="That one ends here, with a bucket that never got full. (A rank "
+                "that *has* all gradients would wait in it, and hang.)",
             ),
             Choice(
                 "In the second forward.",
@@ -307,10 +313,10 @@ QUESTIONS = lesson(
                 why="DDP changes nothing about the forward of a layer.",
             ),
             Choice(
-                "The running means are those of rank 0's rows.",
+                "The running means that rank 0 saves are of its own rows alone.",
                 right=True,
-                why="Rank 0's buffers are broadcast before each forward. The other "
-                "ranks' are overwritten.",
+                why="Rank 0's buffers are broadcast before each forward. What the "
+                "other ranks' rows have added is overwritten.",
             ),
             Choice(
                 "`SyncBatchNorm` makes it the same as one process with 128 rows.",
@@ -334,9 +340,10 @@ QUESTIONS = lesson(
         "A DDP job on 8 GPUs saves a checkpoint in each epoch. What is true?",
         [
             Choice(
-                "Rank 0 alone may save: the models are equal.",
+                "It is enough that rank 0 saves.",
                 right=True,
-                why="One copy is enough, and eight writers of one file spoil it.",
+                why="All ranks have the same parameters, and rank 0's buffers are what "
+                "the others get. Eight writers of one file spoil it.",
             ),
             Choice(
                 "All ranks must call `torch.save`, because it is a collective.",
@@ -363,12 +370,12 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "06.scaling",
-        "From 128 to 1,024 GPUs the simulated efficiency of DDP falls from 97 % to "
-        "31 %, with the same tokens on each GPU and the same network. Why?",
+        "From 16 to 1,024 GPUs the simulated efficiency of DDP falls from 99 % to "
+        "12 %, with the same tokens on each GPU and the same network. Why?",
         [
             Choice(
-                "Eight times as many gradients are added up, so each GPU sends eight "
-                "times as many bytes.",
+                "64 times as many gradients are added up, so each GPU sends 64 times "
+                "as many bytes.",
                 why="In a ring, each GPU sends 2 (n - 1) / n times the model: never "
                 "more than twice, however many there are.",
             ),
@@ -376,8 +383,9 @@ QUESTIONS = lesson(
                 "A ring of n GPUs takes 2 (n - 1) steps, each with a latency, and that "
                 "for every bucket.",
                 right=True,
-                why="2,046 steps for each of 49 buckets: latencies alone now take "
-                "longer than the backward. Fewer and larger buckets help.",
+                why="2,046 steps for each of 145 buckets: latencies alone take 1.2 "
+                "seconds, and the backward a tenth of a second. Fewer and larger "
+                "buckets help.",
             ),
             Choice(
                 "The optimizer's step takes longer on more GPUs.",

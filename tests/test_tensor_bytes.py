@@ -1,0 +1,122 @@
+"""``tensor_bytes.py``: every byte of a tensor, and none besides."""
+
+import gc
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from course_utils.ranks import Ranks
+from course_utils.tensor_bytes import TensorBytes, record_tensor_bytes
+
+
+def test_tensors_count_as_long_as_their_memory_lives():
+    older = torch.zeros(1000)
+    with record_tensor_bytes() as record:
+        assert record.end == 0
+        a = torch.zeros(100)
+        assert record.end == 400
+        view, alias = a.view(10, 10), a.detach()
+        a.add_(1)
+        assert record.end == 400, "memory that is shared counts once"
+        b = a + older[:100]
+        older.mul_(2)
+        half = older[500:]
+        assert record.end == 800, "what is older counts as nothing"
+        c = torch.tensor([1.0, 2.0], dtype=torch.float64)
+        assert record.end == 816
+        del a, view
+        assert record.end == 816
+        del alias
+        assert record.end == 416
+        b.untyped_storage().resize_(0)
+        assert record.end == 16
+        b.untyped_storage().resize_(400)
+        assert record.end == 416
+        del b
+    assert record.end == 16 and record.peak == 816
+    size = len(record.nbytes)
+    del c, half
+    torch.zeros(10)
+    assert len(record.nbytes) == size, "nothing is recorded afterwards"
+    assert record.seconds == sorted(record.seconds)
+    assert record.at(-1.0) == 0 and record.at(record.seconds[-1] + 1) == 16
+    assert record.at(record.seconds[0]) == 400
+
+
+def test_a_training_step():
+    with record_tensor_bytes() as record:
+        model = nn.Linear(50, 40)
+        whole = 4 * (50 * 40 + 40)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        assert record.end == whole
+        with record.label("step"):
+            with record.label("forward"):
+                loss = model(torch.ones(8, 50)).sum()
+            with record.label("backward"):
+                loss.backward()
+            del loss
+            assert record.end == 2 * whole
+            optimizer.step()
+        assert record.end == 3 * whole
+        optimizer.zero_grad()
+        assert record.end == 2 * whole
+    assert [name for name, *_ in record.spans] == ["forward", "backward", "step"]
+    # The batch, the output and the loss; the loss's own gradient comes later.
+    assert record.peak_of("forward") == whole + 4 * (8 * 50 + 8 * 40 + 1)
+    assert record.peak_of("backward") >= 2 * whole
+    assert record.peak_of("step") == record.peak >= 3 * whole
+    with pytest.raises(KeyError, match=r"'eval'; there are \['backward', 'forward'"):
+        record.peak_of("eval")
+
+
+def test_a_span_begins_with_what_is_there():
+    record = TensorBytes([0.0, 1.0, 2.0], [10, 50, 20], [("quiet", 2.5, 3.0)])
+    assert record.peak_of("quiet") == 20
+    assert TensorBytes().peak == TensorBytes().end == 0
+
+
+def test_all_is_put_back():
+    resize = torch.UntypedStorage.resize_
+    with pytest.raises(ZeroDivisionError), record_tensor_bytes():
+        assert not gc.isenabled()
+        1 / 0  # noqa: B018
+    assert torch.UntypedStorage.resize_ is resize and gc.isenabled()
+
+
+def sharded():
+    """FSDP2 makes DTensors: what is inside them counts."""
+    from torch.distributed.fsdp import fully_shard
+
+    with record_tensor_bytes() as record:
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 8))
+        fully_shard(model[0])
+        fully_shard(model)
+        gc.collect()  # FSDP2 may leave a circle behind
+        between = record.end
+        with record.label("step"):
+            F.mse_loss(model(torch.ones(2, 64)), torch.ones(2, 8)).backward()
+    own = sum(p.to_local().nbytes for p in model.parameters())
+    return record, between, own
+
+
+def test_on_ranks_with_dtensors():
+    with Ranks(2, quiet=True, timeout=60) as ranks:
+        for record, between, own in ranks.run(sharded):
+            assert own == 4 * (64 * 64 + 64 * 8 + 8) / 2
+            assert own <= between <= own + 64, "and a few numbers of its own"
+            assert record.end >= 2 * own, "with the gradients"
+            assert record.peak_of("step") >= 2 * own + 64 * 64 * 4
+            assert pickle.loads(pickle.dumps(record)).nbytes == record.nbytes
+
+
+def test_reading_a_record_needs_no_torch():
+    code = (
+        "import sys, course_utils.tensor_bytes as t; t.TensorBytes().peak; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
