@@ -1,15 +1,91 @@
-"""For all tests: what they answer and solve does not become the learner's progress."""
+"""For all tests: their own progress, how many run at once, what ran for how long."""
 
 import os
 import shutil
 import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
+from nbval.kernel import RunningKernel
+
+# One in three tests waits for something most of its time: ranks that are stuck on
+# purpose, a browser, a kernel. More at once than this, and they wait for each other.
+MOST_AT_ONCE = 4
+LISTED_SECONDS = 5.0  # files that took less are one row together
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "COURSE_STATE" not in os.environ:
+    """What the tests answer and solve does not become the learner's progress."""
+    several = hasattr(config, "workerinput")  # one of several processes with tests
+    if several or "COURSE_STATE" not in os.environ:
+        before = os.environ.get("COURSE_STATE")
         state = tempfile.mkdtemp(prefix="course-state-")
         os.environ["COURSE_STATE"] = state
-        config.add_cleanup(lambda: os.environ.pop("COURSE_STATE", None))
+        config.add_cleanup(lambda: put_back(before))
         config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
+    RunningKernel.stop = end_kernel
+    if not several:
+        config.pluginmanager.register(Times(), "times")
+
+
+def end_kernel(kernel: RunningKernel) -> None:
+    """Ask a notebook's kernel to end, as JupyterLab does; nbval itself kills it.
+
+    What a kernel has made and is killed with stays, such as multiprocessing's
+    semaphores in /dev/shm.
+    """
+    kernel.kc.stop_channels()
+    kernel.km.shutdown_kernel(now=False)
+
+
+def put_back(state: str | None) -> None:
+    os.environ.pop("COURSE_STATE", None)
+    if state is not None:
+        os.environ["COURSE_STATE"] = state
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """What ``-n auto`` means here: one more than there are cores, at most four."""
+    return min((os.cpu_count() or 1) + 1, MOST_AT_ONCE)
+
+
+class Times:
+    """Adds up how long the tests of each file took, and prints it at the end."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.tests: dict[str, set[str]] = defaultdict(set)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = report.nodeid.partition("::")[0]
+        self.seconds[file] += report.duration
+        self.tests[file].add(report.nodeid)
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> None:
+        if len(self.seconds) > 1:
+            terminalreporter.section("what ran, and for how long")
+            for line in self.table():
+                terminalreporter.write_line(line)
+
+    def table(self) -> Iterator[str]:
+        """The slowest files first, then all others, then the sum of each folder."""
+        yield f"{'seconds':>9} {'tests':>6}"
+        slowest = sorted(self.seconds, key=self.seconds.__getitem__, reverse=True)
+        long = [file for file in slowest if self.seconds[file] >= LISTED_SECONDS]
+        for file in long:
+            yield self.row([file], file)
+        if short := slowest[len(long) :]:
+            yield self.row(short, f"{len(short)} other files")
+        folders = defaultdict(list)
+        for file in slowest:
+            folders[file.partition("/")[0] + "/"].append(file)
+        for folder, files in sorted(folders.items()):
+            yield self.row(files, f"all of {folder}")
+
+    def row(self, files: list[str], name: str) -> str:
+        seconds = sum(self.seconds[file] for file in files)
+        tests = sum(len(self.tests[file]) for file in files)
+        return f"{seconds:9.1f} {tests:6} {name}"
