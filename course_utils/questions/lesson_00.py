@@ -84,7 +84,8 @@ QUESTIONS = lesson(
                 right=True,
                 why="A collective is complete only when every rank of the group has "
                 "joined. The three wait until something stops them. Here `%%ranks` "
-                "does so at its time limit, and names the ranks that are stuck.",
+                "does so when nothing moves any more, and names the ranks that are "
+                "stuck.",
             ),
             Choice(
                 "They sum the three tensors they have, and go on.",

@@ -309,8 +309,9 @@ QUESTIONS = lesson(
             Choice(
                 "BatchNorm normalizes each micro-batch by its own mean and variance.",
                 right=True,
-                why="It is the one layer that mixes the samples of a batch. "
-                "Transformers use LayerNorm, which looks at each sample by itself.",
+                why="It is the one layer of a ResNet that mixes the samples of a "
+                "batch. Transformers use LayerNorm, which looks at each sample by "
+                "itself.",
             ),
         ],
     ),

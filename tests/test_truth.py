@@ -1,0 +1,732 @@
+"""Every number in prose is computed, or has a source; links have a title and a date.
+
+The rule for a number in the text of a lesson. One of these must hold:
+
+1. A cell of the same section prints it, or has it in its code. (Any cell of the lesson
+   stands behind its first and its last section, and behind whole numbers below 10. A
+   cell of another lesson counts where the paragraph names that lesson.) A printed
+   0.0155 stands behind "0.016" and "1.55 %", and 0.010 in code behind "10 ms".
+2. The same paragraph has a link, or a source under "Sources" repeats the number.
+3. It belongs to an equation whose result is known. Each equation is computed here.
+4. `WORKED_OUT` computes it, or `STATED` says where it is from.
+
+Not counted: code, names (H100, rank 3, lesson 07), numbers of lists, years, small
+numbers in formulas, and numbers in words. The texts of a quiz follow the same rule,
+and may use what their own question says and any cell of the lesson.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from course_utils import costs, simulator
+from course_utils.lessons import LESSONS
+from course_utils.questions import Number, Question, load
+from course_utils.ranks import Ranks
+from course_utils.virtual_gpus import virtual_gpus
+
+ROOT = Path(__file__).resolve().parent.parent
+NUMBERS = [lesson.number for lesson in LESSONS]
+
+
+def default(function: Callable, name: str) -> float:
+    """The number that an argument of a function has if nobody gives one."""
+    given = inspect.signature(function).parameters[name].default
+    return float(str(given).split()[0])
+
+
+POD = simulator.CLUSTERS["H100, InfiniBand"]
+GPT_2_XL = simulator.MODELS["GPT-2 XL"]
+
+# What follows from other numbers, worked out here.
+# (lesson, cell or question, as printed) -> what it must be
+WORKED_OUT: dict[tuple[str, str, str], float] = {
+    ("00", "train-explain", "32"): 64 / 2,
+    ("00", "recap", "60 s"): default(Ranks.__init__, "timeout"),
+    ("01", "ladder-md", "64 GB/s"): 128 / 2,
+    ("01", "ladder-md", "10⁹ bytes"): costs.GB,
+    ("01", "ladder-md", "2³⁰"): costs.GiB,
+    ("01", "ladder-md", "2²⁰"): costs.MiB,
+    ("01", "ladder-md", "7.4 %"): costs.GiB / costs.GB - 1,
+    ("01", "ladder-explain", "9"): POD.inside.bandwidth / POD.between.bandwidth,
+    ("01", "01.network_seconds", "14 GB"): 7 * 2,
+    ("01", "01.network_seconds", "6.25"): 400 / 8 / 8,
+    ("02", "gpus-md", "5 microseconds"): 1e-6 * default(virtual_gpus, "overhead"),
+    ("02", "gpus-md", "1 TB/s"): 1e12 * default(virtual_gpus, "memory_bandwidth"),
+    ("02", "memory-explain", "3.5²"): (224 / 64) ** 2,
+    ("02", "memory-explain", "12"): (224 / 64) ** 2,
+    ("02", "02.parameters_share", "1.4"): 0.0566 * 25.6,
+    ("02", "02.two_bubbles", "75 %"): costs.bubble_of_total(4, 1),
+    ("03", "gil-explain", "20 ms"): 10 + 10,
+    ("03", "gil-explain", "30 ms"): 2 * 10 + 10,
+    ("03", "gil-explain", "50"): 4 * 10 + 10,
+    ("03", "traffic-explain", "14"): 2 * (8 - 1),
+    ("04", "cost-table-explain", "20"): 2 * math.log2(1024),
+    ("04", "cost-table-explain", "2,046"): 2 * (1024 - 1),
+    ("04", "bandwidth-md", "1 KiB"): 4**5,
+    ("04", "bandwidth-md", "0.75"): costs.bus_bandwidth_factor("all_gather", 4),
+    ("04", "bandwidth-md", "1.75"): costs.bus_bandwidth_factor("all_reduce", 8),
+    ("04", "bandwidth-md", "0.875"): costs.bus_bandwidth_factor("all_gather", 8),
+    ("04", "real-table", "0.1 ms"): 1e3 * 32 * 1024 / 0.33e9,
+    ("04", "real-table", "0.16 ms"): 1e3 * 1024**2 / 6.44e9,
+    ("04", "collectives-worker-md", "4 KiB"): 4096,
+    ("04", "collectives-worker-md", "64 KiB"): 4096 * 16,
+    ("04", "04.tree_steps", "512"): 2**9,
+    ("05", "batch-explain", "126"): 3 * 42,
+    ("05", "sum-explain", "2.3"): math.log(10),
+    ("05", "unequal-explain", "3.4"): 34 / 10,
+    ("05", "limit-explain", "2.3"): math.log(10),
+    ("05", "05.divide_batch", "1,024"): 4 * 256,
+    ("06", "time-explain", "20 ms"): 10 + 10,
+    ("06", "buckets-explain", "4 KiB"): 4 * 1024,
+    ("06", "views-explain", "4 GB"): 4 * 1e9,
+    ("06", "sync-norm-explain", "2.71"): 10 * (1 - 0.9**3),
+    ("06", "terminal-md", "15"): 2 * 8 - 1,
+    ("06", "scale-md", "1.6 billion"): GPT_2_XL.parameters,
+    ("06", "06.scaling", "2,046"): 2 * (1024 - 1),
+    ("06", "06.scaling", "1.2 seconds"): 145 * 0.0085,
+    ("07", "ring-md", "110"): 10 + 100,
+    ("07", "slow-md", "10 ns"): 1e9 / 100e6,
+    ("07", "sim-md", "50 GB/s"): POD.between.bandwidth / costs.GB,
+    ("07", "sim-md", "400 GB/s"): POD.between_nodes(1).bandwidth / costs.GB,
+    ("07", "sim-explain", "300"): round(83.50 / 0.28, -1),
+    ("07", "07.lower_bound", "1.998"): 2 * (1000 - 1) / 1000,
+    ("07", "07.ten_thousand", "79.99 ms"): 19_998 * 4e-3,
+    ("08", "held-md", "16 bytes"): 4 + 4 + 8,
+    ("08", "meta-md", "280 GB"): 70 * 4,
+    ("08", "time-explain", "1.6 billion"): GPT_2_XL.parameters,
+    ("08", "terminal-md", "14"): 2 + 12,
+}
+
+# What somebody decided, or what only a source can know: the reason in words.
+STATED: dict[tuple[str, str, str], str] = {
+    ("02", "memory-explain", "224"): "torchvision's ResNet50_Weights crop to it",
+    ("05", "alone-md", "1,440"): "course_utils/data.py: the split of 1,797 digits",
+    ("05", "alone-md", "357"): "course_utils/data.py: the split of 1,797 digits",
+    ("08", "states-explain", "80 GB"): "NVIDIA's data sheet, as in costs.CARDS",
+    ("08", "meta-md", "70 billion"): "an example: no model is meant",
+}
+
+# Programs that a reader may want, linked by their home page. Nothing is quoted there.
+PROGRAMS = {
+    "https://github.com/NVIDIA/nccl-tests",
+    "https://pytorch.org/get-started/locally/",
+    "https://revealjs.com",
+    "https://ui.perfetto.dev",
+}
+
+# --- numbers and their units ----------------------------------------------------
+
+UNITS = {  # what a unit measures, and how much it is in the basic unit
+    "bytes": ("bytes", 1),
+    "byte": ("bytes", 1),
+    "B": ("bytes", 1),
+    "s": ("seconds", 1),
+    "seconds": ("seconds", 1),
+    "ms": ("seconds", 1e-3),
+    "milliseconds": ("seconds", 1e-3),
+    "µs": ("seconds", 1e-6),
+    "microseconds": ("seconds", 1e-6),
+    "ns": ("seconds", 1e-9),
+    "minutes": ("seconds", 60),
+    "%": ("", 0.01),
+    "percent": ("", 0.01),
+    "thousand": ("", 1e3),
+    "million": ("", 1e6),
+    "billion": ("", 1e9),
+    "GFLOP/s": ("flops", 1e9),
+    "TFLOP/s": ("flops", 1e12),
+}
+for _letter, _power in (("k", 1), ("M", 2), ("G", 3), ("T", 4)):
+    UNITS[f"{_letter}B"] = ("bytes", 1000**_power)
+    UNITS[f"{_letter.upper()}iB"] = ("bytes", 1024**_power)
+    UNITS[f"{_letter}B/s"] = ("bytes a second", 1000**_power)
+    UNITS[f"{_letter}b/s"] = ("bits a second", 1000**_power)
+
+_UNIT = "|".join(re.escape(unit) for unit in sorted(UNITS, key=len, reverse=True))
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+NUMBER = re.compile(
+    r"(?<![\w.,^])(?<![A-Za-z][-−])[-−]?"  # not H100, not ResNet-50
+    r"(?P<digits>\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?P<e>e[-+]?\d+)?"
+    r"(?P<power>[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?(?P<ten> × 10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?"
+    rf"(?![\w⁻])(?!\.\d)(?:[ -](?P<unit>{_UNIT})(?![\w/])|(?P<sign>%))?"
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number as it is written: its value, its unit, and how exact it is."""
+
+    text: str
+    value: float  # as printed, without the unit
+    unit: str
+    decimals: int  # digits after the point
+
+    @property
+    def measures(self) -> str:
+        return UNITS[self.unit][0] if self.unit else ""
+
+    @property
+    def factor(self) -> float:
+        return UNITS[self.unit][1] if self.unit else 1.0
+
+
+def figures(text: str) -> list[Figure]:
+    """The numbers in a text, in order."""
+    found = []
+    for match in NUMBER.finditer(text):
+        digits = match["digits"].replace(",", "")
+        value = float(digits + (match["e"] or ""))
+        if match["power"]:
+            value **= int(match["power"].translate(_SUPERSCRIPTS))
+        if match["ten"]:
+            value *= 10.0 ** int(match["ten"][5:].translate(_SUPERSCRIPTS))
+        decimals = len(digits.partition(".")[2])
+        unit = match["unit"] or match["sign"] or ""
+        found.append(Figure(match[0].strip("-− "), value, unit, decimals))
+    return found
+
+
+def agrees(claim: Figure, fact: Figure) -> bool:
+    """Whether `fact`, rounded as `claim` is, is the number of `claim`."""
+    exact = claim.decimals == 0 and claim.value < 10  # 7 is 7, and not 7.4
+    tolerance = 1e-9 * claim.value if exact else 0.5 * 10.0**-claim.decimals
+
+    def near(one: float, other: float, tolerance: float) -> bool:
+        return abs(one - other) <= tolerance * (1 + 1e-6)
+
+    if claim.unit and fact.unit and claim.measures != fact.measures:
+        return False
+    # A bare 16 in code may be 16 MiB; a bare 1 is too common to be 1 TB/s.
+    bare = not (claim.unit and fact.unit) and not (exact and claim.unit)
+    if bare and near(claim.value, fact.value, tolerance):
+        return True
+    return near(
+        claim.value * claim.factor, fact.value * fact.factor, tolerance * claim.factor
+    )
+
+
+# --- the text of a lesson -------------------------------------------------------
+
+LINK = re.compile(
+    r"\[(?P<title>[^\]]+)\]\((?P<url>https?://[^\s()]*(?:\([^\s()]*\)[^\s()]*)*)\)"
+)
+_ID = r"\d+(?:\.\d+)*(?![\d.]*\d)[a-d]?"
+_NAMES = re.compile(
+    r"\b(?i:lesson|section|figure|table|equation|rank|GPU|node|step|chunk|rung|question"
+    r"|epoch|task|tick|place|row|item|version|number|option|partner|port|column|GTX"
+    rf"|PyTorch|NCCL|IEEE|Python)\s+{_ID}(?: to {_ID})?"
+    r"|\b(?i:lessons|sections|figures|tables|ranks|GPUs|nodes|steps|chunks|epochs|rows"
+    rf"|places|items|groups|ticks)\s+{_ID}(?:(?:, (?:and )?| to | and | or ){_ID})+"
+)
+YEAR = re.compile(r"\b(?:19[6-9]\d|20[0-3]\d)\b")
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_TOKEN = re.compile(
+    r"(?P<number>\d[\d,]*(?:\.\d+)?)|(?P<var>(?<![A-Za-z])(?!(?:a|A|I)\b)[A-Za-zα-ωΨ]"
+    r"(?![A-Za-z])[₀-₉ᵢ²³]*)|(?P<op>mod|log₂|[-−+·×/=<>≥≤≈√⌈⌉()²³])|(?P<space>[ *]+)"
+    r"|(?P<other>\w+|.)",
+    re.DOTALL,
+)
+
+
+def without_formulas(text: str) -> str:
+    """The text without the small whole numbers of its formulas, as 2 (n − 1) / n."""
+    kept: list[str] = []
+    run: list[tuple[str, str]] = []
+
+    def close() -> None:
+        kinds = {kind for kind, _ in run}
+        formula = {"var", "op"} <= kinds
+        for kind, token in run:
+            small = kind == "number" and token.isdigit() and int(token) <= 10
+            kept.append(" " if formula and small else token)
+        run.clear()
+
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup == "other":
+            close()
+            kept.append(match[0])
+        else:
+            run.append((match.lastgroup or "", match[0]))
+    close()
+    return "".join(kept)
+
+
+def without_names(text: str) -> str:
+    """The text without code, titles, addresses, years, and numbers that name things."""
+    text = re.sub(r"`[^`]*`", " ", text)
+    text = LINK.sub(" ", text)
+    text = re.sub(r"<(\w+)>.*?</\1>", "", text)  # <sub>1</sub>
+    text = re.sub(r"\b0\d\b", " ", text)  # lessons 00 to 08
+    text = _NAMES.sub(" ", text)
+    return YEAR.sub(" ", text)
+
+
+def blocks(source: str) -> Iterator[str]:
+    """Paragraphs, list items and whole tables of a markdown cell; no code."""
+    block: list[str] = []
+    for line in [*_FENCED.sub("", source).splitlines(), ""]:
+        item = re.match(r"\s*(?:\d+\.|-)\s+", line)
+        if not line.strip() or item or line.startswith("    "):
+            if block:
+                yield " ".join(block)
+            block = []
+        if line.strip() and not line.startswith(("    ", "#")):
+            block.append(line[item.end() if item else 0 :].strip())
+
+
+def code_blocks(source: str) -> str:
+    """The code that stands in a markdown cell."""
+    indented = [line for line in source.splitlines() if line.startswith("    ")]
+    return "\n".join([*_FENCED.findall(source), *indented])
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number in prose, and where it stands."""
+
+    lesson: str
+    cell: str
+    figure: Figure
+    sentence: str
+    block: str
+    linked: bool  # a link stands in its paragraph, or before its table
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Its place in the tables above."""
+        return self.lesson, self.cell, self.figure.text
+
+    def __str__(self) -> str:
+        where = f"{self.lesson}, cell {self.cell}"
+        return f"{where}: {self.figure.text!r} in: {self.sentence}"
+
+
+def claims_in(text: str, lesson: str, cell: str) -> Iterator[Claim]:
+    """The numbers of one markdown cell, or of a text of a question."""
+    linked = False
+    for block in blocks(text):
+        table = block.startswith("|")
+        linked = LINK.search(block) is not None or (table and linked)
+        for sentence in [block] if table else re.split(r"(?<=[.?!]) ", block):
+            if "**Time:**" in sentence:
+                continue
+            plain = without_formulas(without_names(sentence))
+            for figure in figures(plain):
+                yield Claim(lesson, cell, figure, sentence, block, linked)
+
+
+def text_of(lines: str | list[str]) -> str:
+    return lines if isinstance(lines, str) else "".join(lines)
+
+
+@cache
+def cells_of(number: str) -> list[dict]:
+    path = next(lesson.notebook for lesson in LESSONS if lesson.number == number)
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+@cache
+def sections(number: str) -> dict[str, int]:
+    """The number of each cell's section; -1 for the first and the last one."""
+    found, section = {}, -1
+    for cell in cells_of(number):
+        if cell["cell_type"] == "markdown":
+            headings = re.findall(r"^## (.*)", text_of(cell["source"]), re.MULTILINE)
+            if headings:
+                section = (
+                    -1 if "Recap" in headings else max(found.values(), default=0) + 1
+                )
+        found[cell["id"]] = section
+    return found
+
+
+@cache
+def claims(number: str) -> tuple[Claim, ...]:
+    return tuple(
+        claim
+        for cell in cells_of(number)
+        if cell["cell_type"] == "markdown"
+        for claim in claims_in(text_of(cell["source"]), number, cell["id"])
+    )
+
+
+# --- what stands behind the numbers ---------------------------------------------
+
+
+def code_figures(source: str) -> list[Figure]:
+    """The numbers in code: 1_000_000, 25 << 20, .5, and those in texts, as "5 GB/s"."""
+    source = re.sub(r"(?<=\d)_(?=\d)", "", source)
+    source = re.sub(r"\b(\d+) << 20\b", r"\1 MiB", source)
+    source = re.sub(r"(?<![\w.])\.(?=\d)", "0.", source)
+    return figures(re.sub(r"(?<!\de)-|[^\w.,%/ µ-]", " ", source))
+
+
+def behind(cell: dict) -> list[Figure]:
+    """What one cell prints, says in code, or cites."""
+    source = text_of(cell["source"])
+    if cell["cell_type"] == "markdown":
+        cited_here = [c.figure for c in claims_in(source, "", "") if c.linked]
+        return cited_here + code_figures(code_blocks(source))
+    found = code_figures(source)
+    if "nbval-ignore-output" in cell["metadata"].get("tags", []):
+        return found  # another machine prints something else: no ground for prose
+    for output in cell["outputs"]:
+        text = output.get("text") or output.get("data", {}).get("text/plain", "")
+        found += figures(re.sub(r"[\[\](){}=:;×]", " ", text_of(text)))
+    return found
+
+
+@cache
+def facts(number: str) -> tuple[tuple[int, Figure], ...]:
+    """What stands behind the numbers of a lesson, each with its section."""
+    return tuple(
+        (sections(number)[cell["id"]], figure)
+        for cell in cells_of(number)
+        for figure in behind(cell)
+    )
+
+
+@cache
+def cited(number: str) -> tuple[Figure, ...]:
+    """The numbers that the lesson's sources repeat."""
+    return tuple(
+        figure
+        for cell in cells_of(number)
+        if cell["cell_type"] == "markdown"
+        for block in blocks(text_of(cell["source"]).partition("## Sources")[2])
+        if LINK.search(block)
+        for figure in figures(without_names(block))
+    )
+
+
+def known_to(claim: Claim) -> Iterator[Figure]:
+    """All numbers that may stand behind a claim of a lesson."""
+    yield from cited(claim.lesson)
+    here = sections(claim.lesson).get(claim.cell, -1)
+    small = not claim.figure.unit and claim.figure.value in range(10)
+    for section, figure in facts(claim.lesson):
+        if here in (-1, section) or small:
+            yield figure
+    named = re.findall(r"\b0\d\b", claim.block) if "lesson" in claim.block else []
+    for lesson in set(named) & set(NUMBERS) - {claim.lesson}:
+        yield from (figure for _, figure in facts(lesson))
+
+
+# --- equations in prose ---------------------------------------------------------
+
+_EQUATION = re.compile(
+    r"(?<![-−+×/·(] )(?<![-−+×/·(.,\w])(?P<left>\d[\d.,]*(?: [-+−×/·] \d[\d.,]*)+)"
+    r" = (?P<right>\d[\d,]*(?:\.\d+)?(?: %)?)(?! ?[-+−×/·(])"
+)
+_OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+def computed(expression: str) -> float:
+    """The value of a sum, difference, product or quotient of plain numbers."""
+
+    def value(node: ast.AST) -> float:
+        if isinstance(node, ast.BinOp):
+            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
+        assert isinstance(node, ast.Constant), ast.dump(node)
+        return float(node.value)
+
+    for sign, python in (("−", "-"), ("×", "*"), ("·", "*"), (",", "")):
+        expression = expression.replace(sign, python)
+    return value(ast.parse(expression, mode="eval").body)
+
+
+def equations(text: str) -> list[tuple[str, Figure, float]]:
+    """The equations between numbers: each left side, right side and true value."""
+    return [
+        (match["left"], figures(match["right"])[0], computed(match["left"]))
+        for match in _EQUATION.finditer(re.sub(r"[*`]", "", text))
+    ]
+
+
+def plain(value: float) -> Figure:
+    return Figure(str(value), float(value), "", 99)
+
+
+def follows(claim: Claim, known: list[Figure]) -> bool:
+    """Whether one of the first three rules holds for a claim."""
+
+    def stands(figure: Figure) -> bool:
+        return any(agrees(figure, fact) for fact in known)
+
+    if claim.linked or stands(claim.figure):
+        return True
+    for left, right, value in equations(claim.sentence):
+        parts = figures(left)
+        if agrees(right, plain(value)) and (stands(right) or all(map(stands, parts))):
+            if claim.figure.value in [part.value for part in (*parts, right)]:
+                return True
+    return False
+
+
+def explained(claim: Claim, known: list[Figure]) -> bool:
+    """Whether one of the four rules holds for a claim."""
+    if claim.key in WORKED_OUT and not follows(claim, known):
+        return agrees(claim.figure, plain(WORKED_OUT[claim.key]))
+    return claim.key in STATED or follows(claim, known)
+
+
+def listed(lines: Iterable[object]) -> str:
+    return "\n".join(f"  {line}" for line in lines)
+
+
+# --- tests ----------------------------------------------------------------------
+
+
+def question_texts(question: Question) -> list[str]:
+    """What a question tells after an answer: explanations and hints."""
+    said = [choice.why for choice in getattr(question, "choices", [])]
+    if isinstance(question, Number):
+        said += [question.why, question.hint, *(slip.why for slip in question.slips)]
+    return said
+
+
+def question_facts(question: Question) -> list[Figure]:
+    """The numbers that a question itself gives or asks for."""
+    given = figures(without_names(question.prompt)) + code_figures(question.code)
+    for option in question.options:
+        given += figures(option)
+    if isinstance(question, Number):
+        values = [question.answer, *(slip.value for slip in question.slips)]
+        given += [plain(value) for value in values]
+    return given
+
+
+@cache
+def in_lesson(number: str) -> list[tuple[Claim, list[Figure]]]:
+    """The numbers of a lesson, each with all that may stand behind it."""
+    return [(claim, list(known_to(claim))) for claim in claims(number)]
+
+
+@cache
+def in_quizzes(number: str) -> list[tuple[Claim, list[Figure]]]:
+    """The same for the explanations of its questions."""
+    in_prose = [claim.figure for claim in claims(number)]
+    return [
+        (claim, [*known_to(claim), *in_prose, *question_facts(question)])
+        for question in load(number).values()
+        for text in question_texts(question)
+        for claim in claims_in(text, number, question.id)
+    ]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_every_number_in_a_lesson_is_computed_or_has_a_source(number):
+    offenders = [c for c, known in in_lesson(number) if not explained(c, known)]
+    assert not offenders, (
+        f"{len(offenders)} numbers that no cell of their section computes and no "
+        f"source has. Reword, compute, or name the source:\n{listed(offenders)}"
+    )
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_every_number_in_a_quiz_is_given_computed_or_has_a_source(number):
+    offenders = [c for c, known in in_quizzes(number) if not explained(c, known)]
+    assert not offenders, (
+        f"{len(offenders)} numbers that the question does not give, no cell computes "
+        f"and no source has:\n{listed(offenders)}"
+    )
+
+
+def test_the_tables_above_have_no_row_too_many():
+    needed = {
+        claim.key
+        for number in NUMBERS
+        for claim, known in (*in_lesson(number), *in_quizzes(number))
+        if not follows(claim, known)
+    }
+    rows = {*WORKED_OUT, *STATED}
+    assert rows <= needed, f"Not needed any more:\n{listed(rows - needed)}"
+    assert len(rows) == len(WORKED_OUT) + len(STATED)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_equations_in_prose_are_true(number):
+    texts = [
+        block
+        for cell in cells_of(number)
+        if cell["cell_type"] == "markdown"
+        for block in blocks(text_of(cell["source"]))
+    ]
+    texts += [t for question in load(number).values() for t in question_texts(question)]
+    false = [
+        f"{left} = {right.text}: it is {value:g}"
+        for text in texts
+        for left, right, value in equations(text)
+        if not agrees(right, plain(value))
+    ]
+    assert not false, f"Wrong sums:\n{listed(false)}"
+
+
+# --- can these tests fail? ------------------------------------------------------
+
+
+def numbers_in(text: str) -> list[str]:
+    return [claim.figure.text for claim in claims_in(text, "00", "made up")]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("It took 41.7 ms on 128 GPUs, a third less.", ["41.7 ms", "128"]),
+        (
+            "1,440 images, 7.5 billion parameters: 16 %.",
+            ["1,440", "7.5 billion", "16 %"],
+        ),
+        ("140 × 10¹² a second; a GiB is 2³⁰.", ["140 × 10¹²", "2³⁰"]),
+        ("Rank 3 of lesson 07 has an H100, GPUs 0 to 3 are in section 2.1.", []),
+        ("In 2017 a ResNet-50 ran `f(16)` on 127.0.0.1 with float32.", []),
+        ("Each sends 2 (n − 1) / n · S in 2·(n − 1) steps: 14.", ["14"]),
+        ("1. the first\n2. the second, 12 of them", ["12"]),
+        ("## 4a. Heading 99\n\n    code 98\n\nText.", []),
+        ("[All 97](https://example.org/96) of them, 95 in all", ["95"]),
+    ],
+)
+def test_numbers_are_found_and_names_are_not(text, numbers):
+    assert numbers_in(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "printed", "holds"),
+    [
+        ("It took 41.7 ms.", "done in 41.74 ms", True),
+        ("It took 41.7 ms.", "done in 0.04174 s", True),
+        ("It took 41.7 ms.", "done in 41.2 ms", False),
+        ("It took 41.7 ms.", "holds 41.7 MiB", False),
+        ("It took 41.7 ms.", "", False),
+        ("Accuracy 98 %.", "test_accuracy 0.978", True),
+        ("Accuracy 98 %.", "test_accuracy 0.969", False),
+        ("1.6 billion parameters", "1554971200", True),
+        ("7 times as fast", "7.4 times", False),
+        ("16 MiB in all", "16777216 bytes", True),
+        ("16 MB in all", "16777216 bytes", False),
+        ("By 7 + 8 = 15 it is 15.", "7 and 8", True),
+        ("By 7 + 8 = 16 it is 16.", "7 and 8", False),
+        ("It took 41.7 ms [Li, 2020](https://example.org).", "", True),
+    ],
+)
+def test_a_number_needs_what_stands_behind_it(text, printed, holds):
+    known = figures(printed)
+    found = list(claims_in(text, "00", "made up"))
+    assert found
+    assert all(explained(claim, known) for claim in found) == holds
+
+
+def test_a_wrong_sum_is_seen():
+    [(left, right, value)] = equations("So 1 + 2 × 3 = 8 steps.")
+    assert (left, right.text, value) == ("1 + 2 × 3", "8", 7.0)
+    assert not agrees(right, plain(value))
+    assert not equations("with n − 1 = 3 steps")
+
+
+def test_nearly_every_altered_number_is_noticed():
+    """Three digits or more, and 30 % more than what the lesson says."""
+    altered, unnoticed = 0, []
+    for claim, known in (pair for number in NUMBERS for pair in in_lesson(number)):
+        digits = re.sub(r"[^\d]|^0+|0+$", "", claim.figure.text.partition(" ")[0])
+        if claim.linked or len(digits) < 3:
+            continue
+        altered += 1
+        value = round(1.3 * claim.figure.value, claim.figure.decimals)
+        wrong = replace(claim, figure=replace(claim.figure, text="?", value=value))
+        if explained(replace(wrong, sentence=""), known):
+            unnoticed.append(f"{claim.figure.text} as {value:g} in {claim.sentence}")
+    assert altered > 40
+    assert len(unnoticed) <= altered / 20, listed(unnoticed)
+
+
+# --- links ----------------------------------------------------------------------
+
+PAGES = [*sorted((ROOT / "notebooks").glob("*.md")), ROOT / "README.md"]
+TELLS_NOTHING = {"here", "link", "this", "this page", "page", "paper", "source", "docs"}
+TELLS_NOTHING |= {"its documentation", "see", "see below", "website", "article", "url"}
+
+
+def documents() -> list[tuple[str, list[str]]]:
+    """The name of each text that readers see, and its paragraphs."""
+    found = [(path.name, list(blocks(path.read_text("utf-8")))) for path in PAGES]
+    for number in NUMBERS:
+        cells = [c for c in cells_of(number) if c["cell_type"] == "markdown"]
+        texts = [text_of(cell["source"]) for cell in cells]
+        found.append((f"lesson {number}", [b for text in texts for b in blocks(text)]))
+    return found
+
+
+def without_title(block: str) -> list[str]:
+    """The links of a paragraph whose text does not say what is behind them."""
+    bad = []
+    for match in LINK.finditer(block):
+        title = match["title"].strip("`* ")
+        words = re.search(r"[^\W\d_]{2}", title)
+        if title.lower() in TELLS_NOTHING or not words or title.startswith("http"):
+            bad.append(match[0])
+    bare = re.sub(r"`[^`]*`", "", LINK.sub("", block))
+    return [*bad, *re.findall(r"https?://[^\s|)]+", bare)]
+
+
+def without_date(paragraphs: list[str]) -> list[str]:
+    """The links without a year in their paragraph, or at another link to that page.
+
+    "Read in November 2026" is a date; a year in an address is none.
+    """
+    dated, undated = set(PROGRAMS), []
+    for block in paragraphs:
+        if YEAR.search(LINK.sub(lambda match: match["title"], block)):
+            dated |= {m["url"].partition("#")[0] for m in LINK.finditer(block)}
+    for block in paragraphs:
+        for match in LINK.finditer(block):
+            if match["url"].partition("#")[0] not in dated:
+                undated.append(match[0])
+    return undated
+
+
+DOCUMENTS = documents()
+
+
+@pytest.mark.parametrize(
+    "paragraphs", [p for _, p in DOCUMENTS], ids=[name for name, _ in DOCUMENTS]
+)
+def test_every_link_has_a_title_and_a_date(paragraphs):
+    nameless = [link for block in paragraphs for link in without_title(block)]
+    assert not nameless, f"Say what is behind the link:\n{listed(nameless)}"
+    undated = without_date(paragraphs)
+    assert not undated, (
+        "Give the year of the source, or when it was read, in the same paragraph:\n"
+        f"{listed(undated)}"
+    )
+
+
+def test_the_programs_are_linked_somewhere():
+    text = " ".join(block for _, paragraphs in DOCUMENTS for block in paragraphs)
+    assert not [url for url in PROGRAMS if f"({url})" not in text]
+
+
+def test_a_link_without_title_or_date_is_seen():
+    assert without_title("See [here](https://example.org/a) and [212](https://e.org).")
+    assert without_title("See https://example.org/b.")
+    assert not without_title("[torch.distributed](https://example.org/a), `http://c`")
+    page = "[Rings](https://example.org/rings-2019)"
+    assert without_date([page]) == [page]
+    assert not without_date([f"{page}, read in November 2026"])
+    assert not without_date([page, f"Li, {page}, 2020"])
