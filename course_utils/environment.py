@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / ".course"
 
 START = "python3 -m course_utils start"
+TEST = "python3 -m course_utils test"  # sets up what the tests need, too
 OLDEST = (3, 10)
 WINDOWS = os.name == "nt"
 
@@ -414,8 +415,9 @@ def current_environment(root: Path = ROOT) -> Path:
 def enter(argv: Sequence[str], root: Path = ROOT, *, dev: bool = False) -> None:
     """Return if this Python has what the course needs; else run again in ``.venv``.
 
-    ``argv`` is the command of course_utils to run there. Raises SetupError if there is
-    no such environment.
+    ``argv`` is the command of course_utils to run there; with ``dev`` it needs what the
+    tests need. Raises SetupError, which names the command that sets it up, if a package
+    is missing there.
     """
     pins = read_requirements(root, dev=dev).pins
     inside = Path(sys.prefix).resolve() == venv_folder(root).resolve()
@@ -424,7 +426,7 @@ def enter(argv: Sequence[str], root: Path = ROOT, *, dev: bool = False) -> None:
     if missing := compare(pins, have)[0]:
         raise SetupError(
             f"The course is not set up: {missing[0]} is missing. Run first: "
-            + ("python3 -m course_utils test" if dev and not elsewhere else START)
+            + (TEST if dev else START)
         )
     if elsewhere:
         command = [str(venv_python(root)), "-m", "course_utils", *argv]

@@ -39,13 +39,16 @@ PATIENCE = 90.0  # seconds until JupyterLab must answer; 3 are usual
 
 # What would reach out of the clone: JupyterLab asks the network for news of itself, and
 # its server runs npm, rustup and others, which write to the home folder, to see which
-# language servers there are.
+# language servers there are. And the glossary is to be read, not its source.
 _SETTINGS = {
     "labconfig/default_setting_overrides.json": {
         "@jupyterlab/apputils-extension:notification": {
             "fetchNews": "false",
             "checkForUpdates": False,
-        }
+        },
+        "@jupyterlab/docmanager-extension:plugin": {
+            "defaultViewers": {"markdown": "Markdown Preview"}
+        },
     },
     "jupyter_server_config.json": {"LanguageServerManager": {"autodetect": False}},
 }

@@ -1078,7 +1078,12 @@ def test_help_and_mistakes(clone: Clone) -> None:
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [("progress", "progress"), ("build-exercises", "exercises")],
+    [
+        ("progress", "progress"),
+        ("cohort", "cohort"),
+        ("slides", "slides"),
+        ("build-exercises", "exercises"),
+    ],
 )
 def test_commands_that_need_the_packages_run_in_the_venv(
     ready: Clone, command: str, module: str
@@ -1105,7 +1110,23 @@ def test_commands_that_need_the_packages_run_in_the_venv(
     assert inside.returncode == 7
     shutil.rmtree(ready.folder / ".venv")
     message = one_line(ready.run(command))
-    assert "not set up: torch is missing. Run first: python3 -m course_utils" in message
+    sets_up = "test" if command == "build-exercises" else "start"
+    assert message.endswith(
+        f"not set up: torch is missing. Run first: python3 -m course_utils {sets_up}"
+    )
+
+
+def test_a_command_that_needs_more_than_the_course_says_what_installs_it(
+    ready: Clone,
+) -> None:
+    settings = ready.folder / "pyproject.toml"
+    settings.write_text(
+        settings.read_text().replace("[\n]", '[\n"nbgrader==0.9.6",\n]')
+    )
+    message = one_line(ready.run("build-exercises"))
+    assert message.endswith(
+        "not set up: nbgrader is missing. Run first: python3 -m course_utils test"
+    )
 
 
 def test_the_folder_must_be_the_course(clone: Clone) -> None:
@@ -1364,10 +1385,20 @@ def test_jupyterlab_shows_the_notebook_to_those_with_the_token(real_lab) -> None
     assert refused.value.code == 403
 
 
+def settings_of(address: str, plugin: str) -> dict:
+    found = json.loads(ask(address, f"/lab/api/settings/@jupyterlab/{plugin}"))
+    return found["schema"]["properties"]
+
+
+def test_jupyterlab_shows_the_glossary_as_a_page(real_lab) -> None:
+    _, _, address = real_lab
+    viewers = settings_of(address, "docmanager-extension:plugin")["defaultViewers"]
+    assert viewers["default"] == {"markdown": "Markdown Preview"}
+
+
 def test_jupyterlab_asks_the_network_for_no_news(real_lab) -> None:
     _, _, address = real_lab
-    path = "/lab/api/settings/@jupyterlab/apputils-extension:notification"
-    properties = json.loads(ask(address, path))["schema"]["properties"]
+    properties = settings_of(address, "apputils-extension:notification")
     assert properties["fetchNews"]["default"] == "false"
     assert properties["checkForUpdates"]["default"] is False
 

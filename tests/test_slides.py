@@ -86,6 +86,15 @@ def test_a_long_paragraph_is_its_first_sentence_and_all_of_it_a_note():
     assert slide.notes == [body]
 
 
+def test_links_to_other_files_of_the_course_are_left_out():
+    body = "A [rank](glossary.md#rank), [GPUs](01_x.ipynb), a [page](https://a.b/c)."
+    (slide,) = made(text(f"## One\n\n{body}\n\n![A picture](a.png)"))
+    assert [part.text for part in slide.parts] == [
+        "A rank, GPUs, a [page](https://a.b/c).",
+        "![A picture](a.png)",
+    ]
+
+
 def test_a_short_text_needs_no_note():
     (slide,) = made(text("## One\n\nShort."))
     assert slide.notes == []

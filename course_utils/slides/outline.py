@@ -3,7 +3,8 @@
 - A heading begins a slide. What follows fills it, until it is full; then the next slide
   has the same heading, with a number.
 - Of a long paragraph the first sentence is on the slide, and all of it in the notes for
-  the speaker. The same holds for long list items. Tables and code stay whole.
+  the speaker. The same holds for long list items. Tables and code stay whole. Links to
+  other files of the course are left out.
 - A cell that draws gives its picture; its code and the picture's text go to the notes.
 - Other cells give their code and what they printed, together where there is room.
 - A question is a slide of its own; its answer and the reasons are in the notes.
@@ -37,6 +38,8 @@ FENCE = re.compile(r"^ *(```|~~~)")
 SENTENCE = re.compile(
     r"(?:(?<=[.!?])|(?<=[.!?][*_)\"”])|(?<=[.!?]\*\*))\s+(?=[\"“(*_`]*[A-Z0-9`])"
 )
+# To another file of the course, which is not beside the page with the slides.
+LINK_TO_FILE = re.compile(r"(?<!!)\[([^][]+)\]\((?!https?:|#)[^)\s]+\)")
 PARAGRAPHS = re.compile(r"\n\s*\n")
 
 
@@ -129,7 +132,7 @@ class _Maker:
 
     # -------------------------------------------------------------------------- text
     def markdown(self, source: str) -> None:
-        for heading, body in _sections(source):
+        for heading, body in _sections(LINK_TO_FILE.sub(r"\1", source)):
             if heading:
                 self.asked = False
                 self.slides.append(Slide(heading, begins=True))
