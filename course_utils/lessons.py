@@ -15,16 +15,17 @@ class Lesson:
     """One lesson of the course.
 
     Attributes:
-        number: Two digits, "00" to "08". Ids of tasks and questions start with it.
-        slug: The name of its notebooks, without ".ipynb".
+        slug: The name of its notebooks, without ".ipynb". It begins with the number.
         title: Its name for a reader.
-        builds: What the learner makes in it, in one line.
     """
 
-    number: str
     slug: str
     title: str
-    builds: str
+
+    @property
+    def number(self) -> str:
+        """Two digits, such as "08". Ids of tasks and questions begin with it."""
+        return self.slug.partition("_")[0]
 
     @property
     def notebook(self) -> Path:
@@ -69,60 +70,15 @@ def _root() -> Path:
 
 
 LESSONS: tuple[Lesson, ...] = (
-    Lesson(
-        "00",
-        "00_start_here",
-        "Start here",
-        "a first cell on four ranks, and a first training job",
-    ),
-    Lesson(
-        "01",
-        "01_gpus_nodes_and_ranks",
-        "GPUs, nodes and ranks",
-        "rank arithmetic, and a time estimate from bytes and bandwidth",
-    ),
-    Lesson(
-        "02",
-        "02_model_parallel",
-        "Model parallel",
-        "a ResNet-50 split over two GPUs, and micro-batches that fill the idle time",
-    ),
-    Lesson(
-        "03",
-        "03_data_parallel_primitives",
-        "Data-parallel primitives",
-        "replicate, scatter, parallel_apply and gather, then DataParallel from them",
-    ),
-    Lesson(
-        "04",
-        "04_processes_and_collectives",
-        "Processes and collectives",
-        "an all-reduce from send and recv, and a process group",
-    ),
-    Lesson(
-        "05",
-        "05_distributed_sgd",
-        "Distributed SGD by hand",
-        "data partitioning, gradient averaging, and proof that N ranks = one big batch",
-    ),
-    Lesson(
-        "06",
-        "06_ddp",
-        "DDP",
-        "your own DDP: broadcast, hooks, buckets and overlap",
-    ),
-    Lesson(
-        "07",
-        "07_ring_all_reduce",
-        "Ring all-reduce",
-        "the ring, its cost, and when it loses",
-    ),
-    Lesson(
-        "08",
-        "08_fsdp",
-        "FSDP",
-        "ZeRO arithmetic, and your own FSDP: gather, free, reduce-scatter",
-    ),
+    Lesson("00_start_here", "Start here"),
+    Lesson("01_gpus_nodes_and_ranks", "GPUs, nodes and ranks"),
+    Lesson("02_model_parallel", "Model parallel"),
+    Lesson("03_data_parallel_primitives", "Data-parallel primitives"),
+    Lesson("04_processes_and_collectives", "Processes and collectives"),
+    Lesson("05_distributed_sgd", "Distributed SGD by hand"),
+    Lesson("06_ddp", "DDP"),
+    Lesson("07_ring_all_reduce", "Ring all-reduce"),
+    Lesson("08_fsdp", "FSDP"),
 )
 
 

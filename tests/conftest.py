@@ -78,7 +78,7 @@ class Times:
         for file in long:
             yield self.row([file], file)
         if short := slowest[len(long) :]:
-            yield self.row(short, f"{len(short)} more, each less than that")
+            yield self.row(short, f"{len(short)} files of less than {LISTED_SECONDS:g} s")
         folders = defaultdict(list)
         for file in slowest:
             folders[file.partition("/")[0] + "/"].append(file)

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn import parallel
 
-from course_utils.checks import find_task
 from course_utils.from_scratch import data_parallel as ours
 from tests.answers import Answers
 
@@ -912,12 +911,3 @@ for number in (1400, 1400.0, torch.tensor(1400), 2 * 7 * 100):
 
 
 test_wrong, test_right = ANSWERS.tests()
-
-
-def test_each_task_has_wrong_and_right_answers():
-    wrong, right = ANSWERS.counts()
-    for task_id in wrong:
-        find_task(task_id)
-        assert wrong[task_id] >= 4  # three, besides the stub
-        assert right[task_id] >= 2
-    assert len(wrong) == 7

@@ -1182,12 +1182,3 @@ def test_a_message_to_a_rank_that_does_not_exist():
 
 def test_hint_1_of_the_tuple_names_the_repair_that_is_none():
     assert "`args=(n)` and `args=n`" in find_task("04.spot_the_tuple").hints[0]
-
-
-def test_each_task_has_wrong_and_right_answers():
-    wrong, right = ANSWERS.counts()
-    for task_id in wrong:
-        find_task(task_id)
-        assert wrong[task_id] >= 4  # three, besides the stub
-        assert right[task_id] >= 2
-    assert len(wrong) == 7

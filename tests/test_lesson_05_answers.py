@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
 
-from course_utils.checks import find_task
 from course_utils.from_scratch import sgd
 from tests.answers import Answers
 
@@ -1157,12 +1156,3 @@ def by_hand(dataset, global_batch, n_epochs):
 
 
 test_wrong, test_right = ANSWERS.tests()
-
-
-def test_each_task_has_wrong_and_right_answers():
-    wrong, right = ANSWERS.counts()
-    for task_id in wrong:
-        find_task(task_id)
-        assert wrong[task_id] >= 4  # three, besides the stub
-        assert right[task_id] >= 2
-    assert len(wrong) == 7

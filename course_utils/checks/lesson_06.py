@@ -633,7 +633,6 @@ class Log:
 NET = "a network of three layers"
 NET_FROZEN = "a network with a frozen layer"
 NET_TIED = "a network with a weight in two layers"
-NET_NORM = "a network with a buffer"
 NET_TURNED = "a network whose layers are used in another order than registered"
 NET_TWO_ORDERS = "a network whose order of gradients is another one on odd ranks"
 

@@ -1,4 +1,4 @@
-"""A collective: what each rank holds before and after it, and its cost."""
+"""The explorer of collectives: what ranks hold before and after one, and its cost."""
 
 import html
 import math

@@ -1,4 +1,4 @@
-"""Where the memory of each GPU goes, against what real cards have."""
+"""The explorer of memory: where that of each GPU goes, and what real cards have."""
 
 import html
 

@@ -1,4 +1,4 @@
-"""Nodes × GPUs: which rank is where."""
+"""The explorer of ranks: nodes × GPUs, and which rank is where."""
 
 import html
 

@@ -1,4 +1,4 @@
-"""A ring that ranks have run, step by step."""
+"""The explorer of a ring: what ranks have run, step by step."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Training on another cluster: how long a step takes there, and on what."""
+"""The explorer of clusters: how long a training step takes there, and on what."""
 
 import functools
 import html

@@ -1,4 +1,4 @@
-"""Charts, and the map of the course."""
+"""Charts of what was guessed and measured, and the map of the course."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple

@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 from course_utils.ranks.driver import Ranks
 from course_utils.ranks.report import RanksError
 
-CAUSES = ("died", "stuck", "mismatch")
-
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:

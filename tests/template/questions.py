@@ -1,0 +1,50 @@
+"""Lesson NN, the norm of a sharded vector: what can be added up over ranks."""
+
+from course_utils.questions import Choice, Number, SingleChoice, Slip, lesson
+
+QUESTIONS = lesson(
+    "NN",
+    Number(
+        "NN.norm",
+        "Four ranks hold one number each: 1, 2, 4 and 2. Together they are a vector. "
+        "What is its norm?",
+        answer=5,
+        why="1 + 4 + 16 + 4 = 25, and the root of 25 is 5.",
+        hint="Square the four numbers, add up, take the root.",
+        slips=[
+            Slip(9, "9 is the sum of the numbers. A norm adds up their squares."),
+            Slip(25, "25 is the sum of the squares: the root is missing."),
+            Slip(4, "4 is the largest of the numbers, which is another norm."),
+        ],
+        purpose="The next cells measure it.",
+        measured=True,
+    ),
+    SingleChoice(
+        "NN.what_to_send",
+        "Each rank holds a million numbers of a vector. All ranks need its norm. What "
+        "must an `all_reduce` add up?",
+        [
+            Choice(
+                "The parts themselves: a million numbers.",
+                why="That adds the parts to each other, number by number: another "
+                "vector, of another norm.",
+            ),
+            Choice(
+                "The squares of the parts: a million numbers.",
+                why="A rank can add up its own squares first. Then one number is sent "
+                "instead of a million.",
+            ),
+            Choice(
+                "The sum of the squares of each part: one number.",
+                right=True,
+                why="Sums of sums are sums: each rank adds up its own squares, "
+                "`all_reduce` adds up the results, and the root comes last.",
+            ),
+            Choice(
+                "The norm of each part: one number.",
+                why="The root does not add up: parts of norm 3 and 4 make a vector of "
+                "norm 5, not 3 + 4.",
+            ),
+        ],
+    ),
+)

@@ -1,0 +1,277 @@
+"""What CONTRIBUTING says holds: its steps make a lesson, and every name in it exists.
+
+The steps are read out of the document, and run as they stand there in a copy of the
+repository, but for the last one, which runs everything. What is added is ``--no-venv``:
+the copy has no environment of its own.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from course_utils.__main__ import COMMANDS
+from course_utils.lessons import LESSONS
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / ".github" / "CONTRIBUTING.md"
+TEXT = DOCUMENT.read_text(encoding="utf-8")
+SLUG = "09_sharded_norm"
+
+Run = Callable[..., subprocess.CompletedProcess]
+
+
+def blocks(heading: str) -> list[tuple[str, str]]:
+    """Language and text of the fenced blocks between a heading and the next."""
+    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)
+    assert section, heading
+    return re.findall(r"^```(\w+)\n(.*?)^```$", section[1], re.M | re.S)
+
+
+COPY, LESSON_LINE, README_ROW, EXECUTE, TEST, FINISH = blocks("Add a lesson")
+
+
+def insert_after_last(path: Path, beginning: str, line: str) -> None:
+    """Put a line below the last one that begins so."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    last = max(i for i, text in enumerate(lines) if text.startswith(beginning))
+    lines.insert(last + 1, line)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is, or is to be, in the repository."""
+    folder = tmp_path_factory.mktemp("contributor") / "course"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(clone: Path) -> Run:
+    """Run the lines of a block in the copy, in this Python's environment."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTEST_", "PYTHONPATH"))
+    }
+    kept["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
+    kept["COURSE_STATE"] = str(clone.parent / "state")
+
+    def run(lines: str, **more: str) -> subprocess.CompletedProcess:
+        lines = lines.replace("course_utils test", "course_utils test --no-venv")
+        return subprocess.run(
+            ["bash", "-euc", lines],
+            cwd=clone,
+            env={**kept, **more},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def copied(clone: Path, run: Run) -> Path:
+    """After the first step, and the line in `lessons.py`."""
+    done = run(COPY[1])
+    assert done.returncode == 0, done.stdout
+    insert_after_last(
+        clone / "course_utils" / "lessons.py", '    Lesson("', LESSON_LINE[1]
+    )
+    return clone
+
+
+@pytest.fixture(scope="module")
+def forgotten(copied: Path, run: Run) -> str:
+    """What the tests say before the other steps."""
+    done = run(
+        "python3 -m course_utils test -k 'lessons or 09' -p no:cacheprovider "
+        "tests/test_lessons.py tests/test_instructor_guide.py"
+    )
+    assert done.returncode == 1, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def made(copied: Path, forgotten: str, run: Run) -> Path:
+    """After the last step but the tests."""
+    insert_after_last(copied / "README.md", f"| {LESSONS[-1].number} |", README_ROW[1])
+    done = run(EXECUTE[1])
+    assert done.returncode == 0, done.stdout
+    return copied
+
+
+@pytest.fixture(scope="module")
+def tested(made: Path, run: Run) -> subprocess.CompletedProcess:
+    """The last step, with the name of each test."""
+    return run(TEST[1], PYTEST_ADDOPTS="-v -p no:cacheprovider")
+
+
+# ---------------------------------------------------------------------- a new lesson
+
+
+def test_the_steps_are_there_and_the_number_is_free():
+    steps = [COPY, LESSON_LINE, README_ROW, EXECUTE, TEST, FINISH]
+    assert [language for language, _ in steps] == [
+        *("sh", "text", "markdown"),
+        *("sh", "sh", "sh"),
+    ]
+    number = f"{len(LESSONS):02}"
+    assert SLUG.startswith(number), (
+        f"lesson {SLUG[:2]} exists: write {number} in {DOCUMENT.name}, and here"
+    )
+
+
+def test_every_file_of_the_template_is_copied():
+    used = re.findall(r"^sed s/NN/09/g tests/template/(\S+) > ", COPY[1], re.M)
+    there = {path.name for path in (ROOT / "tests" / "template").iterdir()}
+    assert set(used) == there - {"conftest.py", "__pycache__"}
+
+
+def test_a_step_left_out_is_noticed(forgotten: str):
+    failed = re.findall(r"^FAILED tests/(\w+).py::(\w+)", forgotten, re.M)
+    assert {name for file, name in failed if file == "test_lessons"} == {
+        "test_the_readme_lists_every_lesson",
+        "test_every_notebook_of_a_lesson_is_on_the_map",
+        "test_the_map_in_the_first_lesson_has_every_lesson",
+    }
+    assert "test_instructor_guide" in {file for file, _ in failed}
+    again, everything = FINISH[1].splitlines()
+    assert again in " ".join(forgotten.split())
+    assert everything == "python3 -m course_utils test"
+
+
+def test_the_exercise_is_made_without_its_answers(made: Path):
+    text = (made / "exercises" / f"{SLUG}.ipynb").read_text(encoding="utf-8")
+    cells = json.loads(text)["cells"]
+    assert sum("NotImplementedError" in "".join(cell["source"]) for cell in cells) == 1
+    assert "dist.all_reduce" not in text
+    assert "NN" not in text
+
+
+def test_the_notebooks_are_run(made: Path):
+    for folder, said in (("notebooks", "tensor([5.])"), ("solutions", "passed")):
+        text = (made / folder / f"{SLUG}.ipynb").read_text(encoding="utf-8")
+        outputs = [
+            "".join(output.get("text", ()))
+            for cell in json.loads(text)["cells"]
+            for output in cell.get("outputs", ())
+        ]
+        assert any(said in output for output in outputs)
+
+
+def test_the_pictures_and_the_progress_have_it(made: Path, run: Run):
+    done = run("""python3 -c 'from course_utils import pictures
+print(pictures.course_map(here="09"))'
+python3 -m course_utils progress""")
+    assert done.returncode == 0, done.stdout
+    assert "09 The norm of a sharded vector. Done" in done.stdout
+    assert "09  The norm of a sharded vector  0 of 3 tasks done" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"test_exercises.py::test_an_unsolved_exercise_passes_nothing[{SLUG}]",
+        f"test_exercises.py::test_a_solved_exercise_passes_everything[{SLUG}]",
+        "test_exercises.py::test_wrong_and_right_answers_are_kept_as_tests[09.clip]",
+        "test_lesson_09_answers.py::test_wrong[09.global_norm-sum_of_norms-wrong-You",
+        "test_lesson_09_answers.py::test_right[09.global_norm-gathered]",
+        "test_truth.py::test_every_link_has_a_title_and_a_date[lesson 09]",
+        "test_glossary.py::test_a_lesson_links_the_first_use_of_each_word[09]",
+        f"test_lessons.py::test_every_question_is_asked_in_its_lesson[{SLUG}]",
+        "test_quiz.py::test_the_right_answer_and_only_it_is_accepted[09.norm]",
+    ],
+)
+def test_its_tests_pass(tested: subprocess.CompletedProcess, name: str):
+    assert tested.returncode == 0, tested.stdout
+    lines = [line for line in tested.stdout.splitlines() if name in line]
+    assert lines, f"{name} has not run\n{tested.stdout}"
+    assert all(" PASSED" in line for line in lines), lines
+
+
+def test_its_question_answers(made: Path, run: Run):
+    done = run("""python3 -c 'from course_utils import quiz
+quiz("09.norm", answer=9)
+quiz("09.norm", answer=9)
+quiz("09.what_to_send", answer=3)'""")
+    assert done.returncode == 0, done.stdout
+    text = " ".join(done.stdout.split())
+    assert "Not quite. Too high. 9 is the sum of the numbers." in text
+    assert "Right. Sums of sums are sums" in text
+    assert "Lesson 09: 1 of 1 right, 1 at the first try." in text
+
+
+# ------------------------------------------------------------- what the document names
+
+
+def test_every_file_that_it_names_exists():
+    parent = ""
+    missing = []
+    for name in re.findall(r"`([\w.]+/[\w./]*|[\w]+\.(?:py|md|ipynb))`", TEXT):
+        if "NN" in name or "_X" in name:
+            continue
+        # In a row of the table the later names stand in the folder of the first.
+        if not (ROOT / name).exists() and not (ROOT / parent / name).exists():
+            missing.append(name)
+        if "/" in name:
+            parent = Path(name).parent
+    assert not missing
+
+
+def test_the_first_line_of_every_module_says_what_it_is_for():
+    first_lines = {}
+    for folder in ("course_utils", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            found = re.match(r'(?:#!.*\n)?"""(\S.*[.?:])(?:"""|\n)', text)
+            assert found, f"begin {path.relative_to(ROOT)} with a sentence"
+            first_lines[path] = found[1]
+    assert len(set(first_lines.values())) == len(first_lines), "two say the same"
+
+
+def test_every_command_that_it_names_exists():
+    named = set(re.findall(r"-m course_utils ([\w-]+)", TEXT))
+    assert {"test", "build-exercises", "start"} <= named <= set(COMMANDS)
+
+
+def test_every_folder_is_in_the_table():
+    table = TEXT[TEXT.index("| Folder") : TEXT.index("## Change a notebook")]
+    package = ROOT / "course_utils"
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    folders |= {"notebooks", "solutions", "exercises", "tests"}
+    assert not {name for name in folders if f"{name}/`" not in table}
+
+
+def test_every_tag_that_it_names_is_used():
+    named = re.findall(r"^\| `([\w.]+)` \| ", TEXT, re.M)
+    used = {
+        tag
+        for path in (ROOT / "solutions").glob("*.ipynb")
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        for tag in cell["metadata"].get("tags", ())
+    }
+    plain = {tag for tag in used if "." not in tag} - {"nbval-ignore-output"}
+    assert {tag for tag in named if "." not in tag} == plain
+    assert "`nbval-ignore-output`" in TEXT
