@@ -78,7 +78,8 @@ class Times:
         for file in long:
             yield self.row([file], file)
         if short := slowest[len(long) :]:
-            yield self.row(short, f"{len(short)} files of less than {LISTED_SECONDS:g} s")
+            name = f"{len(short)} files of less than {LISTED_SECONDS:g} s"
+            yield self.row(short, name)
         folders = defaultdict(list)
         for file in slowest:
             folders[file.partition("/")[0] + "/"].append(file)
