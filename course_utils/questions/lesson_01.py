@@ -176,17 +176,17 @@ QUESTIONS = lesson(
         [
             Choice(
                 "gloo, because there is no InfiniBand",
-                why="nccl uses Ethernet, too. The documentation names gloo for GPUs "
+                why="NCCL uses Ethernet, too. The documentation names gloo for GPUs "
                 "only as the fallback, because it is slower there.",
             ),
             Choice(
                 "mpi, because there are several nodes",
-                why="nccl and gloo work between nodes, too. PyTorch's packages do not "
-                "contain mpi: you would have to build PyTorch from source.",
+                why="NCCL and gloo work between nodes, too. PyTorch's packages do not "
+                "contain MPI: you would have to build PyTorch from source.",
             ),
             Choice(
                 "nccl inside the nodes, gloo between them",
-                why="A process group has one backend for its GPU tensors. nccl itself "
+                why="A process group has one backend for its GPU tensors. NCCL itself "
                 "finds a way for each pair of GPUs, inside nodes and between them.",
             ),
             Choice(
@@ -272,7 +272,7 @@ QUESTIONS = lesson(
                 "Pinned memory stays where it is, so the GPU can read it by itself.",
                 right=True,
                 why="The system may move ordinary (pageable) memory at any time. So it "
-                "is first copied to a pinned buffer, and the GPU reads that.",
+                "is first copied to pinned memory, and the GPU reads that.",
             ),
             Choice(
                 "Pinned memory is a part of the GPU's memory.",

@@ -147,13 +147,13 @@ QUESTIONS = lesson(
         "Four ranks hold 1, 2, 3 and 4 in `x`, as floats. After "
         "`dist.all_reduce(x)`, what does rank 2 hold?",
         answer=10,
-        why="all_reduce adds up, and every rank gets the sum. It does not divide.",
-        hint="Which operation does all_reduce use if you name none?",
+        why="An all-reduce adds up, and every rank gets the sum. It does not divide.",
+        hint="Which operation does an all-reduce use if you name none?",
         slips=[
             Slip(
                 2.5,
-                "That is the mean. all_reduce sums, unless you ask for something else. "
-                "(DDP divides, so there it looks like a mean.)",
+                "That is the mean. An all-reduce sums, unless you ask for something "
+                "else. (DDP divides, so there it looks like a mean.)",
             ),
             Slip(3, "That is what it held before."),
             Slip(4, "That would be the maximum: op=dist.ReduceOp.MAX."),
@@ -169,8 +169,8 @@ QUESTIONS = lesson(
         answer=68,
         why="Rank 2 gets the sum of what stands at place 2 of each list: 2 + 12 + 22 + "
         "32.",
-        hint="reduce_scatter adds up the lists, place by place, and gives rank r the "
-        "place r of the result.",
+        hint="A reduce-scatter adds up the lists, place by place, and gives rank r "
+        "the place r of the result.",
         slips=[
             Slip(86, "That is the sum of rank 2's own list."),
             Slip(60, "That is what rank 0 gets. Places count from 0."),

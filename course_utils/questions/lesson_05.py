@@ -100,7 +100,7 @@ QUESTIONS = lesson(
         answer=40,
         unit="all-reduces",
         why="One for each parameter: 20 weights and 20 biases.",
-        hint="It calls all_reduce once for each of `model.parameters()`.",
+        hint="It calls `all_reduce` once for each of `model.parameters()`.",
         slips=[
             Slip(20, "A layer has two parameters: a weight and a bias."),
             Slip(1, "That is the flat version. The naive one sends each by itself."),

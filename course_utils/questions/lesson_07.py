@@ -91,7 +91,7 @@ QUESTIONS = lesson(
             Choice(
                 "An all-reduce through rank 0 sends more bytes in all than a ring.",
                 why="Both send 2(n - 1)·S in all, the least that is possible. But "
-                "through rank 0, all of it passes one port.",
+                "through rank 0, all of it goes over one link.",
             ),
             Choice(
                 "It does not hold if a switch can add.",
