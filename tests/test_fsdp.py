@@ -6,6 +6,7 @@ the test with the rank's own message.
 
 import contextlib
 import sys
+import types
 
 import cloudpickle
 import pytest
@@ -363,6 +364,22 @@ class Half(nn.Module):
         return self.used(rows)
 
 
+def check_unused_with_zero1():
+    """A gradient of zeros, also in a unit of which nothing was used."""
+    torch.manual_seed(0)
+    module = Choosy()
+    before = {name: module.layers[name][0].weight.detach().clone() for name in "ab"}
+    units = module.layers.values()
+    rung = fsdp.ShardedOptimizer(
+        module, torch.optim.AdamW, units=units, lr=0.1, weight_decay=0.5
+    )
+    module(torch.ones(1, 2), "a").sum().backward()
+    rung.step()
+    decayed = before["b"] * (1 - 0.1 * 0.5)
+    torch.testing.assert_close(module.layers["b"][0].weight.detach(), decayed)
+    assert not torch.equal(module.layers["a"][0].weight, before["a"])
+
+
 def check_unused():
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -402,6 +419,10 @@ def check_unused():
 
 def test_units_and_parameters_that_are_not_used(ranks):
     ranks.run(check_unused)
+
+
+def test_with_zero1_what_is_not_used_has_a_gradient_of_zeros(started):
+    started[2].run(check_unused_with_zero1)
 
 
 def check_tied():
@@ -686,6 +707,11 @@ def check_clipped():
             assert largest_difference(job.state(), expected.state()) < 1e-12
     job.optimizer.zero_grad()
     assert job.model.clip_grad_norm_(1.0) == 0
+    shard = nn.Parameter(torch.ones(1000, dtype=torch.bfloat16))
+    shard.grad = torch.full_like(shard, 1 / 64)  # exact, but not the sum of squares
+    norm = fsdp.clip_grad_norm_([shard], 1e9)
+    expected = (1000 * dist.get_world_size()) ** 0.5 / 64
+    assert norm.dtype == torch.float32 and abs(norm - expected) < 1e-5
 
 
 def test_gradients_are_clipped_by_the_norm_of_all(ranks):
@@ -832,6 +858,65 @@ def test_a_whole_checkpoint_fits_any_number_of_ranks_and_any_rung(started, tmp_p
         assert largest_difference(state, results[0]) < 1e-12
 
 
+class Scalar(nn.Module):
+    """Its root unit has one parameter, without a dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, rows):
+        return self.layer(rows) * self.scale
+
+
+def check_optimizers():
+    """What each optimizer keeps: for elements, and once for all of them."""
+    torch.manual_seed(0)
+    for name in ("NAdam", "ASGD", "RAdam", "Adamax", "Rprop", "Adagrad", "AdamW"):
+        make = getattr(torch.optim, name)
+        module = Scalar()
+        model = fsdp.FSDP(module, units=(one for one in [module.layer]))
+        assert len(model.flats) == 2
+        optimizer = make(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        whole = model.optimizer_state_dict(optimizer)
+        again = make(model.parameters(), lr=0.2)
+        model.load_optimizer_state_dict(again, whole)
+        assert again.param_groups[0]["lr"] == 0.1
+        for flat in model.flats:
+            expected, found = optimizer.state[flat.shard], again.state[flat.shard]
+            shapes = [{k: v.shape for k, v in s.items()} for s in (expected, found)]
+            assert shapes[0] == shapes[1], (name, flat.name)
+        # Whole: in the padding of the shards there may be other numbers.
+        found = model.optimizer_state_dict(again)["state"]
+        for parameter, entries in whole["state"].items():
+            for key, value in entries.items():
+                assert torch.equal(value, found[parameter][key]), (name, key)
+        again.step()  # its gradients are there
+    whole["state"]["layer.bias"]["step"] = torch.tensor(7.0)
+    with pytest.raises(ValueError, match=r"'step' of unit 'layer' .*layer.bias: 7.0"):
+        model.load_optimizer_state_dict(again, whole)
+    whole["state"]["layer.bias"] |= {
+        "step": torch.tensor(2.0),
+        "exp_avg": torch.ones(4),
+    }
+    with pytest.raises(ValueError, match=r"layer.bias: of shape \(4,\)"):
+        model.load_optimizer_state_dict(again, whole)
+    whole["state"]["bias"] = whole["state"].pop("layer.bias")
+    with pytest.raises(ValueError, match=r"\['bias'\], which this model does not"):
+        model.load_optimizer_state_dict(again, whole)
+    other = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(5))], lr=0.1)
+    with pytest.raises(ValueError, match=r"SGD has a parameter of the shape \(5,\)"):
+        model.optimizer_state_dict(other)
+
+
+def test_the_state_of_each_optimizer_can_be_saved_and_loaded(started):
+    started[2].run(check_optimizers)
+
+
 def save_shards(folder):
     job = Job("fsdp", "conv", ADAM).train(range(2))
     state = {
@@ -839,7 +924,11 @@ def save_shards(folder):
         "optim": job.optimizer.state_dict(),
     }
     torch.save(state, f"{folder}/{dist.get_rank()}.pt")
-    return job.train(range(2, 4)).state()
+    whole = job.model.state_dict()  # stays what it is, buffers as well
+    mean = whole["layers.0.1.running_mean"].clone()
+    after = job.train(range(2, 4)).state()
+    assert torch.equal(whole["layers.0.1.running_mean"], mean)
+    return after
 
 
 def load_shards(folder):
@@ -923,6 +1012,35 @@ def check_misuse():
     module = new("perceptron")
     module.layers[0].double()  # a unit of its own may differ
     fsdp.FSDP(module, module.layers)
+
+
+class Hiding(nn.Linear):
+    """Returns its result in an object that no hook can look into."""
+
+    def forward(self, rows):
+        return types.SimpleNamespace(rows=super().forward(rows))
+
+
+class Unpacking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = Hiding(2, 2), nn.Linear(2, 2)
+
+    def forward(self, rows):
+        return self.out(self.layer(rows).rows)
+
+
+def check_hidden():
+    module = Unpacking()
+    model = fsdp.FSDP(module, [module.layer])
+    with pytest.raises(TypeError, match="unit 'layer' returns a SimpleNamespace"):
+        model(torch.ones(1, 2))
+    with torch.no_grad():  # no backward will come
+        assert model(torch.ones(1, 2)).shape == (1, 2)
+
+
+def test_an_output_that_hides_its_tensors_is_refused(started):
+    started[2].run(check_hidden)
 
 
 def test_misuse_is_named(started):

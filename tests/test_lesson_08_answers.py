@@ -73,6 +73,37 @@ def of_all_gpus(psi, n, k):
     return [first, *(n * value for value in others)]
 
 
+@ANSWERS.wrong("08.zero_table", "wrong", "`//` rounds down")
+def rounded_down(psi, n, k):
+    return [
+        (4 + k) * psi,
+        (4 + k // n) * psi,
+        (2 + (2 + k) // n) * psi,
+        (4 + k) // n * psi,
+    ]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "`//` rounds down")
+def optimizer_rounded_down(psi, n, k):
+    part = k // n
+    return [
+        (4 + k) * psi,
+        (4 + part) * psi,
+        (2 + 2 / n + part) * psi,
+        (4 / n + part) * psi,
+    ]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "upside down")
+def stage_three_first(psi, n, k):
+    return right_table(psi, n, k)[::-1]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "That is for one parameter.")
+def without_parameters(psi, n, k):
+    return right_table(1, n, k)
+
+
 @ANSWERS.wrong("08.zero_table", "wrong", "3 items; 4 were expected")
 def without_ddp(psi, n, k):
     return right_table(psi, n, k)[1:]
@@ -122,6 +153,8 @@ ANSWERS.wrong("08.predict_peak", "wrong", "It needs memory for a whole layer")(
 ANSWERS.wrong("08.predict_peak", "wrong", "not one shard of it")((2500, 2562.5))
 ANSWERS.wrong("08.predict_peak", "wrong", "The two are swapped")((3000, 2500))
 ANSWERS.wrong("08.predict_peak", "wrong", "How many layers are whole")((2500, 3500))
+ANSWERS.wrong("08.predict_peak", "wrong", "That is right, in GB.")((2.5, 3))
+ANSWERS.wrong("08.predict_peak", "wrong", "That is right, in bytes.")((2.5e9, 3e9))
 ANSWERS.wrong("08.predict_peak", "wrong", "a number; a tuple was expected")(2500)
 ANSWERS.right("08.predict_peak")((2500, 3000))
 ANSWERS.right("08.predict_peak")([2500.0, 3000.0])
@@ -262,6 +295,36 @@ class Remembers(Shard):
         return self.before
 
 
+@ANSWERS.wrong("08.flat_shard", "crashed", "Numbers got lost")
+class RoundedDown(Shard):
+    def pad(self, flat):
+        return flat[: len(flat) // dist.get_world_size() * dist.get_world_size()]
+
+    def unshard(self):
+        parts = self.gathered().split([shape.numel() for shape in self.shapes])
+        return [p.view(shape) for p, shape in zip(parts, self.shapes, strict=True)]
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "gives the tensors their shapes back")
+class InReverse(Shard):
+    def unshard(self):
+        return super().unshard()[::-1]
+
+
+@ANSWERS.wrong("08.flat_shard", "crashed", "must be in `self.shard`")
+class ByAnotherName(Shard):
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.piece = self.__dict__.pop("shard")
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "What unshard() has gathered stays")
+class KeepsTheWhole(Shard):
+    def gathered(self):
+        self.whole = super().gathered()
+        return self.whole
+
+
 @ANSWERS.wrong("08.flat_shard", "wrong", "It would work: but it is what you build")
 class TheCourses(Shard):
     def cut(self, flat):
@@ -271,6 +334,15 @@ class TheCourses(Shard):
 @ANSWERS.right("08.flat_shard")
 class Sharded(Shard):
     pass
+
+
+@ANSWERS.right("08.flat_shard")
+class WithTemplates(Shard):
+    """Keeps tensors without memory, for the shapes."""
+
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.templates = [tensor.to("meta") for tensor in tensors]
 
 
 @ANSWERS.right("08.flat_shard")
@@ -332,6 +404,41 @@ def all_reduced(gradient):
     dist.all_reduce(total)
     n = dist.get_world_size()
     return total.chunk(n)[dist.get_rank()] / n
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "too much was sent. An all-reduce")
+def all_reduced_functionally(gradient):
+    from torch import ops  # `torch.ops` in a function cannot be copied to a rank
+
+    n, functional = dist.get_world_size(), ops._c10d_functional
+    total = functional.all_reduce(gradient, "avg", dist.group.WORLD.group_name)
+    return functional.wait_tensor(total).chunk(n)[dist.get_rank()].clone()
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "Nearly right, but rounded.")
+def in_16_bits(gradient):
+    return direct(gradient.half()).float()
+
+
+@ANSWERS.wrong(
+    "08.reduce_scatter", "crashed", "to rank 1", **{"too slow": "may be no such rank"}
+)
+def for_two_ranks_only(gradient):
+    rank = dist.get_rank()
+    pieces = gradient.chunk(2)
+    piece = torch.empty_like(pieces[0])
+    request = dist.isend(pieces[1 - rank], 1 - rank)
+    dist.recv(piece, 1 - rank)
+    request.wait()
+    return (piece + pieces[rank]) / 2
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "It would work: but it is what you")
+def by_a_private_name(gradient):
+    n = dist.get_world_size()
+    piece = torch.empty(len(gradient) // n)
+    dist.group.WORLD._reduce_scatter_base(piece, gradient).wait()
+    return piece / n
 
 
 @ANSWERS.wrong("08.reduce_scatter", "wrong", "Each rank needs one piece")
@@ -586,6 +693,109 @@ class Summed(OneUnit):
         return summed(flat)
 
 
+@ANSWERS.wrong("08.one_unit", "wrong", "Something as large as all gradients is left")
+class KeepsTheGradient(OneUnit):
+    def reduce(self, flat):
+        self.last = flat
+        return direct(flat)
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "After the backward the parameters are still")
+class FreesInTheFirstStepOnly(OneUnit):
+    def clean(self):
+        for p in self.members:
+            p.grad = None
+        if not hasattr(self, "cleaned"):
+            self.free()
+        self.cleaned = True
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "It would work: but it is what you build here")
+class CoursesReduceScatter(OneUnit):
+    def reduce(self, flat):
+        return fsdp.ReduceScatter(flat).wait() / dist.get_world_size()
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "`gather` takes nothing")
+class HookWithoutLambda(OneUnit):
+    def forward(self, *args):
+        self.gather()
+        output = self.module(*args)
+        self.free()
+        output.register_hook(self.gather)
+        return output
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "Hand over a function")
+class HookCalledAtOnce(OneUnit):
+    def forward(self, *args):
+        self.gather()
+        output = self.module(*args)
+        output.register_hook(self.gather())
+        self.free()
+        return output
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "It must return None.")
+class HookReturnsSomething(OneUnit):
+    def before_backward(self, grad):
+        self.gather()
+        return [grad]
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "forward returns nothing")
+class ForwardReturnsNothing(OneUnit):
+    def forward(self, *args):
+        super().forward(*args)
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "padded before the reduce-scatter")
+class NotPadded(OneUnit):
+    def after_backward(self):
+        flat = torch.cat([p.grad.reshape(-1) for p in self.members])
+        self.keep(self.reduce(flat))
+        self.clean()
+
+    def reduce(self, flat):
+        return torch.stack(rows_of(flat)).mean(0)
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "`self.zero_grad()` drops that of the shard")
+class DropsTheShardsGradient(OneUnit):
+    def after_backward(self):
+        flat = torch.cat([p.grad.reshape(-1) for p in self.members])
+        self.zero_grad()
+        self.free()
+        self.keep(self.reduce(F.pad(flat, (0, len(self.whole) - len(flat)))))
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "by something else than the optimizer's step")
+class UpdatesByItself(OneUnit):
+    def keep(self, part):
+        super().keep(part)
+        with torch.no_grad():
+            self.shard -= 0.01 * part
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "divided by the world size twice")
+class AveragedTwice(OneUnit):
+    def reduce(self, flat):
+        return direct(flat) / dist.get_world_size()
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "a hook on the module stays")
+class MoreHooksWithEachStep(OneUnit):
+    def forward(self, *args):
+        self.module.register_full_backward_pre_hook(self.before_the_module)
+        self.gather()
+        output = self.module(*args)
+        self.free()
+        return output
+
+    def before_the_module(self, module, grads):
+        self.gather()
+
+
 @ANSWERS.wrong("08.one_unit", "wrong", "nothing of the others is in it")
 class NotReduced(OneUnit):
     def reduce(self, flat):
@@ -704,6 +914,16 @@ def one_unit_still(model, batches, lr):
     return whole(model)
 
 
+@ANSWERS.wrong("08.spot_the_optimizer", "crashed", "Layers first, then the model.")
+def model_first(model, batches, lr):
+    def make(model):
+        fully_shard(model)
+        return sharded_first(model, lr)
+
+    train_with(model, batches, make)
+    return whole(model)
+
+
 @ANSWERS.wrong("08.spot_the_optimizer", "stuck", "every rank must call it")
 def rank_0_alone_still(model, batches, lr):
     train_with(model, batches, sharded_first)
@@ -721,6 +941,20 @@ def shards_returned(model, batches, lr):
 @ANSWERS.wrong("08.spot_the_optimizer", "wrong", "The gradients were not clipped.")
 def not_clipped(model, batches, lr):
     train_with(model, batches, sharded_first, clip=False)
+    return whole(model)
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "by the norm of its own shards")
+def clipped_by_own_norm(model, batches, lr):
+    optimizer = sharded_first(model, lr)
+    for inputs, labels in batches:
+        F.cross_entropy(model(inputs), labels).backward()
+        local = [p.grad.to_local() for p in model.parameters()]
+        norm = torch.cat([grad.reshape(-1) for grad in local]).norm()
+        for grad in local:
+            grad *= (0.5 / (norm + 1e-6)).clamp(max=1.0)
+        optimizer.step()
+        optimizer.zero_grad()
     return whole(model)
 
 
@@ -763,7 +997,7 @@ def backward(units, grad):
         unit.grad = request.wait()
 
 
-@ANSWERS.wrong("08.spot_the_pile", "wrong", "never freed")
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "Too many units are whole")
 def never_freed(units, grad):
     n = dist.get_world_size()
     for unit in reversed(units):

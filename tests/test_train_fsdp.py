@@ -248,6 +248,8 @@ def test_with_as_many_ranks_a_resumed_run_is_the_same_to_the_last_bit(
     second = with_each(sharded, "--steps", 10, folder=tmp_path)
     run = forks.several(2, second + second)  # the second time nothing is left to do
     assert run.codes == [0, 0]
+    done = "step 10 is done: nothing is left of --steps 10"
+    assert run.err[0].count(done) == len(sharded) and done not in run.err[1]
     for strategy in sharded:
         losses = run.curve(strategy=strategy)
         assert losses == unbroken[2].curve(strategy=strategy)[1:], strategy

@@ -3,96 +3,29 @@
 import contextlib
 import functools
 import gc
+import re
+import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils.checks.compare import difference
 from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.messages import (
     NOT_WAITED_FOR,
+    STILL_BUSY,
     TO_ITSELF,
     WAITED,
     all_waited_for,
 )
-from course_utils.checks.mistakes import first_wrong, says, wrong_in
+from course_utils.checks.mistakes import first_wrong, right_but, says, wrong_in
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
 from course_utils.messages import recorded
+from course_utils.traffic import Sent, Watch
 
 OURS = "course_utils.from_scratch.fsdp"
-
-# ------------------------------------------------------------------- what is sent
-
-
-class Watch(TorchDispatchMode):
-    """Calls `note` with the name and the arguments of each collective of this rank."""
-
-    # Otherwise the first operation imports torch._dynamo, which takes 2 seconds.
-    @classmethod
-    def _should_skip_dynamo(cls):
-        return False
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if operation.namespace == "c10d":
-            self.note(operation.__name__.split(".")[0].strip("_"), args)
-        return operation(*args, **(kwargs or {}))
-
-
-class Sent(Watch):
-    """Notes the collectives of this rank, and the bytes that it sends.
-
-    Bytes are those of the best algorithm: of an all-reduce of S bytes 2(n - 1)/n·S.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []  # (name, bytes sent)
-
-    def note(self, name, args):
-        if name in SHARE:
-            self.calls.append((name, self.bytes_of(name, args)))
-
-    def bytes_of(self, name, args):
-        n = dist.get_world_size()
-        place, share = SHARE[name]
-        tensors = args[place]
-        while isinstance(tensors, list) and tensors and isinstance(tensors[0], list):
-            tensors = sum(tensors, [])
-        if torch.is_tensor(tensors):
-            tensors = [tensors]
-        return sum(tensor.nbytes for tensor in tensors) * share(n)
-
-    @property
-    def nbytes(self):
-        return round(sum(nbytes for _, nbytes in self.calls))
-
-    def count(self, *parts):
-        """How many calls have such a name?"""
-        return sum(any(part in name for part in parts) for name, _ in self.calls)
-
-
-def most(n):
-    return (n - 1) / n
-
-
-# Where the tensors are among the arguments, and which share of them a rank sends.
-SHARE = {
-    "send": (0, lambda n: 1),
-    "allreduce": (0, lambda n: 2 * most(n)),
-    "reduce": (0, most),
-    "broadcast": (0, most),
-    "scatter": (1, most),
-    "gather": (1, most),
-    "alltoall": (1, most),
-    "alltoall_base": (1, most),
-    "allgather": (1, lambda n: n - 1),
-    "allgather_base": (1, lambda n: n - 1),
-    "reduce_scatter": (1, most),
-    "reduce_scatter_base": (1, most),
-}
 
 # ------------------------------------------------------------------------- zero_table
 
@@ -175,6 +108,35 @@ ZERO_TABLE = Task(
             ],
             says="Weights and gradients are in bfloat16: 2 bytes each, not 4.",
         ),
+        *(
+            Mistake(
+                like=like,
+                says="`//` rounds down: 12 // 64 is 0. Divide with `/`.",
+            )
+            for like in (
+                lambda psi, n, k: [
+                    (4 + k) * psi,
+                    (4 + k // n) * psi,
+                    (2 + (2 + k) // n) * psi,
+                    (4 + k) // n * psi,
+                ],
+                lambda psi, n, k: [
+                    (4 + k) * psi,
+                    (4 + k // n) * psi,
+                    (2 + 2 / n + k // n) * psi,
+                    (4 / n + k // n) * psi,
+                ],
+            )
+        ),
+        Mistake(
+            like=lambda *args: zero_table(*args)[::-1],
+            says="That is the table upside down: stage 0, DDP, comes first.",
+        ),
+        Mistake(
+            like=lambda psi, n, k: zero_table(1, n, k),
+            says="That is for one parameter. The model has `parameters` of them.",
+        ),
+        Mistake(like=scaled(8), says="That is in bits. The task asks for bytes."),
         Mistake(like=scaled(1e-9), says="That is in GB. The task asks for bytes."),
         Mistake(like=scaled(2.0**-30), says="That is in GiB. The task asks for bytes."),
         Mistake(
@@ -208,6 +170,7 @@ ZERO_TABLE = Task(
 
 LAYERS, LAYER_MB, GPUS = 32, 500, 8
 SHARDS_MB = LAYERS * LAYER_MB // GPUS
+PEAKS_MB = SHARDS_MB + LAYER_MB, SHARDS_MB + 2 * LAYER_MB
 
 
 def answered(*values):
@@ -219,9 +182,17 @@ PREDICT_PEAK = Task(
     title="Predict the peak",
     stars=1,
     where="value",
-    expect=lambda: (SHARDS_MB + LAYER_MB, SHARDS_MB + 2 * LAYER_MB),
+    expect=lambda: PEAKS_MB,
     unit="MB",
     mistakes=(
+        Mistake(
+            when=answered(*(mb / 1000 for mb in PEAKS_MB)),
+            says="That is right, in GB. The task asks for MB.",
+        ),
+        Mistake(
+            when=answered(*(mb * 1_000_000 for mb in PEAKS_MB)),
+            says="That is right, in bytes. The task asks for MB.",
+        ),
         Mistake(
             when=lambda attempt: attempt.got[0] == LAYER_MB,
             says="That is the layer that is whole. The shards of all layers lie there "
@@ -292,6 +263,10 @@ SHAPES = {
 }
 
 
+WHOLE_SHARD = "bytes that the object keeps"
+AFTERWARDS = "bytes that the object keeps after unshard()"
+
+
 def tensors_of(kind):
     """The same on every rank."""
     return [whole_numbers(shape, 3 + i) for i, shape in enumerate(SHAPES[kind])]
@@ -301,20 +276,33 @@ def alive():
     """Bytes of all tensors of this process, each memory counted once."""
     gc.collect()
     tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    tensors = [one for one in tensors if one.device.type != "meta"]
     storages = {one.untyped_storage().data_ptr(): one for one in tensors}
     return sum(one.untyped_storage().nbytes() for one in storages.values())
+
+
+def settled(count, limit, seconds=2.0):
+    """The count when it is no more than the limit, or after some seconds.
+
+    gloo lets go of the tensors of a collective a little after its end.
+    """
+    end = time.monotonic() + seconds
+    while (found := count()) > limit and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
 
 
 def try_flat_shard(answer, kind):
     rank = dist.get_rank()
     before = alive()
     unit = answer(tensors_of(kind))
-    kept = alive() - before
-    report = {
-        "the shard": unit.shard.detach().clone(),
-        "bytes that the object keeps": kept,
-        "unshard()": unit.unshard(),
-    }
+    report = {WHOLE_SHARD: alive() - before, "the shard": unit.shard.detach().clone()}
+    noted = report["the shard"].untyped_storage().nbytes()
+    unit.unshard()  # what it returns is thrown away
+    report[AFTERWARDS] = settled(
+        lambda: alive() - before - noted, unit.shard.detach().nbytes
+    )
+    report["unshard()"] = unit.unshard()
     report["the shard after unshard()"] = unit.shard.detach().clone()
     with torch.no_grad():
         unit.shard += rank + 1  # as an optimizer would
@@ -350,6 +338,9 @@ def sharded(rank, inputs):
         "the shard after unshard()": shards[rank],
         "unshard() after each rank r has added r + 1 to its shard": whole_again(
             kind, changed
+        ),
+        AFTERWARDS: Such(
+            f"at most {shards[rank].nbytes}", lambda value: value <= shards[rank].nbytes
         ),
     }
 
@@ -390,7 +381,11 @@ def unpadded(cut):
     return like
 
 
-WHOLE_SHARD = "bytes that the object keeps"
+def numbers_left(message):
+    """How many numbers split() had too many, according to its error."""
+    found = re.search(r"split_sizes to sum exactly to (\d+).*=\[([\d, ]*)\]", message)
+    return int(found[1]) - sum(map(int, found[2].split(","))) if found else 0
+
 
 FLAT_SHARD = Task(
     id="08.flat_shard",
@@ -398,6 +393,7 @@ FLAT_SHARD = Task(
     stars=2,
     where="ranks",
     run=try_flat_shard,
+    seconds=10.0,  # it may have to wait for gloo
     world_sizes=(1, 2, 3, 4),
     cases=((EXAMPLE,), (MATRICES,), (ONE,), (EVEN,)),
     expect=sharded,
@@ -405,6 +401,11 @@ FLAT_SHARD = Task(
     forbids=(f"{OURS}.shard", f"{OURS}.unshard", f"{OURS}.padded"),
     instead="`torch.cat`, `F.pad`, slices and an all-gather are enough.",
     mistakes=(
+        Mistake(
+            when=says("has no attribute 'shard'"),
+            says="This rank's piece must be in `self.shard`: there an optimizer finds "
+            "it, and so does the check.",
+        ),
         Mistake(
             when=lambda attempt: (
                 shard_is(unpadded(torch.chunk))(attempt)
@@ -455,7 +456,12 @@ FLAT_SHARD = Task(
             says="That is the whole flat tensor. Cut out this rank's piece.",
         ),
         Mistake(
-            when=wrong_in(WHOLE_SHARD),
+            when=wrong_in(AFTERWARDS),
+            says="What unshard() has gathered stays in the object. Between two calls "
+            "there may be nothing but the shard: keep it in a local variable.",
+        ),
+        Mistake(
+            when=right_but(WHOLE_SHARD),
             says="The shard is right, but more than the shard stays in memory. A slice "
             "is a view: it keeps the memory of the whole flat tensor (`clone()` it). "
             "Of the given tensors, keep the shapes only.",
@@ -471,9 +477,12 @@ FLAT_SHARD = Task(
         Mistake(
             when=lambda attempt: (
                 first_wrong(attempt) == "unshard()"
-                and all(one.dim() == 1 for one in attempt.got["unshard()"])
-                and sum(one.numel() for one in attempt.got["unshard()"])
-                == sum(one.numel() for one in attempt.expected["unshard()"])
+                and difference(
+                    attempt.got["unshard()"],
+                    [one.reshape(-1) for one in attempt.expected["unshard()"]],
+                    0.0,
+                )
+                is None
             ),
             says="The numbers are there, but in one dimension each. Give them the "
             "shapes of the tensors that were given.",
@@ -484,7 +493,12 @@ FLAT_SHARD = Task(
             "you split.",
         ),
         Mistake(
-            when=says("split_with_sizes expects split_sizes to sum"),
+            when=lambda attempt: numbers_left(attempt.message) < 0,
+            says="Numbers got lost: the shards together have fewer than the tensors. "
+            "Their size must be rounded *up*.",
+        ),
+        Mistake(
+            when=lambda attempt: numbers_left(attempt.message) > 0,
             says="After the all-gather the padding is still there. Cut it off before "
             "you split.",
         ),
@@ -531,18 +545,24 @@ FLAT_SHARD = Task(
 
 # --------------------------------------------------------------------- reduce_scatter
 
+LONG = 1000
+OWN = "torch's own reduce-scatters"
+
 
 def gradient_of(size, rank, n):
-    return (whole_numbers((n * size,), 20 + rank),)
+    gradient = whole_numbers((n * size,), 20 + rank)
+    # The long one has numbers that 16 bits cannot hold, so rounding would show.
+    return (gradient * (1 + 2.0**-12) if size == LONG else gradient,)
 
 
 def try_reduce_scatter(answer, gradient):
     with Sent() as sent, recorded() as calls:
         part = answer(gradient)
-    others = [name for name, _ in sent.calls if name not in ("send", "alltoall_base")]
+    others = [name for name, _ in sent.calls if name not in ("send", "all-to-all")]
     return {
         WAITED: all_waited_for(calls),
         "its part": part,
+        OWN: sent.count("reduce-scatter"),
         "bytes sent": sent.nbytes,
         "collectives": len(others),
     }
@@ -564,6 +584,7 @@ def scattered(rank, inputs):
     return {
         WAITED: True,
         "its part": part_of(lambda gradients, rank: sum(gradients) / n)(rank, inputs),
+        OWN: 0,
         "bytes sent": Such(
             f"at most {limit:,} (the gradient has {nbytes:,})",
             lambda value: value <= limit,
@@ -613,12 +634,13 @@ REDUCE_SCATTER = Task(
     run=try_reduce_scatter,
     inputs=gradient_of,
     world_sizes=(1, 3, 4),
-    cases=(4, 1, 1000),
+    cases=(4, 1, LONG),
     expect=scattered,
     forbids=(
         *REDUCE_SCATTERS,
         "torch.distributed._functional_collectives.reduce_scatter_tensor",
         f"{OURS}.reduce_scatter",
+        f"{OURS}.ReduceScatter",
         *RINGS,
     ),
     instead="`isend` and `irecv` to and from every other rank, or a ring, or "
@@ -626,6 +648,23 @@ REDUCE_SCATTER = Task(
     mistakes=(
         NOT_WAITED_FOR,
         TO_ITSELF,
+        STILL_BUSY,
+        Mistake(
+            when=wrong_in(OWN),
+            says="It would work: but it is what you build here. Send the pieces with "
+            "`isend` and `irecv`, or `all_to_all_single`.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("its part")(attempt)
+                and difference(
+                    attempt.got["its part"].float(), attempt.expected["its part"], 1e-2
+                )
+                is None
+            ),
+            says="Nearly right, but rounded. Are the numbers sent, or added up, with "
+            "16 bits? They come in float32: leave them so.",
+        ),
         Mistake(
             when=part_is(lambda g, rank: chunk_of(sum(g), g, rank)),
             says="That is the sum over the ranks. A gradient is averaged: divide by "
@@ -687,7 +726,7 @@ REDUCE_SCATTER = Task(
         Mistake(
             when=wrong_in("bytes sent"),
             says="The result is right, but too much was sent. Each rank needs one "
-            "piece of your gradient, not all of it.",
+            "piece of your gradient, not all of it, and in float32.",
         ),
         Mistake(
             when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
@@ -724,15 +763,15 @@ NORMED = "a linear layer and a layer norm"
 ZERO = "zero_grad()"
 NEVER = "no zero_grad()"
 STEPS = 3
-RATE = 2.0**-10
+RATE = 2.0**-4
 
 
 def linear(inputs, outputs, seed):
-    """A linear layer of small whole numbers."""
+    """A linear layer of small numbers, which leave tanh its slope."""
     layer = nn.Linear(inputs, outputs)
     with torch.no_grad():
-        layer.weight.copy_(whole_numbers((outputs, inputs), seed))
-        layer.bias.copy_(whole_numbers((outputs,), seed))
+        layer.weight.copy_(whole_numbers((outputs, inputs), seed) / 8)
+        layer.bias.copy_(whole_numbers((outputs,), seed) / 8)
     return layer
 
 
@@ -757,19 +796,21 @@ def memory_of(module):
     return sum(p.untyped_storage().nbytes() for p in storages.values())
 
 
-GATHERED = "allgather"
+GATHERED = "all-gather"
 BEFORE = "bytes of whole parameters between two steps"
 BETWEEN = "bytes of whole parameters between forward and backward"
 IN_FORWARD = "all-gathers in the forward"
 IN_BACKWARD = "all-gathers in the backward"
 LEFT = "whole gradients that are left after the backward"
 SENT = "bytes sent in the backward"
+LATER = "all-gathers in the last step"
+KEPT = "bytes of all tensors that are left after the backward"
 
 
 def try_unit(answer, kind, zero):
-    rank = dist.get_rank()
+    rank, before = dist.get_rank(), alive()
     module = module_of(kind)
-    unit, report = answer(module), {}
+    unit, report, most = answer(module), {}, {}
     for step in range(STEPS):
         if zero == ZERO:
             unit.shard.grad = None
@@ -778,14 +819,21 @@ def try_unit(answer, kind, zero):
         between = memory_of(module)
         with Sent() as backward:
             output.sum().backward()
+        del output
+        gathered = sum(nbytes for name, nbytes in backward.calls if name == GATHERED)
+        found = {
+            BETWEEN: between,
+            BEFORE: memory_of(module),
+            LEFT: sum(p.grad is not None for p in module.parameters()),
+            SENT: round(backward.nbytes - gathered),
+        }
+        most |= {name: max(most.get(name, 0), value) for name, value in found.items()}
+        report[LATER] = forward.count(GATHERED) + backward.count(GATHERED)
         if step == 0:
             report[IN_FORWARD] = forward.count(GATHERED)
-            report[BETWEEN] = between
             report[IN_BACKWARD] = backward.count(GATHERED)
-            report[BEFORE] = memory_of(module)
-            report[LEFT] = sum(p.grad is not None for p in module.parameters())
-            gathered = sum(b for name, b in backward.calls if GATHERED in name)
-            report[SENT] = round(backward.nbytes - gathered)
+            limit = may_stay(kind, dist.get_world_size())
+            report[KEPT] = settled(lambda: alive() - before, limit)
         grad = unit.shard.grad
         report[f"step {step}: gradient of the shard"] = (
             None if grad is None else grad.clone()
@@ -794,7 +842,7 @@ def try_unit(answer, kind, zero):
             with torch.no_grad():  # SGD; an optimizer of torch would import much
                 unit.shard -= RATE * grad
         report[f"step {step}: the shard"] = unit.shard.detach().clone()
-    return report
+    return report | most
 
 
 @functools.lru_cache(maxsize=64)
@@ -829,6 +877,12 @@ def stepped(kind, zero, n, combine=mean):
     return steps
 
 
+def may_stay(kind, n):
+    """Bytes: a shard, its gradient, and trifles; but not a whole gradient."""
+    numbers = sum(p.numel() for p in module_of(kind).parameters())
+    return 2 * 4 * -(-numbers // n) + 2 * numbers
+
+
 def stepped_right(rank, inputs):
     (kind, zero), n = inputs[rank], len(inputs)
     size = len(stepped(kind, zero, n)[0][0][0])
@@ -840,7 +894,10 @@ def stepped_right(rank, inputs):
         BEFORE: 0,
         LEFT: 0,
         SENT: Such(f"at most {limit}", lambda value: value <= limit),
+        LATER: 2,
     }
+    room = may_stay(kind, n)
+    expected[KEPT] = Such(f"at most {room}", lambda value: value <= room)
     for step, (gradients, shards) in enumerate(stepped(kind, zero, n)):
         expected[f"step {step}: gradient of the shard"] = gradients[rank]
         expected[f"step {step}: the shard"] = shards[rank]
@@ -887,7 +944,15 @@ ONE_UNIT = Task(
     cases=((TWO_LAYERS, ZERO), (TIED, ZERO), (NORMED, NEVER)),
     expect=stepped_right,
     keeps_inputs=False,
-    forbids=(f"{OURS}.FSDP", *REDUCE_SCATTERS, f"{OURS}.reduce_scatter"),
+    forbids=(
+        *REDUCE_SCATTERS,
+        "torch.distributed._functional_collectives.reduce_scatter_tensor",
+        f"{OURS}.reduce_scatter",
+        f"{OURS}.ReduceScatter",
+        f"{OURS}.GradientReducer",
+        f"{OURS}.ShardedFlatParameter",
+        f"{OURS}.FSDP",
+    ),
     instead="The methods of Unit, a hook on the output, and your tasks 3 and 4.",
     mistakes=(
         Mistake(
@@ -898,6 +963,38 @@ ONE_UNIT = Task(
             says="Somebody computed with parameters whose memory had been given back: "
             "between `free()` and `gather()` they are gone. Gather before the forward, "
             "and again before the backward.",
+        ),
+        Mistake(
+            when=says("gather() takes 1 positional argument but 2 were given"),
+            says="The hook is called with the gradient of the output, and `gather` "
+            "takes nothing: `output.register_hook(lambda grad: self.gather())`.",
+        ),
+        Mistake(
+            when=says("'NoneType' object is not callable"),
+            says="`register_hook(self.gather())` gathers at once, and registers None. "
+            "Hand over a function: `lambda grad: self.gather()`.",
+        ),
+        Mistake(
+            when=says("but hook returned"),
+            says="What a hook on a tensor returns takes the place of the gradient. It "
+            "must return None.",
+        ),
+        Mistake(
+            when=says("'NoneType' object has no attribute 'sum'"),
+            says="forward returns nothing. It must return what the module returns.",
+        ),
+        Mistake(
+            when=says(
+                "must match the size of tensor",
+                "stack expects each tensor to be equal size",
+                "is invalid for input of size",
+                "Sizes of tensors must match",
+                "does not divide equally",
+                "must be divisible",
+                "the same number of elements",  # of a send and a recv
+            ),
+            says="Is the flat gradient padded before the reduce-scatter? It must be as "
+            "long as `self.whole`, so that the ranks can share it equally.",
         ),
         Mistake(
             when=says("cannot register a hook on a tensor that doesn't require"),
@@ -954,6 +1051,18 @@ ONE_UNIT = Task(
             "it called once, with all gradients together?",
         ),
         Mistake(
+            when=wrong_in(KEPT),
+            says="Something as large as all gradients is left after the backward. Is "
+            "it kept as an attribute? Or is the shard's gradient a view of it, which "
+            "keeps all of its memory? `clone()` it.",
+        ),
+        Mistake(
+            when=wrong_in(LATER),
+            says="Step 0 has two all-gathers, a later one has not. If there are more "
+            "with each step: a hook on the module stays, so register it once, in "
+            "`__init__`; one on the output goes with the output.",
+        ),
+        Mistake(
             when=lambda attempt: (
                 first_wrong(attempt).endswith("gradient of the shard")
                 and attempt.got[first_wrong(attempt)] is None
@@ -964,6 +1073,11 @@ ONE_UNIT = Task(
         Mistake(
             when=shard_gradient_is(sum),
             says="That is the sum over the ranks, not their mean.",
+        ),
+        Mistake(
+            when=shard_gradient_is(lambda each: mean(each) / len(each)),
+            says="It is divided by the world size twice: your reduce_scatter of task 4 "
+            "returns the mean already.",
         ),
         Mistake(
             when=of_the_others_nothing,
@@ -977,7 +1091,8 @@ ONE_UNIT = Task(
             ),
             says="Step 0 is right, a later one is not. Here nobody called zero_grad(): "
             "as always in PyTorch, a gradient that is there already must be added to, "
-            "not replaced.",
+            "not replaced. (And `self.zero_grad()` drops that of the shard, too; "
+            "`self.module.zero_grad()` does not.)",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1044,15 +1159,16 @@ def sharded_batches(steps, rank, n):
 
 
 class Largest(Watch):
-    """Notes the bytes of the largest all-gather."""
+    """Notes the bytes of the largest tensor that an all-gather makes."""
 
     def __init__(self):
         super().__init__()
         self.nbytes = 0
 
-    def note(self, name, args):
-        if name == "allgather_base":
-            self.nbytes = max(self.nbytes, args[0].nbytes)
+    def note(self, name, nbytes):
+        n = dist.get_world_size()
+        if name == "all-gather":  # a rank sends its part to n - 1 others
+            self.nbytes = max(self.nbytes, round(nbytes * n / (n - 1)))
 
 
 @contextlib.contextmanager
@@ -1099,8 +1215,18 @@ def whole_state(state):
     }
 
 
+def clip_by_own_norm(model, n):
+    """What n ranks do that look at their shards of the gradients alone."""
+    pieces = [p.grad.chunk(n) for p in model.parameters()]
+    for rank in range(n):
+        own = [of_one[rank] for of_one in pieces if rank < len(of_one)]
+        norm = torch.cat([gradient.reshape(-1) for gradient in own]).norm()
+        for gradient in own:
+            gradient *= (0.5 / (norm + 1e-6)).clamp(max=1.0)
+
+
 @functools.lru_cache(maxsize=16)
-def trained_alone(steps, n, *, clip=True):
+def trained_alone(steps, n, *, clip=True, by_own_norm=False):
     """What one process makes of all ranks' rows."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=TRAIN_RATE)
@@ -1110,7 +1236,9 @@ def trained_alone(steps, n, *, clip=True):
             for parts in zip(*[rows_of(r, step) for r in range(n)], strict=True)
         )
         F.cross_entropy(model(x), y).backward()
-        if clip:
+        if by_own_norm:
+            clip_by_own_norm(model, n)
+        elif clip:
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
@@ -1173,6 +1301,11 @@ SPOT_THE_OPTIMIZER = Task(
             "parameter, also those ranks that return nothing.",
         ),
         Mistake(
+            when=says("Invariant encountered"),
+            says="fully_shard of the whole model takes all parameters that are in no "
+            "unit yet. Layers first, then the model.",
+        ),
+        Mistake(
             when=lambda attempt: attempt.got[LARGEST] == 0,
             says="Nothing was gathered. Is the model still sharded?",
         ),
@@ -1198,6 +1331,11 @@ SPOT_THE_OPTIMIZER = Task(
         Mistake(
             when=result_is(lambda steps, n: trained_alone(steps, n, clip=False)),
             says="The gradients were not clipped. Leave that line in.",
+        ),
+        Mistake(
+            when=result_is(lambda steps, n: trained_alone(steps, n, by_own_norm=True)),
+            says="Each rank has clipped by the norm of its own shards. What counts is "
+            "the norm over all ranks: `clip_grad_norm_` of torch takes it.",
         ),
     ),
     otherwise="Rank 0 returns the whole parameters, trained as one process trains them "
@@ -1373,15 +1511,15 @@ SPOT_THE_PILE = Task(
         ),
         Mistake(
             when=wrong_in("whole units at once"),
-            says="The units that were gathered are never freed, so in the end the "
-            "whole model is in memory. A unit's weight is not needed any more when its "
-            "backward is over.",
+            says="Too many units are whole at the same time; if nobody frees them, in "
+            "the end the whole model. Gather a unit when its turn comes. Its weight is "
+            "not needed any more when its backward is over.",
         ),
         Mistake(
             when=wrong_in("whole gradients at once"),
-            says="The whole gradients pile up: nobody waits for their reduce-scatters "
-            "until all are started. Wait for the one before when the next one is "
-            "ready to go, or at once.",
+            says="The whole gradients pile up: too many reduce-scatters are on their "
+            "way. Wait for the one before when the next one is ready to go, or at "
+            "once.",
         ),
         Mistake(
             when=wrong_in("whole units in the end"),

@@ -21,7 +21,8 @@ same calls, uses the same units in the same order, and gives batches of the same
 
 The optimizer sees flat tensors. It must treat each element by itself, as SGD, Adam and
 AdamW do; Muon, LAMB or Adafactor look at whole matrices, and would do something else.
-An unused parameter counts as a gradient of zeros if its unit has others that are used.
+An unused parameter counts as a gradient of zeros: with ZeRO-1 always, later if its unit
+has others that are used. (With DDP it has no gradient, and the optimizer skips it.)
 
 Bytes a rank keeps, for P parameters in fp32, n ranks and Adam (K = 8 bytes of state):
 
@@ -96,6 +97,8 @@ def unshard(shard: Tensor, shape: Sequence[int]) -> Tensor:
 
 def reduce_scatter(flat: Tensor) -> Tensor:
     """This rank's part of the sum over the ranks, (n·k,) -> (k,). Every rank calls.
+
+    One rank alone gets `flat` itself.
 
     Cost for S bytes: each rank sends (n-1)/n·S. Memory while it runs: `flat` and the
     result; with gloo also (n-1)/n·S for what arrives.
@@ -363,7 +366,13 @@ def clip_grad_norm_(shards: Iterable[nn.Parameter], max_norm: float) -> Tensor:
     """
     shards = list(shards)
     grads = [shard.grad for shard in shards if shard.grad is not None]
-    own = [torch.linalg.vector_norm(grad).square() for grad in grads]
+    # In float32 at least: of a sum in bfloat16 only 8 bits would be right.
+    own = [
+        torch.linalg.vector_norm(
+            grad, dtype=torch.promote_types(grad.dtype, torch.float32)
+        ).square()
+        for grad in grads
+    ]
     total = torch.stack(own or [torch.zeros((), device=shards[0].device)]).sum()
     dist.all_reduce(total)
     norm = total.sqrt()
@@ -377,7 +386,8 @@ class ShardedGradients(ShardedOptimizer):
     """A `ShardedOptimizer` whose gradients are sharded, too.
 
     When backward() has all gradients of a unit, they are reduce-scattered, and only
-    this rank's part is kept. Parameters have no `.grad` afterwards.
+    this rank's part is kept. Parameters have no `.grad` afterwards. So call `zero_grad`
+    of this: that of the module finds nothing, and the shards' gradients would add up.
 
     Args:
         units: submodules whose gradients travel together; all others form one more
@@ -616,7 +626,9 @@ class FSDP(nn.Module):
 
     Args:
         module: overwritten with the parameters and buffers of rank 0. Its parameters
-            have values only while their unit runs, nan otherwise.
+            have values only while their unit runs, nan otherwise. Its units return
+            tensors, or tuples, lists and dicts of them; in other objects they would
+            not be found.
         units: submodules that are units. What is in none is the root unit, the module
             itself; that stays gathered from the beginning of forward to the end.
         reshard_after_forward: whether units are freed after their forward. By default
@@ -759,9 +771,11 @@ class FSDP(nn.Module):
         if not torch.is_grad_enabled():
             reshard = True
         else:
-            for value in tree_leaves(output):
+            leaves = tree_leaves(output)
+            for value in leaves:
                 if isinstance(value, Tensor) and value.requires_grad:
                     value.register_hook(partial(self._enter_backward, unit))
+            self._refuse_if_hidden(unit, leaves)
         if reshard or (reshard is None and unit.name):
             unit.free()
         if unit.name == "":
@@ -801,6 +815,19 @@ class FSDP(nn.Module):
             unit.free()
 
     @staticmethod
+    def _refuse_if_hidden(unit: Unit, leaves: list[Any]) -> None:
+        found = any(isinstance(v, Tensor) and v.requires_grad for v in leaves)
+        plain = (Tensor, str, bytes, bool, int, float, complex, type(None))
+        others = [type(v).__name__ for v in leaves if not isinstance(v, plain)]
+        if others and not found:
+            raise TypeError(
+                f"unit {unit.name or 'root'!r} returns a {others[0]}. Its parameters "
+                "must be gathered again when backward() comes to a tensor that it "
+                "returns, and none is found in there: return tensors, or tuples, lists "
+                "or dicts of them"
+            )
+
+    @staticmethod
     def _refuse_if_absent(flat: ShardedFlatParameter, name: str, *call: Any) -> None:
         if not flat.gathered:
             raise RuntimeError(
@@ -812,12 +839,13 @@ class FSDP(nn.Module):
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
             "the parameters are sharded, and can be moved or converted no more: use "
-            ".to(), .half() and the like on the module, before FSDP(module)"
+            ".to(), .half() and the like on the module, before FSDP(module), or leave "
+            "it out if all is where it should be"
         )
 
     # ------------------------------------------------------------ rung 5: checkpoints
     def state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
-        """All values, with names and shapes of the plain module. Every rank calls.
+        """Copies of all values, as in the plain module. Every rank calls it.
 
         Args:
             rank0_only: the other ranks get {}, and need memory for one unit only.
@@ -832,7 +860,10 @@ class FSDP(nn.Module):
                 for parameter, part in zip(flat.parameters, parts, strict=True):
                     values[id(parameter)] = part.clone()
         state = self.module.state_dict(keep_vars=True) if keep else {}
-        return {name: values.get(id(value), value) for name, value in state.items()}
+        return {
+            name: values[id(value)] if id(value) in values else value.clone()
+            for name, value in state.items()
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -909,13 +940,23 @@ def optimizer_state_dict(
         "state": for each name of a parameter what the optimizer keeps for it, in the
         parameter's shape; "param_groups": the settings.
 
+    Raises:
+        ValueError: the optimizer has a parameter that is no shard of these.
+
     Cost: for each flat parameter an all-gather of each tensor of the state.
     """
+    flats = [*flats]
     keep = not rank0_only or dist.get_rank() == 0
     state: dict[str, dict[str, Any]] = {}
-    names = {}
+    names = {id(flat.shard): flat.names for flat in flats}
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if id(parameter) not in names:
+            raise ValueError(
+                f"this {type(optimizer).__name__} has a parameter of the shape "
+                f"{tuple(parameter.shape)} that is no shard of this model. Give it an "
+                "optimizer of its own"
+            )
     for flat in flats:
-        names[id(flat.shard)] = flat.names
         for key, value in optimizer.state.get(flat.shard, {}).items():
             if isinstance(value, Tensor) and value.shape == flat.shard.shape:
                 values = flat.parts(all_gather(value))
@@ -939,7 +980,18 @@ def load_optimizer_state_dict(
     """Load what `optimizer_state_dict` gave, with any number of ranks and any units.
 
     Every rank gives it, and takes its part. Nothing is sent.
+
+    Raises:
+        ValueError: it has parameters of other names or shapes; or those of a unit
+            differ in what they have, or in a number that they would share.
     """
+    flats = [*flats]
+    unknown = state["state"].keys() - {name for flat in flats for name in flat.names}
+    if unknown:
+        raise ValueError(
+            f"the optimizer's state to load has {sorted(unknown)}, which this model "
+            "does not train. It must come from the same module"
+        )
     for flat in flats:
         entries = [state["state"].get(name, {}) for name in flat.names]
         keys = {frozenset(entry) for entry in entries}
@@ -949,17 +1001,38 @@ def load_optimizer_state_dict(
                 f"{sorted(map(sorted, keys))}. They share one flat tensor, so they "
                 "need the same"
             )
-        own = {}
-        for key, first in entries[0].items():
-            if key == "step" or not isinstance(first, Tensor):
-                own[key] = first.clone() if isinstance(first, Tensor) else first
-            else:
-                whole = torch.cat([entry[key].reshape(-1) for entry in entries])
-                own[key] = shard(whole).to(flat.shard.device)
+        own = {
+            key: _shared(flat, key, [entry[key] for entry in entries])
+            for key in entries[0]
+        }
         if own:
             optimizer.state[flat.shard] = own
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
         group.update({k: v for k, v in saved.items() if k != "params"})
+
+
+# What optimizers of torch keep once for a parameter, not once for each element of it.
+_NUMBERS = ("step", "mu_product", "eta", "mu")
+
+
+def _shared(flat: FlatParameter, key: str, values: list[Any]) -> Any:
+    """From what the parameters of a unit have for `key`, what their shard has."""
+    shapes = [getattr(value, "shape", ()) for value in values]
+    if key not in _NUMBERS and shapes == [p.shape for p in flat.parameters]:
+        whole = torch.cat([value.reshape(-1) for value in values])
+        return shard(whole).to(flat.shard.device)
+    first = values[0]
+    if any(shapes) or any(value != first for value in values):
+        found = ", ".join(
+            f"{name}: {f'of shape {tuple(shape)}' if shape else value}"
+            for name, shape, value in zip(flat.names, shapes, values, strict=True)
+        )
+        raise ValueError(
+            f"{key!r} of unit {flat.name!r} does not fit ({found}). The unit has one "
+            "flat tensor: expected values in the shapes of its parameters, or one "
+            "number for all of them"
+        )
+    return first.clone() if isinstance(first, Tensor) else first
 
 
 # ------------------------------------------------------------------------ what it takes
@@ -974,6 +1047,7 @@ def parameters_by_unit(
     Raises:
         ValueError: a unit is no submodule, or two units share a parameter.
     """
+    units = [*units]
     wanted = {id(unit): number for number, unit in enumerate(units)}
     unit_at = {"": ""}  # every path to a unit -> its name
     name_of = {id(module): ""}

@@ -484,9 +484,9 @@ def flat_shards(
         wide = padding * inch
         label = draw.first_that_fits((f"padding ({padding:,})", "padding"), wide - 0.14)
         _box(board, (left + elements * inch, flat, wide, 0.3), label, _PADDING)
-    low = flat - 0.3 - step * world_size
     for cut in range(1, world_size):
         x = left + cut * shard * inch
+        low = flat - 0.3 - step * (cut + 1)  # the shard that begins here
         line = {"color": VERMILLION, "lw": 1.6, "ls": (0, (4, 2)), "zorder": 2}
         board.plot([x, x], [low + 0.04, flat + 0.38], **line)
     said = []
@@ -580,7 +580,7 @@ _LANES: dict[str, Callable[[str], bool]] = {
     "reduce-scatter": lambda kind: kind == "reduce-scatter",
 }
 _WHOLE = {"fill": draw.tint(draw.YELLOW, 0.55), "hatch": "----"}
-_MOST_UNITS = 8
+_MOST_UNITS = 13
 _LANE, _THIN = 0.29, 0.2  # inches
 
 
@@ -682,9 +682,20 @@ def fsdp_schedule(
     return picture
 
 
-def fsdp_events(step: "FsdpStep") -> list[tuple[float, float, str, str]]:
-    """A simulated step (`simulator.fsdp_step`) as events for `fsdp_schedule`."""
-    return [(event.start, event.stop, event.unit, event.kind) for event in step.events]
+def fsdp_events(
+    step: "FsdpStep", names: Mapping[str, str] | None = None
+) -> list[tuple[float, float, str, str]]:
+    """A simulated step (`simulator.fsdp_step`) as events for `fsdp_schedule`.
+
+    Args:
+        step: The step.
+        names: Other names for some of its units.
+    """
+    names = names or {}
+    return [
+        (event.start, event.stop, names.get(event.unit, event.unit), event.kind)
+        for event in step.events
+    ]
 
 
 def _events(values: Iterable[tuple]) -> list[_Event]:

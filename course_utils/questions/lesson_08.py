@@ -24,11 +24,17 @@ QUESTIONS = lesson(
         slips=[
             Slip(4, "That is the weight and its gradient. The optimizer keeps more."),
             Slip(12, "That is what the optimizer keeps. Weight and gradient come on."),
-            Slip(8, "Adam's two means are kept in float32: 4 bytes each."),
+            Slip(
+                8,
+                "8 bytes are Adam's two means alone. Or were all four counted in "
+                "bfloat16? The optimizer's part is in float32.",
+            ),
             Slip(
                 2, "That is the weight. Training also keeps a gradient, and Adam's own."
             ),
-            Slip(14, "Did you forget the gradient, or the weight?"),
+            Slip(14, "Weight and gradient are both there, with 2 bytes each."),
+            Slip(18, "So it is with gradients in float32. Here they are bfloat16."),
+            Slip(20, "Some also keep gradients in float32. Here they are bfloat16."),
         ],
         purpose="The next cell measures it.",
         measured=True,
@@ -55,7 +61,7 @@ QUESTIONS = lesson(
             Choice(
                 "All of it.",
                 why="Weights, gradients and the optimizer's state stay as they are. "
-                "For a large model they are most of it.",
+                "Of a large model with a small batch they are most of it.",
             ),
         ],
     ),
@@ -108,7 +114,6 @@ QUESTIONS = lesson(
         "A unit has 10 numbers. Four ranks share it, in shards of one size. How many "
         "numbers are in a shard?",
         answer=3,
-        unit="numbers",
         why="10 / 4, rounded up. The four shards have 12 places, so 2 are padding, "
         "both on the last rank.",
         hint="All shards have the same size, and every number must have a place.",
@@ -117,7 +122,7 @@ QUESTIONS = lesson(
             Slip(2, "Then 2 of the 10 numbers have no place."),
             Slip(4, "With 4 in each there would be 16 places. Fewer are enough."),
         ],
-        purpose="The next cell shows them.",
+        purpose="The next cell draws them.",
         measured=True,
     ),
     Number(
@@ -132,7 +137,7 @@ QUESTIONS = lesson(
         slips=[
             Slip(0.25, "That lies there all the time. One layer at a time is whole."),
             Slip(0.125, "That is the one layer that is whole. Its shards come on top."),
-            Slip(0.5, "Only one layer is whole at a time, not two."),
+            Slip(0.5, "With prefetch, yes. Here only one layer is whole at a time."),
             Slip(1, "Never is everything there at once: layers are freed after use."),
             Slip(
                 0.34375,
@@ -149,7 +154,6 @@ QUESTIONS = lesson(
         "but nobody waits for one until the backward is over. How many whole gradients "
         "are in memory in the end?",
         answer=8,
-        unit="gradients",
         why="A gradient can be freed only when its reduce-scatter has ended, and as "
         "long as nobody waits, nobody knows that it has. So all of them pile up.",
         hint="When may the memory of a whole gradient be given back?",
@@ -193,12 +197,12 @@ QUESTIONS = lesson(
         [
             Choice(
                 "Nothing at all.",
-                why="Gradients and the optimizer's state are shards, all the time. "
-                "That is most of the memory.",
+                why="Between two steps weights, gradients and the optimizer's state "
+                "are shards. That is most of the memory.",
             ),
             Choice(
                 "Between the steps as much as ever; but in a step all weights are "
-                "whole at once.",
+                "whole at once, and in the backward all gradients.",
                 right=True,
                 why="One call, one unit: everything is gathered together, and freed "
                 "together.",

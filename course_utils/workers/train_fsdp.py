@@ -42,7 +42,7 @@ all ranks; "best_loss" is the lowest that a model can reach in this language;
 they are. With --checkpoint DIR all ranks save together at each line. A folder that has
 checkpoints is left alone, unless --resume says to go on from the last one: with as many
 ranks or others, with the same strategy or another. (--resume without a checkpoint
-starts anew.)
+starts anew, and one after the last of --steps says that nothing is left.)
 """
 
 import argparse
@@ -50,6 +50,7 @@ import atexit
 import contextlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -131,14 +132,15 @@ def with_fsdp(args: argparse.Namespace, device: torch.device) -> "Job":
 def with_fsdp2(args: argparse.Namespace, device: torch.device) -> "Job":
     """Stage 3, by torch's fully_shard: a block is whole only while it computes."""
     with torch.device("meta"):
-        model = make_model(args)  # shapes alone: no rank need have room for all of it
+        model = make_model(args)  # shapes alone: so far it takes no memory
     mesh = init_device_mesh(device.type, (WORLD_SIZE,))
     policy = MixedPrecisionPolicy(
         torch.bfloat16 if args.bf16 else None, reduce_dtype=torch.float32
     )
     for unit in (*model.blocks, model):  # what is in no block belongs to the model
         fully_shard(unit, mesh=mesh, mp_policy=policy)
-    model.to_empty(device=device)  # memory for the shards; rank 0 has the numbers
+    model.to_empty(device=device)  # memory for the shards
+    # Rank 0 has the whole model once, in the memory of the CPU. No GPU ever has.
     numbers = make_model(args).state_dict() if RANK == 0 else {}
     hand_out = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, numbers, options=hand_out)
@@ -287,6 +289,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     autocast = contextlib.nullcontext()
     if args.bf16 and args.strategy not in ("fsdp", "fsdp2"):  # these cast by themselves
         autocast = torch.autocast(device.type, torch.bfloat16)
+    if last >= args.steps and RANK == 0:
+        message = f"step {last} is done: nothing is left of --steps {args.steps}"
+        print(message, file=sys.stderr)  # what is printed otherwise are JSON lines
     losses, start = [], time.perf_counter()
     for step in range(last + 1, args.steps + 1):
         sentences = sentences_of(step, args).to(device)

@@ -1,0 +1,49 @@
+"""A transformer layer as the formula for activations has it, to count what it keeps.
+
+    layer = Layer(width=256, heads=4).bfloat16()
+    layer(torch.randn(2, 128, 256, dtype=torch.bfloat16))
+
+`costs.activation_bytes` is the formula. Source: Korthikanti et al., arXiv 2205.05198,
+section 4.1: LayerNorm, attention, LayerNorm, perceptron, and dropout in three places.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Layer(nn.Module):
+    """Attention and a perceptron, each added to its input. Every tensor is plain.
+
+    No mask hides later tokens: filling it in keeps nothing that the formula counts.
+
+    Args:
+        width: h, a multiple of `heads`.
+        heads: a.
+
+    Shape: [batch, tokens, width] in and out.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what attention and the perceptron have to say."""
+        b, s, h = x.shape
+        each = self.queries_keys_values(self.norm1(x)).view(b, s, 3, self.heads, -1)
+        q, k, v = (part.contiguous() for part in each.permute(2, 0, 3, 1, 4))
+        scores = q @ k.mT / (h / self.heads) ** 0.5
+        seen = _drop(scores.softmax(-1)) @ v
+        x = x + _drop(self.out(seen.transpose(1, 2).reshape(b, s, h)))
+        return x + _drop(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+def _drop(x: Tensor) -> Tensor:
+    # F.dropout on a CPU keeps a mask of x's dtype. This one has a byte for a number, as
+    # the formula counts it, and as it is on a GPU.
+    return torch.native_dropout(x, 0.1, True)[0]
