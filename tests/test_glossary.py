@@ -1,0 +1,372 @@
+"""The glossary (notebooks/glossary.md), and the links to it from the lessons.
+
+The rule of the links: in each lesson, the first use of each word of the glossary links
+to its entry, and no later use does. A use is the word itself or one of its other names
+("Also:"), as a plural too, with a space, a hyphen or an underscore between its parts;
+small letters stand for capitals as well, capitals for themselves only. Uses count in
+running text only: not in headings, tables, code, other links, the two paragraphs that
+open a lesson ("After this lesson you can", "Time") and its sources. OTHERWISE lists the
+lessons in which such a word means something else.
+
+Exercises and solutions have no such links: what they need stands in their lesson.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course_utils.lessons import LESSONS, Lesson
+
+ROOT = Path(__file__).resolve().parent.parent
+GLOSSARY = ROOT / "notebooks" / "glossary.md"
+LINK = re.compile(r"\[([^][]+)\]\(glossary\.md#([^)\s]+)\)")
+ENGLISH = "English is used"
+
+# Word: numbers of the lessons in which it is another word.
+OTHERWISE = {
+    "gather": ("08",),
+    "overlap": ("03",),
+    "root": ("08",),
+    "stage": ("08",),
+    "unit": ("01", "05"),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One word of the glossary."""
+
+    term: str
+    definition: str
+    korean: str
+    also: tuple[str, ...]
+    lesson: str  # the file that its link names
+    label: str  # the text of that link
+
+    @property
+    def anchor(self) -> str:
+        """What JupyterLab makes of the heading. GitHub does not look at the case."""
+        return self.term.replace(" ", "-")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The term and its other names, without those that are code."""
+        return (self.term, *(name for name in self.also if "`" not in name))
+
+
+def entries_of(text: str) -> list[Entry]:
+    """The entries of a glossary.
+
+    Raises:
+        ValueError: an entry is not a heading, a sentence, and a line with "Korean:",
+            perhaps "Also:", and "Lesson:".
+    """
+    found = []
+    for block in re.split(r"(?m)^### ", re.sub(r"(?m)^## .*$", "", text))[1:]:
+        term, *paragraphs = [part.strip() for part in block.strip().split("\n\n")]
+        if len(paragraphs) != 2:
+            raise ValueError(f"{term}: a sentence and a line with the Korean term, not")
+        line = re.fullmatch(
+            r"Korean: (?P<korean>[^·]+?)(?: · Also: (?P<also>[^·]+?))?"
+            r" · Lesson: \[(?P<label>[^]]+)\]\((?P<lesson>[^)]+)\)",
+            paragraphs[1],
+        )
+        if line is None:
+            raise ValueError(f"{term}: not of the form of an entry: {paragraphs[1]!r}")
+        also = tuple((line["also"] or "").split(", ")) if line["also"] else ()
+        found.append(
+            Entry(
+                term, paragraphs[0], line["korean"], also, line["lesson"], line["label"]
+            )
+        )
+    return found
+
+
+def without_links(source: str) -> str:
+    """A text without its links to the glossary."""
+    return LINK.sub(r"\1", source)
+
+
+def pattern_of(name: str) -> str:
+    """Finds a name or its plural: in any case, unless the name has capitals itself."""
+    form = r"[\s_-]".join(re.escape(part) for part in re.split(r"[ _-]", name))
+    return f"(?{'i' if name.islower() else ''}:{form}(?:e?s)?)"
+
+
+HIDDEN = re.compile(
+    r"(?ms)"
+    r"^## Sources$.*?(?=^## |^\*\*Next|\Z)"
+    r"|^#+ .*?$"  # headings
+    r"|^\|.*?$"  # tables
+    r"|^ {4}.*?$"  # indented code
+    r"|^```.*?^```"
+    r"|`[^`]*`"
+    r"|!?\[[^][]*\]\([^)]*\)"  # links and images
+    r"|</?\w[^>]*>"
+    r"|Collective Communications Library"  # a name
+    r"|^\*\*(?:After this lesson you can|Time:)\*\*.*?$"
+)
+
+
+def running_text(source: str) -> str:
+    """The text with a space for each character that is no running text."""
+    return HIDDEN.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source)
+
+
+def first_uses(
+    sources: Iterable[tuple[str, str]], entries: Iterable[Entry], number: str
+) -> Iterator[tuple[str, int, int, Entry]]:
+    """Where a lesson uses words of the glossary for the first time.
+
+    Args:
+        sources: (id, text) of its markdown cells, without links to the glossary.
+        number: of the lesson, "03".
+
+    Yields:
+        The id of the cell, where in its text the word begins and ends, and its entry.
+    """
+    names = {name: entry for entry in entries for name in entry.names}
+    ordered = sorted(names, key=len, reverse=True)  # the longest that fits counts
+    forms = "|".join(f"({pattern_of(name)})" for name in ordered)
+    pattern = re.compile(rf"(?<![\w-])(?:{forms})(?![\w-])")
+    seen = set()
+    for cell, source in sources:
+        for use in pattern.finditer(running_text(source)):
+            entry = names[ordered[use.lastindex - 1]]
+            if entry in seen or number in OTHERWISE.get(entry.term, ()):
+                continue
+            seen.add(entry)
+            yield cell, *use.span(), entry
+
+
+def linked(
+    sources: Iterable[tuple[str, str]], entries: Iterable[Entry], number: str
+) -> dict[str, str]:
+    """The texts of a lesson's markdown cells with the links that the rule asks for."""
+    texts = {cell: without_links(source) for cell, source in sources}
+    uses = list(first_uses(texts.items(), entries, number))
+    for cell, begin, end, entry in reversed(uses):
+        text = texts[cell]
+        link = f"[{text[begin:end]}](glossary.md#{entry.anchor})"
+        texts[cell] = text[:begin] + link + text[end:]
+    return texts
+
+
+def differences(sources: dict[str, str], expected: dict[str, str]) -> list[str]:
+    """What a lesson's author has to change, a line for each link."""
+    found = []
+    for cell, source in sources.items():
+        there = [link[0] for link in LINK.finditer(source)]
+        due = [link[0] for link in LINK.finditer(expected[cell])]
+        found += [f"{cell}: link the first use, {x}" for x in due if x not in there]
+        found += [f"{cell}: remove the link {x}" for x in there if x not in due]
+        if set(there) == set(due) and source != expected[cell]:
+            found.append(f"{cell}: only the first use has a link: {', '.join(due)}")
+    return found
+
+
+@functools.cache
+def sources_of(notebook: Path) -> dict[str, str]:
+    """The texts of a notebook's markdown cells, by the cells' ids."""
+    cells = nbformat.read(notebook, as_version=4).cells
+    return {cell.id: cell.source for cell in cells if cell.cell_type == "markdown"}
+
+
+ENTRIES = entries_of(GLOSSARY.read_text(encoding="utf-8"))
+THERE = [lesson for lesson in LESSONS if lesson.exists]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.anchor)
+def test_an_entry_says_what_a_word_means(entry):
+    # Letters, digits, spaces, hyphens and underscores: of these, GitHub and JupyterLab
+    # make the same anchor.
+    assert re.fullmatch(r"[\w -]+", entry.term, re.ASCII), entry.term
+    assert re.fullmatch(r"[A-Z0-9\[].*[^.]\.", entry.definition), entry.definition
+    assert not re.search(r"[.!?] ", entry.definition), "one sentence"
+    assert entry.korean == ENGLISH or re.search("[가-힣]", entry.korean), entry.korean
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.anchor)
+def test_an_entry_leads_to_a_lesson_that_uses_the_word(entry):
+    lesson = next(x for x in LESSONS if x.notebook.name == entry.lesson)
+    assert entry.label == f"{lesson.number} · {lesson.title}"
+    text = "\n".join(sources_of(lesson.notebook).values())
+    names = "|".join(pattern_of(x.strip("`")) for x in (entry.term, *entry.also))
+    assert re.search(rf"(?<![\w-])(?:{names})(?![\w-])", without_links(text))
+
+
+def test_entries_are_in_order_and_no_name_has_two():
+    terms = [entry.term.casefold() for entry in ENTRIES]
+    assert terms == sorted(terms)
+    names = [name.strip("`") for entry in ENTRIES for name in (entry.term, *entry.also)]
+    assert len(names) == len(set(names)), sorted(x for x in names if names.count(x) > 1)
+    anchors = {entry.anchor.casefold() for entry in ENTRIES}
+    assert len(anchors) == len(ENTRIES)
+
+
+def test_each_letter_has_a_heading_and_a_link_on_top():
+    text = GLOSSARY.read_text(encoding="utf-8")
+    top, *parts = re.split(r"(?m)^## ", text)
+    letters = [part.partition("\n")[0] for part in parts]
+    assert re.findall(r"\]\(#([^)]+)\)", top) == letters
+    for letter, part in zip(letters, parts, strict=True):
+        begins = {entry.term[0].upper() for entry in entries_of(part)}
+        assert begins == ({"1"} if letter == "Numbers" else {letter})
+
+
+def test_links_inside_the_glossary_lead_somewhere():
+    _, _, text = GLOSSARY.read_text(encoding="utf-8").partition("\n## ")
+    used = re.findall(r"\]\(#([^)]+)\)", text)
+    assert used
+    assert set(used) <= {entry.anchor for entry in ENTRIES}
+
+
+def pages() -> list[Path]:
+    """What may link to the glossary: notebooks and pages of the course."""
+    patterns = ["README.md", "notebooks/*.md"]
+    patterns += [f"{x}/*.ipynb" for x in ("notebooks", "exercises", "solutions")]
+    return [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda x: str(x.relative_to(ROOT)))
+def test_links_to_the_glossary_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    used = set(re.findall(r"glossary\.md#([^)\s\"]+)\)", text))
+    assert used <= {entry.anchor for entry in ENTRIES}
+
+
+@pytest.mark.parametrize("lesson", THERE, ids=lambda lesson: lesson.number)
+def test_a_lesson_links_the_first_use_of_each_word(lesson: Lesson):
+    sources = sources_of(lesson.notebook)
+    wrong = differences(sources, linked(sources.items(), ENTRIES, lesson.number))
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("term", OTHERWISE)
+def test_a_word_that_means_something_else_in_a_lesson_is_used_there(term):
+    entry = next(entry for entry in ENTRIES if entry.term == term)
+    for number in OTHERWISE[term]:
+        lesson = next(lesson for lesson in LESSONS if lesson.number == number)
+        sources = sources_of(lesson.notebook)
+        plain = {cell: without_links(source) for cell, source in sources.items()}
+        assert list(first_uses(plain.items(), [entry], "none")), f"{term} in {number}"
+
+
+# The rule itself.
+
+SAMPLE = """# Glossary
+
+### all-reduce
+
+The sum on every rank.
+
+Korean: 올리듀스 · Also: AllReduce, `dist.all_reduce` · Lesson: [04 · X](x.ipynb)
+
+### rank
+
+A process.
+
+Korean: 랭크 · Lesson: [00 · Y](y.ipynb)
+
+### ZeRO
+
+A way to save memory.
+
+Korean: English is used · Lesson: [08 · Z](z.ipynb)
+"""
+
+
+def link(text: str, number: str = "04") -> str:
+    return linked([("a", text)], entries_of(SAMPLE), number)["a"]
+
+
+def test_entries_are_read():
+    first, second, third = entries_of(SAMPLE)
+    assert first == Entry(
+        "all-reduce",
+        "The sum on every rank.",
+        "올리듀스",
+        ("AllReduce", "`dist.all_reduce`"),
+        "x.ipynb",
+        "04 · X",
+    )
+    assert first.names == ("all-reduce", "AllReduce")
+    assert (second.also, third.korean) == ((), ENGLISH)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "### rank\n\nA process.",
+        "### rank\n\nA process.\n\nKorean: 랭크",
+        "### rank\n\nA process.\n\nLesson: [00 · Y](y.ipynb)",
+        "### rank\n\nA process.\n\nOf a job.\n\nKorean: 랭크 · Lesson: [0](y)",
+    ],
+)
+def test_an_entry_of_another_form_is_refused(text):
+    with pytest.raises(ValueError, match="rank: "):
+        entries_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A rank.", "A [rank](glossary.md#rank)."),
+        ("Two ranks, a rank.", "Two [ranks](glossary.md#rank), a rank."),
+        ("**Ranks** meet.", "**[Ranks](glossary.md#rank)** meet."),
+        ("All_reduce: all-reduce", "[All_reduce](glossary.md#all-reduce): all-reduce"),
+        ("all\nreduce it", "[all\nreduce](glossary.md#all-reduce) it"),
+        ("an AllReduce", "an [AllReduce](glossary.md#all-reduce)"),
+        ("ZeRO adds zeros", "[ZeRO](glossary.md#ZeRO) adds zeros"),
+        ("zero, or a ranking", "zero, or a ranking"),
+        ("the rank-0 process, a_rank", "the rank-0 process, a_rank"),
+        ("## A rank\n\nA rank.", "## A rank\n\nA [rank](glossary.md#rank)."),
+        ("`rank`, rank", "`rank`, [rank](glossary.md#rank)"),
+        ("| rank |\n\nrank", "| rank |\n\n[rank](glossary.md#rank)"),
+        ("    rank = 0\n\nrank", "    rank = 0\n\n[rank](glossary.md#rank)"),
+        ("```\nrank\n```\nrank", "```\nrank\n```\n[rank](glossary.md#rank)"),
+        ("[a rank](r.md), rank", "[a rank](r.md), [rank](glossary.md#rank)"),
+        ("**Time:** a rank.\n\nRank", "**Time:** a rank.\n\n[Rank](glossary.md#rank)"),
+        ("## Sources\n\n- a rank\n\n**Next:** it", None),
+        ("**After this lesson you can** rank.", None),
+    ],
+)
+def test_the_first_use_gets_the_link(text, expected):
+    assert link(text) == (expected or text)
+
+
+def test_links_are_put_right():
+    good = "A [rank](glossary.md#rank), then a rank."
+    assert link("A rank, then a [rank](glossary.md#rank).") == good
+    assert link("A [rank](glossary.md#ZeRO), then a rank.") == good
+    assert link(good) == good
+
+
+def test_a_word_is_linked_once_in_a_lesson():
+    found = linked([("a", "A rank."), ("b", "A rank.")], entries_of(SAMPLE), "04")
+    assert found == {"a": "A [rank](glossary.md#rank).", "b": "A rank."}
+
+
+def test_a_word_may_mean_something_else_in_a_lesson(monkeypatch):
+    monkeypatch.setitem(OTHERWISE, "rank", ("05",))
+    assert link("A rank.", "05") == "A rank."
+    assert link("A rank.", "04") != "A rank."
+
+
+def test_an_author_is_told_what_to_change():
+    rank = "[rank](glossary.md#rank)"
+    told = [
+        differences({"a": "A rank."}, {"a": f"A {rank}."}),
+        differences({"a": f"A {rank}."}, {"a": "A rank."}),
+        differences({"a": f"A rank, {rank}."}, {"a": f"A {rank}, rank."}),
+        differences({"a": f"A {rank}."}, {"a": f"A {rank}."}),
+    ]
+    assert told[0] == [f"a: link the first use, {rank}"]
+    assert told[1] == [f"a: remove the link {rank}"]
+    assert told[2] == [f"a: only the first use has a link: {rank}"]
+    assert told[3] == []
