@@ -15,6 +15,7 @@ usage: python3 -m course_utils COMMAND [options]
   start             set the course up if need be, and open it in JupyterLab
   progress          show what you have done and what comes next
   doctor            look at this machine: what is real, what is virtual, what is wrong
+                    (with --room: try all of it, before a workshop)
   test              run all tests of the course
   cohort            a table of many learners: who is stuck where (for instructors)
   slides            make slides of the lessons (for instructors)

@@ -1,7 +1,8 @@
 """What this machine has, and what the course does with it: the doctor's report.
 
 ``python3 -m course_utils doctor`` says what will be real here, what virtual, and what
-to do about each problem. The facts come from ``course_utils.machine``.
+to do about each problem. The facts come from ``course_utils.machine``. With ``--room``,
+``course_utils.room`` then tries for real what the lessons do.
 """
 
 import argparse
@@ -26,6 +27,13 @@ from course_utils.machine import Gpu, Link, Machine, inspect_machine
 
 __all__ = ["Finding", "Gpu", "Link", "Machine", "examine", "inspect_machine", "report"]
 
+# GB at the peak of each lesson: its kernel, ranks and scripts, as measured on Linux.
+LESSON_MEMORY = {
+    **{"00": 2.1, "01": 1.0, "02": 1.7, "03": 1.2, "04": 2.6},
+    **{"05": 2.9, "06": 3.1, "07": 1.4, "08": 4.3},
+}
+BESIDES = 0.7  # GB: JupyterLab 0.2, a browser 0.5
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -46,18 +54,25 @@ class Finding:
         return "note" if self.fix or self.command else "ok"
 
 
-def examine(root: Path = ROOT, *, venv: bool = True) -> list[Finding]:
+def examine(
+    root: Path = ROOT,
+    *,
+    venv: bool = True,
+    machine: Machine | None = None,
+    torch_seconds: float = 180.0,
+) -> list[Finding]:
     """Everything the doctor looks at, in order. About 5 s, most of it ``import torch``.
 
-    ``venv`` looks into the course's environment; without, into the current one.
+    ``venv`` looks into the course's environment; without, into the current one. The
+    import of torch may take ``torch_seconds``.
     """
-    machine = inspect_machine()
+    machine = machine or inspect_machine()
     python = environment.venv_python(root) if venv else Path(sys.executable)
     findings = [_python(), *_packages(root, python, venv)]
     torch = None
     folders = [environment.site_packages(root)] if venv else sys.path
     if "torch" in environment.installed(filter(None, folders)):
-        torch = environment.probe_torch(python, root, venv=venv)
+        torch = environment.probe_torch(python, root, venv=venv, timeout=torch_seconds)
         findings.append(_torch(torch, python, root))
     findings += [
         _cores(machine),
@@ -148,6 +163,14 @@ def _packages(root: Path, python: Path, venv: bool) -> Iterator[Finding]:
 
 
 def _torch(torch: Torch, python: Path, root: Path) -> Finding:
+    if "took more than" in torch.error:
+        return Finding(
+            "torch",
+            torch.error.replace("them", "torch and torchvision"),
+            fix="run it once more: the first time reads all of it from the disk, and a "
+            "virus scanner reads it, too",
+            problem=True,
+        )
     fact, command = torch.trouble(python, root)
     if fact:
         return Finding("torch", fact, command=command, problem=True)
@@ -178,18 +201,24 @@ def _cores(machine: Machine) -> Finding:
 
 
 def _free_memory(machine: Machine) -> Finding:
-    # Four ranks with their kernel take 0.5 GB, JupyterLab 0.2 GB.
-    least, ample = 0.7e9, 1.5e9
     fact = f"{_gigabytes(machine.memory)}, {_gigabytes(machine.free_memory)} of it free"
     meaning = "Real: each rank has its own memory, 0.1 GB and what it computes with."
-    if machine.free_memory >= ample:
+    needs = {n: round(peak + BESIDES, 1) for n, peak in LESSON_MEMORY.items()}
+    tight = [n for n, need in needs.items() if machine.free_memory < need * 1e9]
+    if not tight:
         return Finding("memory", fact, meaning)
+    most = max(needs[n] for n in tight)
+    *others, last = tight
+    which = f"lesson {last} takes"
+    if others:
+        which = f"lessons {', '.join(others)} and {last} take"
     return Finding(
         "memory",
         fact,
         meaning,
-        fix="close other programs: four ranks and JupyterLab need about 1 GB",
-        problem=machine.free_memory < least,
+        fix=f"close other programs: {which} up to {most} GB, with JupyterLab and a "
+        "browser",
+        problem=2 * len(tight) > len(needs),
     )
 
 
@@ -389,7 +418,13 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m course_utils doctor",
         description="Look at this machine: what of the course will be real on it, what "
-        "virtual, and what to do about each problem. Changes nothing.",
+        "virtual, and what to do about each problem. Installs nothing.",
+    )
+    parser.add_argument(
+        "--room",
+        action="store_true",
+        help="then try what the lessons do, within a minute: ranks, virtual GPUs, data "
+        "and JupyterLab; the last line can be pasted into a chat",
     )
     parser.add_argument(
         "--no-venv",
@@ -397,6 +432,28 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
         help="look at the current environment instead of the course's own",
     )
     options = parser.parse_args(argv)
+    width = min(100, shutil.get_terminal_size((88, 24)).columns)
+    if options.room:
+        return _room(root, venv=not options.no_venv, width=width)
     findings = examine(root, venv=not options.no_venv)
-    print(report(findings, min(100, shutil.get_terminal_size((88, 24)).columns)))
+    print(report(findings, width))
+    return int(any(finding.problem for finding in findings))
+
+
+def _room(root: Path, *, venv: bool, width: int) -> int:
+    """The report, with what was tried for real, and the line for the chat."""
+    from course_utils import room
+
+    until = time.monotonic() + room.ALL_SECONDS
+    environment.say(f"This takes at most {room.ALL_SECONDS:.0f} s.\n")
+    machine = inspect_machine()
+    findings = room.must_be_set_up(
+        examine(root, venv=venv, machine=machine, torch_seconds=room.TORCH_SECONDS)
+    )
+    # What is wrong already would make the steps wait for their limits.
+    if not any(finding.problem for finding in findings):
+        python = environment.venv_python(root) if venv else Path(sys.executable)
+        findings += room.try_everything(python, root, venv=venv, until=until)
+    print(report(findings, width))
+    print(f"\n{room.last_words(findings, machine, root)}")
     return int(any(finding.problem for finding in findings))

@@ -22,6 +22,7 @@ import pytest
 from course_utils import doctor, machine
 from course_utils.doctor import Finding
 from course_utils.environment import Torch
+from course_utils.lessons import LESSONS
 from course_utils.machine import Gpu, Link, Machine, inspect_machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -383,12 +384,27 @@ def test_loopback_carries_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "mark"), [(8.0, "ok"), (1.2, "note"), (0.3, "PROBLEM")]
+    ("free", "mark", "words"),
+    [
+        (8.0, "ok", ""),
+        (5.0, "ok", ""),
+        (4.9, "note", "lesson 08 takes up to 5.0 GB, with JupyterLab and a browser"),
+        (3.7, "note", "lessons 06 and 08 take up to 5.0 GB"),
+        (2.8, "note", "lessons 04, 05, 06 and 08 take"),
+        (2.7, "PROBLEM", "lessons 00, 04, 05, 06 and 08 take"),
+        (0.3, "PROBLEM", "lessons 00, 01, 02, 03, 04, 05, 06, 07 and 08 take"),
+    ],
 )
-def test_memory(free: float, mark: str) -> None:
+def test_memory(free: float, mark: str, words: str) -> None:
     finding = doctor._free_memory(a_machine(free_memory=int(free * 1e9)))
     assert finding.mark == mark
     assert f"16.0 GB, {free} GB of it free" in finding.fact
+    assert words in finding.fix
+    assert bool(finding.fix) == bool(words)
+
+
+def test_every_lesson_has_its_memory() -> None:
+    assert list(doctor.LESSON_MEMORY) == [lesson.number for lesson in LESSONS]
 
 
 @pytest.mark.parametrize(

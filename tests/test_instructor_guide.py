@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from course_utils import checks, doctor, lab, progress, questions, testing
+from course_utils import checks, doctor, lab, progress, questions, room, testing
 from course_utils import exercises as exercises_module
 from course_utils.__main__ import COMMANDS
 from course_utils.cohort import collect as read_class
@@ -451,25 +451,56 @@ def test_files_that_are_named_exist():
 def test_the_table_of_the_doctor_has_its_lines():
     written = Path(doctor.__file__).read_text(encoding="utf-8")
     topics = set(re.findall(r"Finding\(\s*\"([^\"]+)\"", written))
-    named = [row[0] for row in rows_of(section("Check each laptop"))]
+    looked, _ = section("Check each laptop").split("**Room checks.**")
+    named = [row[0] for row in rows_of(looked)]
     said = {topic.strip() for cell in named for topic in cell.split(",")}
     # The others appear in special cases only.
     assert topics - {"folder", "venv", "GPU links"} == said
 
 
+def test_the_table_of_the_room_has_its_steps():
+    _, tried = section("Check each laptop").split("**Room checks.**")
+    assert [row[0] for row in rows_of(tried)] == [step.topic for step in room.STEPS]
+    longest = max(step.seconds for step in room.STEPS)
+    assert f"not done within {longest:.0f} s" in tried
+    assert room.ALL_SECONDS == 60 and "a minute for all" in tried
+
+
+def test_the_lines_of_the_room_are_those_of_the_command():
+    good, bad = re.findall(r"^    (room: .+)$", TEXT, re.MULTILINE)
+    facts = {"release": "macOS 15.1", "cores": 8}
+    machine = replace(
+        inspect_machine(), **facts, memory=16 * 10**9, free_memory=91 * 10**8
+    )
+    tried = room.Tried("ranks", "", brief=good.split(" | ", 4)[4])
+    assert room.last_words([tried], machine) == good
+    machine = replace(machine, memory=8 * 10**9, free_memory=21 * 10**8)
+    line = room.last_words([doctor._free_memory(machine)], machine)
+    assert line.startswith(bad.removesuffix("..."))
+
+
 @pytest.mark.parametrize(
-    ("gigabytes", "mark"), [(0.69, "PROBLEM"), (0.71, "note"), (1.49, "note")]
+    ("gigabytes", "mark"),
+    [(2.79, "PROBLEM"), (2.81, "note"), (4.99, "note"), (5.01, "ok")],
 )
 def test_the_limits_of_memory_are_the_doctors(gigabytes, mark):
     (row,) = [r for r in rows_of(section("Check each laptop")) if r[0] == "memory"]
-    assert row[2] == "note below 1.5 GB, problem below 0.7 GB"
+    assert row[2].startswith("note below 5 GB, which 08 needs, problem below 2.8 GB")
     machine = replace(inspect_machine(), free_memory=int(gigabytes * 1e9))
     assert doctor._free_memory(machine).mark == mark
 
 
-def test_enough_memory_is_no_note():
-    machine = replace(inspect_machine(), free_memory=int(1.51e9))
-    assert doctor._free_memory(machine).mark == "ok"
+def test_the_memory_of_the_lessons_is_the_doctors():
+    rows = [
+        f"| {' | '.join(map(str, row))} |"
+        for row in zip(*doctor.LESSON_MEMORY.items(), strict=True)
+    ]
+    head, peaks = rows
+    assert f"\n{head}\n|---" in section("What a laptop needs")
+    assert f"|\n{peaks}\n" in section("What a laptop needs")
+    said = " ".join(section("Check each laptop").split())
+    browser = round(doctor.BESIDES - 0.2, 1)
+    assert f"0.2 GB for JupyterLab and {browser} GB for a browser" in said
 
 
 def test_sizes_are_those_of_the_requirements():
