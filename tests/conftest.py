@@ -78,8 +78,8 @@ class Times:
         for file in long:
             yield self.row([file], file)
         if short := slowest[len(long) :]:
-            name = f"{len(short)} files of less than {LISTED_SECONDS:g} s"
-            yield self.row(short, name)
+            files = "one file" if len(short) == 1 else f"{len(short)} files"
+            yield self.row(short, f"{files} of less than {LISTED_SECONDS:g} s")
         folders = defaultdict(list)
         for file in slowest:
             folders[file.partition("/")[0] + "/"].append(file)
