@@ -29,8 +29,15 @@ _KEYBOARD = (
     "Nobody can type anything while a check runs. Take what you need from the "
     "arguments."
 )
+_NO_GPU = (
+    "It runs on processes without GPUs. Take the device from what you are given: "
+    "`tensor.device`."
+)
 # An exception's class, a part of its message, and what to say about it.
 SAYINGS = (
+    ("RuntimeError", "Found no NVIDIA driver", _NO_GPU),
+    ("RuntimeError", "No CUDA GPUs are available", _NO_GPU),
+    ("AssertionError", "Torch not compiled with CUDA", _NO_GPU),
     ("EOFError", "", _KEYBOARD),
     ("BdbQuit", "", f"There is a breakpoint in it. {_KEYBOARD}"),
     ("RecursionError", "", "It calls itself again and again. When should it stop?"),

@@ -221,12 +221,18 @@ class Agreement:
             peer = dist.get_global_rank(group, local_peer)
         elif peer is None:
             peer = local_peer
+        if isinstance(peer, int) and not 0 <= peer < self.world_size:
+            raise ValueError(  # gloo would wait for it, and could not be freed
+                f"{name}: there is no rank {peer} among {self.world_size}, which are 0 "
+                f"to {self.world_size - 1}. In a ring the neighbours are (rank + 1) % "
+                "world_size and (rank - 1) % world_size."
+            )
         tensor = arguments["tensor"]
         if not sending and peer is None:
             self.any_source = True  # any sender may come: nothing to pair up with
         if self.any_source or not isinstance(peer, int):
             return
-        if not isinstance(tensor, torch.Tensor) or not 0 <= peer < self.world_size:
+        if not isinstance(tensor, torch.Tensor):
             return
         source, target = (self.rank, peer) if sending else (peer, self.rank)
         group_name = getattr(group, "group_name", None)

@@ -112,9 +112,9 @@ class Ranks:
             about two seconds.
         output: ``"stream"`` prints lines as they come, ``"grouped"`` rank by rank
             after the cell, ``"auto"`` grouped under CI and pytest.
-        init: form the process group. With False only RANK, WORLD_SIZE, LOCAL_RANK,
-            MASTER_ADDR and MASTER_PORT are set, and the code on the ranks calls
-            ``init_process_group`` itself.
+        init: form the process group, also a new one after a cell that has left it.
+            With False only RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
+            are set, and the code on the ranks calls ``init_process_group`` itself.
         quiet: do not say which backend was chosen.
 
     Raises:
@@ -346,7 +346,9 @@ class Ranks:
                 self._new_group()
             printer = Printer(chosen, choose_output(self.output))
             result = self._round(request, chosen, limit, printer)
-            self._group_ready = not result.failed
+            # A cell may leave its group; with init=False that is the learner's affair.
+            stayed = all(reply.get("in_group") for reply in result.replies.values())
+            self._group_ready = not result.failed and (stayed or not self.init)
             values = {
                 rank: reply.get("value")
                 for rank, reply in sorted(result.replies.items())
@@ -439,9 +441,14 @@ class Ranks:
                 continue
             more = [rank for rank, count in counts.items() if count > fewest]
             fewer = [rank for rank, count in counts.items() if count == fewest]
-            lists = self._round({"op": "calls", "group": group}, more, 5, None).replies
-            self._group_ready = False
+            asked = self._round({"op": "calls", "group": group}, more, 5, None)
+            lists = asked.replies
             text = lists[more[0]]["texts"][fewest] if more[0] in lists else "one"
+            # The call that nobody has waited for still waits, in C++, and nobody can
+            # leave a group before: close the connections, as after a failure.
+            time.sleep(SEVER_AFTER)
+            asked.sever_all()
+            self._group_ready = False
             absent = [rank for rank in fewer if rank not in replies]
             raise RanksError(
                 f"{rank_list(more).capitalize()} called {text}, but "
@@ -517,6 +524,11 @@ class Ranks:
             result = self._round(request, everybody, GROUP_SECONDS, None)
             if not result.failed:
                 self._group_ready = True
+                if attempt == "after a restart" and self in Ranks._live:
+                    print(
+                        "The ranks could not form a new process group. All of them "
+                        "were started afresh, without variables."
+                    )
                 return
             if result.cause == "interrupt":
                 raise KeyboardInterrupt
@@ -825,7 +837,7 @@ class Round:
             # Before they begin a collective: see the delay in Rank.serve.
             self._tell(running, "interrupt")
             self._wait_pending(HEAD_START)
-        self._tell(self.team.processes, "sever")
+        self.sever_all()
         if self.pending - running:
             self._wait_pending(SEVER_SECONDS)
         for _ in range(2):
@@ -836,6 +848,10 @@ class Round:
             self._drain(rank, 0)
             self.team.processes[rank].kill()
         self.pending.clear()
+
+    def sever_all(self) -> None:
+        """Close the connections between all ranks: what waits in C++ then fails."""
+        self._tell(self.team.processes, "sever")
 
     def _tell(self, ranks: Iterable[int], op: str) -> None:
         """Have the control threads of these ranks do something."""

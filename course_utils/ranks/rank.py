@@ -294,7 +294,7 @@ class Rank:
             self.variables["_"] = value
             if not request["silent"]:
                 shown = repr(value)
-        return {"status": "ok", "value": shown, "calls": self._call_counts()}
+        return {"status": "ok", "value": shown, **self._group_facts()}
 
     def do_call(self, request: dict[str, Any]) -> dict[str, Any]:
         self.agreement.start_cell()
@@ -308,10 +308,12 @@ class Rank:
                 f"{type(result).__name__}, which can't be sent to the notebook "
                 f"({error}). Return tensors, numbers, text, lists or dictionaries."
             ) from None
-        return {"status": "ok", "payload": payload, "calls": self._call_counts()}
+        return {"status": "ok", "payload": payload, **self._group_facts()}
 
-    def _call_counts(self) -> dict[tuple[int, ...], int]:
-        return {group: len(calls) for group, calls in self.agreement.calls.items()}
+    def _group_facts(self) -> dict[str, Any]:
+        """How many collectives it called on which group, and whether it is in one."""
+        counts = {group: len(calls) for group, calls in self.agreement.calls.items()}
+        return {"calls": counts, "in_group": dist.is_initialized()}
 
     def do_calls(self, request: dict[str, Any]) -> dict[str, Any]:
         """The collectives of the last cell on one group, as texts."""

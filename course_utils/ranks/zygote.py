@@ -19,6 +19,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import warnings
 from multiprocessing.connection import Connection
 from typing import Any
@@ -56,6 +57,9 @@ class Zygote:
     def __init__(self, kernel: socket.socket, folder: str) -> None:
         self.kernel = kernel
         self.folder = folder
+        # Not looked up: while it is away, Python would take the system's folder, where
+        # nobody tidies up.
+        tempfile.tempdir = folder
         self.ranks: set[int] = set()
         self.later = list(LATER_IMPORTS)
         self.wake_read, wake_write = os.pipe()
@@ -114,14 +118,18 @@ class Zygote:
                 return
             if pid == 0:
                 return
-            if pid in self.ranks:
-                self.ranks.discard(pid)
-                for child in children_of(os.getpid()):
-                    if child not in self.ranks:  # started by the rank, now an orphan
-                        kill(child)
+            was_rank = pid in self.ranks
+            self.ranks.discard(pid)
+            # What it has started is ours now. After an orphan that is so again.
+            for child in children_of(os.getpid()):
+                if child not in self.ranks:
+                    kill(child)
+            if was_rank:
                 self._send({"ended": pid, "status": status})
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> None:
+        with contextlib.suppress(OSError):  # a rank may have removed it
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
         pid = os.fork()
         if pid == 0:
             try:

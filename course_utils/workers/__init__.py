@@ -471,6 +471,9 @@ class _Job:
                 where = "had not started"
             elif rank.end.get("kind") == "finished":
                 where = "had finished"
+                if _waits_for_threads(rank.stack or []):
+                    where += " its script, but a thread that it has started runs on. "
+                    where += "Wait for its end, or start it with daemon=True"
             elif rank.stack is None:
                 where = "had failed"
             else:
@@ -584,6 +587,12 @@ def _where(stack: list[str]) -> str:
         inside = f"in {call}, called " if call else ""
         return inside + place + (f": {source}" if source else "")
     return "still starting" if call or not stack else "in code without Python lines"
+
+
+def _waits_for_threads(stack: list[str]) -> bool:
+    """Is this a Python that has come to its end, and waits for its threads?"""
+    ends = ("threading.py", " in _shutdown")
+    return any(all(end in line for end in ends) for line in stack)
 
 
 def _has_failed(rank: _Rank) -> bool:

@@ -1,0 +1,1149 @@
+"""The mistakes of learners, and where each can be made: the table of the fault matrix.
+
+``test_fault_matrix.py`` causes every one of them for real, and compares what is shown
+with the texts here; ``FAULTS.md`` lists what it saw.
+
+One code for several places runs as a cell on four ranks, in the function of a check on
+two ranks, and in a script under ``launch``. It finds ``torch``, ``dist``, ``rank`` and
+a tensor ``x`` there.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+RANKS, CHECK, WORKER = "cell on ranks", "check", "worker"
+GPUS, QUIZ, PROGRESS = "virtual GPUs", "quiz", "progress"
+COMMAND = "start and other commands"
+PLACES = (RANKS, CHECK, WORKER, GPUS, QUIZ, PROGRESS, COMMAND)
+
+KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
+FRESH = "(Rank 1 was started afresh, without variables; the other ranks keep theirs."
+OTHERS_WAITED = "Ranks 0, 2 and 3 were waiting in barrier"
+NEEDS_ALL = "A collective returns only when every rank of its group calls it;"
+PASSED = "✓ 99.total: passed"
+CRASHED = "✗ 99.total: crashed"
+STUCK = "✗ 99.total: stuck"
+TOO_SLOW = "✗ 99.total: too slow"
+WRONG = "✗ 99.total: wrong"
+# On a machine that has GPUs the message is CUDA's own.
+NO_GPU = () if torch.cuda.is_available() else ("It runs on processes without GPUs.",)
+ENDED = "Something ended it before the function could return"
+
+Cause = str | Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a mistake leads to in one place.
+
+    Attributes:
+        shows: parts of the text that the learner sees; none: nothing is shown.
+        do: what causes it here, if it is not the code of the whole row: code, or a
+            function of the place (see ``test_fault_matrix.py``).
+        limit: seconds that the cell, or one call of a check, may take.
+        within: seconds after which it must be over, on a busy machine too.
+        fresh: the ranks that have lost their variables.
+        restart: the ranks are not as they were; they are started anew afterwards.
+        nproc: how many ranks a worker has.
+        hangs: the worker does not end; once it is there, its time runs out at once.
+        alone: it needs the main thread, the only one that Ctrl-C reaches.
+    """
+
+    shows: tuple[str, ...]
+    do: Cause = ""
+    limit: float = 30.0
+    within: float = 60.0
+    fresh: tuple[int, ...] = ()
+    restart: bool = False
+    nproc: int = 1
+    hangs: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A field of the matrix: one mistake in one place."""
+
+    place: str
+    mistake: str
+    cause: Cause
+    seen: Seen
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.mistake}"
+
+
+MATRIX: list[tuple[str, str, dict[str, Seen]]] = []
+
+
+def mistake(what: str, code: str = "", /, **places: Seen) -> None:
+    """Add a mistake; ``places`` are named by RANKS, CHECK, ... in small letters."""
+    names = {name: globals()[name.upper()] for name in places}
+    MATRIX.append((what, code, {names[n]: found for n, found in places.items()}))
+
+
+def seen(*shows: str, **options: Any) -> Seen:
+    """Short for :class:`Seen`."""
+    return Seen(shows, **options)
+
+
+def one(code: str, imports: str = "") -> str:
+    """Only rank 1 makes the mistake; the others wait for it in a barrier."""
+    begin = f"import {imports}\n" if imports else ""
+    inside = textwrap.indent(code, "    ")
+    return f"{begin}if rank == 1:\n{inside}\ndist.barrier()"
+
+
+def still_right(code: str, imports: str = "") -> str:
+    """After the mistake the code goes on, and what it computes is right."""
+    begin = f"import {imports}\n" if imports else ""
+    return f"{begin}{code}\ndist.all_reduce(x)"
+
+
+def rows() -> list[Row]:
+    """The fields of the matrix, place by place."""
+    return [
+        Row(place, what, places[place].do or code, places[place])
+        for place in PLACES
+        for what, code, places in MATRIX
+        if place in places
+    ]
+
+
+# ------------------------------------------------------------- the code ends too early
+mistake(
+    "an exception",
+    one("1 / 0"),
+    ranks=seen(
+        "Rank 1 raised ZeroDivisionError: division by zero",
+        "line 2 of the cell: 1 / 0",
+        f"{OTHERS_WAITED}, line 3 of the cell",
+        KEPT,
+    ),
+    check=seen(
+        CRASHED,
+        "With 2 ranks, rank 1 called total(tensor(",
+        "It raised ZeroDivisionError: division by zero",
+        "line 4 of the cell, in total: 1 / 0",
+    ),
+    worker=seen("rank 1 raised ZeroDivisionError: division by zero", "1 / 0", nproc=2),
+)
+mistake(
+    "a function that is only half written",
+    one('raise NotImplementedError("Write your code here.")'),
+    ranks=seen("Rank 1 raised NotImplementedError: Write your code here.", KEPT),
+    check=seen(
+        "· 99.total: not attempted",
+        "It still raises NotImplementedError, line 4 of the cell.",
+        "Write your code in the cell above",
+    ),
+)
+mistake(
+    "sys.exit()",
+    one("sys.exit(2)", "sys"),
+    ranks=seen("Rank 1 raised SystemExit: 2", "A rank goes on living: leave it", KEPT),
+    check=seen(CRASHED, "It called exit(). A function ends with `return`."),
+    worker=seen("rank 0 ended with exit code 1: no data", do="sys.exit('no data')"),
+)
+mistake(
+    "os._exit()",
+    one("os._exit(3)", "os"),
+    ranks=seen("Rank 1 died (exit code 3)", OTHERS_WAITED, FRESH, fresh=(1,)),
+    check=seen(CRASHED, "Its process ended (exit code 3)", ENDED),
+    worker=seen(
+        "rank 0 ended with exit code 3, without a Python exception", do="os._exit(3)"
+    ),
+)
+mistake(
+    "kill -9, with a child that would live on",
+    one(
+        "if os.fork() == 0:\n    time.sleep(1000)\nos.kill(os.getpid(), 9)", "os, time"
+    ),
+    ranks=seen("Rank 1 died (SIGKILL)", "often because memory ran out", fresh=(1,)),
+    check=seen(CRASHED, "Its process ended (SIGKILL)", ENDED),
+    worker=seen("was killed by signal 9 (SIGKILL)", nproc=2),
+)
+mistake(
+    "a crash in C",
+    one("ctypes.string_at(0)", "ctypes"),
+    ranks=seen(
+        "Rank 1 died (SIGSEGV)",
+        "line 3 of the cell: ctypes.string_at(0)",
+        "The process crashed in C or C++ code.",
+        fresh=(1,),
+    ),
+    check=seen(CRASHED, "Its process ended (SIGSEGV), string_at, line 5 of the cell"),
+)
+mistake(
+    "an alarm goes off",
+    one("signal.setitimer(signal.ITIMER_REAL, 0.01)\nsignal.pause()", "signal"),
+    ranks=seen("Rank 1 died (SIGALRM)", FRESH, fresh=(1,)),
+    check=seen(CRASHED, "Its process ended (SIGALRM)"),
+)
+mistake(
+    "an exception whose text fails",
+    "class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd",
+    ranks=seen("Ranks 0 to 3 raised Odd: (its message could not be read)", KEPT),
+    check=seen(CRASHED, "It raised Odd"),
+)
+mistake(
+    "a recursion without end",
+    "def down(): down()\ndown()",
+    ranks=seen(
+        "raised RecursionError: maximum recursion depth", "more calls ...", KEPT
+    ),
+    check=seen(CRASHED, "It calls itself again and again. When should it stop?"),
+)
+mistake(
+    "a SyntaxError",
+    "if rank = 1: pass",
+    ranks=seen(
+        "SyntaxError: invalid syntax. Maybe you meant '=='", "if rank = 1: pass"
+    ),
+    worker=seen("rank 0 raised SyntaxError: invalid syntax.", "if rank = 1: pass"),
+)
+
+# ----------------------------------------------------------------- the code never ends
+mistake(
+    "an endless loop",
+    one("while True: pass"),
+    ranks=seen(
+        "Not finished after 1.5 s, the limit for this cell.",
+        "Rank 1 was still running: line 2 of the cell: while True: pass",
+        "Ranks 0, 2 and 3 were stuck in barrier, line 3",
+        KEPT,
+        limit=1.5,
+    ),
+    check=seen(
+        TOO_SLOW,
+        "It did not end within 1.5 seconds.",
+        "Rank 1 was still at line 4 of the cell: while True: pass",
+        "Is there a loop that never ends?",
+        limit=1.5,
+    ),
+    worker=seen("rank 0 was in line 6 of", do="while True: pass", hangs=True),
+)
+mistake(
+    "an endless computation in C",
+    one("sum(range(10**15))"),
+    ranks=seen("Not finished after 1.5 s", "sum(range(10**15))", limit=1.5, fresh=(1,)),
+    check=seen(TOO_SLOW, "sum(range(10**15))", limit=1.5),
+)
+mistake(
+    "a sleep of hours",
+    one("time.sleep(10_000)", "time"),
+    ranks=seen(
+        "Not finished after 1.5 s", "Rank 1 was still running: line 3", limit=1.5
+    ),
+)
+mistake(
+    "a lock that is taken twice",
+    one("lock = threading.Lock()\nlock.acquire()\nlock.acquire()", "threading"),
+    ranks=seen(
+        "Not finished after 1.5 s", "Rank 1 was still running: line 5", limit=1.5
+    ),
+)
+mistake(
+    "interrupts are ignored, in an endless loop",
+    one("signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", "signal"),
+    ranks=seen("Not finished after 1.5 s", "while True: pass", limit=1.5, fresh=(1,)),
+    check=seen(TOO_SLOW, "while True: pass", limit=1.5),
+)
+mistake(
+    "Ctrl-C while it computes",
+    ranks=seen(
+        "Interrupted by you.",
+        "Ranks 0 to 3 were still running: line 3 of the cell",
+        KEPT,
+        do=lambda place: place.interrupted("while True: time.sleep(0.01)"),
+    ),
+    check=seen(
+        "KeyboardInterrupt",
+        do=lambda place: place.interrupted("while True: time.sleep(0.01)"),
+    ),
+    worker=seen(
+        "KeyboardInterrupt: the launch was interrupted and stopped",
+        do=lambda place: place.interrupted("import time; time.sleep(1000)"),
+        alone=True,
+    ),
+)
+
+# --------------------------------------------- the ranks do not do the same, or wait
+mistake(
+    "a collective that one rank leaves out",
+    "if rank != 1:\n    dist.all_reduce(x)",
+    ranks=seen(
+        "Deadlock: nothing moves, and nothing will.",
+        "Ranks 0, 2 and 3 were stuck in all_reduce, line 2 of the cell",
+        "Rank 1 finished the cell.",
+        NEEDS_ALL,
+        KEPT,
+    ),
+    check=seen(
+        STUCK,
+        "Rank 0 waits in all_reduce, line 4 of the cell",
+        "Rank 1 returned.",
+        "every rank of the group calls it",
+    ),
+    worker=seen(
+        "lost the connection to another rank. Finished by then: 1.",
+        "Do all ranks call the same collectives",
+        nproc=2,
+    ),
+)
+mistake(
+    "an asynchronous collective that one rank leaves out",
+    "if rank != 1:\n    work = dist.all_reduce(x, async_op=True)",
+    ranks=seen(
+        "called all_reduce(float32[3], SUM) on line 2, but rank 1 did not.",
+        "The result never comes.",
+        KEPT,
+    ),
+    check=seen(STUCK, "Rank 0 called all_reduce(float32[2], SUM), but rank 1 did not."),
+)
+mistake(
+    "different collectives",
+    "if rank == 1:\n    dist.barrier()\nelse:\n    dist.all_reduce(x)",
+    ranks=seen("raised CollectiveMismatch", "barrier()", "Every rank of a group", KEPT),
+    check=seen(CRASHED, "It raised CollectiveMismatch: rank", "barrier()"),
+)
+mistake(
+    "tensors of different sizes",
+    "dist.all_reduce(torch.ones(2 + rank))",
+    ranks=seen("raised CollectiveMismatch", "float32[2]", "same sizes", KEPT),
+    check=seen(CRASHED, "It raised CollectiveMismatch", "float32[2]", "float32[3]"),
+)
+mistake(
+    "tensors of different dtypes",
+    "dist.all_reduce(x.double() if rank == 1 else x)",
+    ranks=seen("raised CollectiveMismatch", "float64[3]", "float32[3]", KEPT),
+    check=seen(CRASHED, "It raised CollectiveMismatch", "float64[2]", "float32[2]"),
+)
+mistake(
+    "a recv for which nobody sends",
+    "if rank == 1:\n    dist.recv(x, 0)",
+    ranks=seen(
+        "Deadlock: nothing moves, and nothing will.",
+        "Rank 1 was stuck in recv, line 2 of the cell: dist.recv(x, 0)",
+        "Ranks 0, 2 and 3 finished the cell.",
+        "a recv needs its send",
+        KEPT,
+    ),
+    check=seen(STUCK, "Rank 1 waits in recv, line 4 of the cell", "Rank 0 returned."),
+)
+mistake(
+    "all receive before they send",
+    "dist.recv(x, rank ^ 1)\ndist.send(x, rank ^ 1)",
+    ranks=seen(
+        "Deadlock: nothing moves, and nothing will.",
+        "Ranks 0 to 3 were stuck in recv, line 1 of the cell",
+        "All ranks wait for each other",
+        KEPT,
+    ),
+    check=seen(STUCK, "Rank 0 waits in recv, line 3", "Rank 1 waits in recv, line 3"),
+)
+mistake(
+    "a neighbour that there is not",
+    "dist.send(x, rank + 1)",
+    ranks=seen(
+        "Rank 3 raised ValueError: send: there is no rank 4 among 4,",
+        "(rank + 1) % world_size",
+        "Ranks 0, 1 and 2 were waiting in send",
+        KEPT,
+    ),
+    check=seen(CRASHED, "It raised ValueError: send: there is no rank 2 among 2,"),
+)
+mistake(
+    "a message to itself",
+    "dist.send(x, rank)",
+    ranks=seen("raised ValueError: Invalid destination rank", KEPT),
+    check=seen(CRASHED, "It raised ValueError: Invalid destination rank"),
+)
+mistake(
+    "the process group is joined twice",
+    "dist.init_process_group('gloo')",
+    ranks=seen("trying to initialize the default process group twice!", KEPT),
+    check=seen(CRASHED, "The process group is ready when your function is called"),
+)
+mistake(
+    "the process group is left",
+    "dist.all_reduce(x)\ndist.destroy_process_group()",
+    ranks=seen(),
+    check=seen(PASSED),
+)
+mistake(
+    "only some ranks run the cell",
+    ranks=seen(
+        "Deadlock: nothing moves, and nothing will.",
+        "Rank 0 was stuck in barrier",
+        "Ranks 1, 2 and 3 were left out of this cell.",
+        KEPT,
+        do=lambda place: place.ranks.run_cell("dist.barrier()", only=[0]),
+    ),
+)
+
+# ---------------------------------------------------------------- memory and devices
+mistake(
+    "more memory for a tensor than there is",
+    one("torch.empty(1 << 48)"),
+    ranks=seen("Rank 1 raised RuntimeError", "can't allocate memory", KEPT),
+    check=seen(
+        CRASHED, "can't allocate memory: you tried to allocate 1125899906842624"
+    ),
+)
+mistake(
+    "more memory for Python than there is",
+    one("bytearray(1 << 60)"),
+    ranks=seen("Rank 1 raised MemoryError", "bytearray(1 << 60)", KEPT),
+    check=seen(CRASHED, "It raised MemoryError", "bytearray(1 << 60)"),
+)
+mistake(
+    "a GPU that there is not",
+    one("x.to('cuda:99')"),
+    ranks=seen("Rank 1 raised ", "line 2 of the cell: x.to('cuda:99')", KEPT),
+    check=seen(CRASHED, "x.to('cuda:99')", *NO_GPU),
+)
+mistake(
+    "tensors on two devices",
+    "torch.ones(2, device='cuda:0') + torch.ones(2, device='cuda:1')",
+    gpus=seen(
+        "RuntimeError: Expected all tensors to be on the same device, but found at "
+        "least two devices, cuda:0 and cuda:1!"
+    ),
+    check=seen(
+        "✗ 03.scatter: crashed",
+        "found at least two devices, cuda:0 and cuda:1!",
+        do=lambda place: place.check_on_gpus(
+            "torch.ones(2, device='cuda:0') + torch.ones(2, device='cuda:1')"
+        ),
+    ),
+)
+mistake(
+    "a layer on another device than its input",
+    "torch.nn.Linear(2, 2).to('cuda:1')(torch.ones(1, 2))",
+    gpus=seen(
+        "got mat1 is on cpu, different from other tensors on cuda:1",
+        "wrapper_CUDA_addmm",
+    ),
+)
+mistake(
+    "a virtual GPU that there is not",
+    "torch.ones(2).to('cuda:7')",
+    gpus=seen(
+        "CUDA error: invalid device ordinal",
+        "(cuda:7 was asked for; there are 2 virtual GPU(s), cuda:0 to cuda:1.)",
+    ),
+    check=seen(
+        "✗ 03.scatter: crashed",
+        "(cuda:7 was asked for; there are ",
+        do=lambda place: place.check_on_gpus("torch.ones(2).to('cuda:7')"),
+    ),
+)
+mistake(
+    "more memory than a virtual GPU has",
+    "big = torch.empty(1 << 28, device='cuda:1')\n"
+    "more = [torch.empty(1 << 40, device='cuda:1')]",
+    gpus=seen(
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 4096.00 GiB. GPU 1 "
+        "has a total capacity of 2.00 GiB of which 1024.00 MiB is free."
+    ),
+    check=seen(
+        "✗ 03.scatter: crashed",
+        "It raised OutOfMemoryError: CUDA out of memory. Tried to allocate 4096.00 GiB",
+        do=lambda place: place.check_on_gpus("torch.empty(1 << 40, device='cuda')"),
+    ),
+)
+mistake(
+    "a GPU's tensor is given to NumPy",
+    "torch.ones(2, device='cuda').numpy()",
+    gpus=seen(
+        "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy"
+    ),
+)
+mistake(
+    "random numbers from another device's generator",
+    "torch.randn(3, device='cuda', generator=torch.Generator())",
+    gpus=seen("Expected a 'cuda' device type for generator but found 'cpu'"),
+)
+mistake(
+    "what virtual GPUs cannot do",
+    "torch.compile(torch.nn.Linear(2, 2).cuda())",
+    gpus=seen("torch.compile cannot run on virtual GPUs:", "Leave the virtual GPUs"),
+)
+mistake(
+    "virtual GPUs are switched on twice",
+    "virtual_gpus(3, force=True).on()",
+    gpus=seen("2 virtual GPU(s) are on already", "Call off() on it first"),
+)
+mistake(
+    "virtual GPUs are switched off twice",
+    "gpus.off()\ntry:\n    gpus.off()\nfinally:\n    gpus.on()",
+    gpus=seen("These virtual GPUs are not on: call on() first."),
+)
+mistake(
+    "a number of GPUs that makes no sense",
+    "virtual_gpus(0)",
+    gpus=seen("n is 0: expected a whole number of GPUs from 1 to 64."),
+)
+mistake(
+    "a size that is none",
+    "virtual_gpus(2, memory='lots')",
+    gpus=seen("memory is 'lots': expected a size such as '16 GiB'"),
+)
+mistake(
+    "a module fails in a thread of DataParallel",
+    "class Bad(torch.nn.Linear):\n"
+    "    def forward(self, x):\n"
+    "        if x.device.index == 1: raise ValueError('bad rows')\n"
+    "        return super().forward(x)\n"
+    "model = torch.nn.DataParallel(Bad(2, 2).cuda(), [0, 1])\n"
+    "model(torch.ones(4, 2, device='cuda'))",
+    gpus=seen("ValueError: Caught ValueError in replica 1 on device 1.", "bad rows"),
+)
+mistake(
+    "Ctrl-C while virtual GPUs compute",
+    gpus=seen(
+        "KeyboardInterrupt",
+        do=lambda place: place.interrupted(
+            "x = torch.ones(50, 50, device='cuda:1')\nwhile True: x = (x @ x).tanh()"
+        ),
+    ),
+)
+mistake(
+    "an exception inside `with virtual_gpus(...)`",
+    "gpus.off()\n"
+    "try:\n"
+    "    with virtual_gpus(2, force=True):\n"
+    "        torch.ones(2).cuda() / missing\n"
+    "finally:\n"
+    "    gpus.on()",
+    gpus=seen("NameError: name 'missing' is not defined"),
+)
+
+# ---------------------------------------------------------------- output and input
+mistake(
+    "a flood of output",
+    "for number in range(20_000): print('line', number)\ndist.all_reduce(x)",
+    ranks=seen("[rank 3] line 999", "[rank 3] ... 18,900 lines left out ..."),
+    check=seen(PASSED),
+    worker=seen(
+        "[rank 0] ... 18,900 lines left out ...",
+        do="for number in range(20_000): print('line', number)",
+    ),
+)
+mistake(
+    "a line without an end",
+    "print('x' * 5_000_000)\ndist.all_reduce(x)",
+    ranks=seen("xxx ... 4,990,000 characters left out ..."),
+    check=seen(PASSED),
+)
+mistake(
+    "input()",
+    "name = input('Who are you? ')",
+    ranks=seen("Ranks 0 to 3 raised EOFError: EOF when reading a line", KEPT),
+    check=seen(CRASHED, "EOFError", "Nobody can type anything while a check runs."),
+)
+mistake(
+    "breakpoint()",
+    "breakpoint()",
+    ranks=seen("raised BdbQuit", KEPT),
+    check=seen(CRASHED, "There is a breakpoint in it. Nobody can type"),
+)
+mistake(
+    "standard output is closed",
+    still_right("os.close(1)", "os"),
+    ranks=seen(restart=True),
+    check=seen(PASSED),
+    worker=seen(
+        "rank 0 raised OSError: [Errno 9]", do="os.close(1)\nprint('x' * 9999)"
+    ),
+)
+mistake(
+    "every open file is closed",
+    one("os.closerange(0, 200)", "os"),
+    ranks=seen("Rank 1 died (", FRESH, fresh=(1,)),
+    check=seen(CRASHED, "Its process ended ("),
+)
+mistake(
+    "files that are never closed",
+    one(
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "def read(*files):\n"
+        "    while True: files += (open('/dev/null'),)\n"
+        "read()",
+        "resource",
+    ),
+    ranks=seen("OSError: [Errno 24] Too many open files", KEPT, restart=True),
+    check=seen(CRASHED, "OSError: [Errno 24] Too many open files"),
+)
+mistake(
+    "no more files can be opened, so there is no new process group",
+    ranks=seen(
+        "The ranks could not form a new process group. All of them were started afresh",
+        "Rank 1 raised ZeroDivisionError",
+        do=lambda place: place.two_cells(
+            "import resource\n"
+            "if rank == 1:\n"
+            "    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+            "    1 / 0"
+        ),
+        fresh=(0, 1, 2, 3),
+    ),
+)
+mistake(
+    "warnings are errors",
+    "import warnings\nwarnings.simplefilter('error')\nwarnings.warn('an old name')",
+    ranks=seen("raised UserWarning: an old name", KEPT, restart=True),
+    check=seen(CRASHED, "It raised UserWarning: an old name"),
+)
+
+# ------------------------------------------------ what is changed, or left behind
+mistake(
+    "child processes are left behind",
+    still_right(
+        "for _ in range(3):\n"
+        "    subprocess.Popen(['sh', '-c', 'sleep 1000 & sleep 1001 & wait'],\n"
+        "                     start_new_session=True)",
+        "subprocess",
+    ),
+    ranks=seen(restart=True),
+    check=seen(PASSED),
+    worker=seen(
+        do="import subprocess\n"
+        "subprocess.Popen('sleep 1000 & sleep 1001', shell=True, "
+        "start_new_session=True)"
+    ),
+)
+mistake(
+    "a thread is left behind",
+    still_right(
+        "thread = threading.Thread(target=time.sleep, args=(1000,))\nthread.start()",
+        "threading, time",
+    ),
+    ranks=seen(restart=True),
+    check=seen(PASSED),
+    worker=seen(
+        "rank 0 had finished its script, but a thread that it has started runs on.",
+        "start it with daemon=True",
+        do="import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,)).start()",
+        hangs=True,
+    ),
+)
+mistake(
+    "an exception in a thread",
+    still_right(
+        "thread = threading.Thread(target=lambda: 1 / 0)\n"
+        "thread.start()\n"
+        "thread.join()",
+        "threading",
+    ),
+    ranks=seen("Exception in thread", "ZeroDivisionError: division by zero"),
+    check=seen(PASSED),
+)
+mistake(
+    "another working folder, which is then removed",
+    still_right(
+        "folder = tempfile.mkdtemp()\nos.chdir(folder)\nos.rmdir(folder)",
+        "os, tempfile",
+    ),
+    ranks=seen(restart=True),
+    check=seen(PASSED),
+)
+mistake(
+    "the folder for temporary files is deleted",
+    still_right(
+        "folder = os.environ['TMPDIR']\n"
+        "assert os.path.basename(folder).startswith('ranks-')\n"
+        "dist.barrier()\n"
+        "shutil.rmtree(folder, ignore_errors=True)",
+        "os, shutil",
+    ),
+    ranks=seen(restart=True),
+    check=seen(PASSED),
+)
+mistake(
+    "print is overwritten",
+    still_right("builtins.print = None\nprint('hello')", "builtins"),
+    ranks=seen("raised TypeError: 'NoneType' object is not callable", restart=True),
+    check=seen(CRASHED, "It raised TypeError: 'NoneType' object is not callable"),
+)
+mistake(
+    "functions of torch.distributed are overwritten",
+    "dist.barrier = dist.broadcast = None\ndist.all_reduce(x)\ndist.barrier()",
+    ranks=seen("raised TypeError: 'NoneType' object is not callable", restart=True),
+    check=seen(CRASHED, "It raised TypeError: 'NoneType' object is not callable"),
+)
+mistake(
+    "the environment is emptied",
+    still_right("os.environ.clear()", "os"),
+    ranks=seen(restart=True),
+    check=seen(PASSED),
+)
+mistake(
+    "the seed is set",
+    still_right("torch.manual_seed(0)\nrandom.seed(0)", "random"),
+    ranks=seen(restart=True),
+    check=seen(PASSED),
+)
+
+# -------------------------------------------------- what is given, and what comes back
+mistake(
+    "a result where the function should be",
+    ranks=seen(
+        "TypeError: run() needs a function, but got int: write ranks.run(step, x), "
+        "not ranks.run(step(x))",
+        do=lambda place: place.ranks.run(5),
+    ),
+    check=seen(
+        WRONG,
+        "This task wants the function itself",
+        "it got a tensor",
+        do=lambda place: place.check(place.torch.ones(2)),
+    ),
+)
+mistake(
+    "an argument that cannot be copied",
+    ranks=seen(
+        "TypeError: argument 1 (a lock) can't be sent to the ranks",
+        "Build it on the ranks instead",
+        do=lambda place: place.ranks.run(len, threading.Lock()),
+    ),
+    check=seen(
+        CRASHED,
+        "It uses `lock` (lock), which can't be copied",
+        do=lambda place: place.check(
+            place.function("with lock: pass", lock=threading.Lock())
+        ),
+    ),
+)
+mistake(
+    "a result that cannot be copied",
+    "import threading\nreturn threading.Lock()",
+    ranks=seen(
+        "is a lock, which can't be sent to the notebook",
+        "Return tensors, numbers, text, lists or dictionaries.",
+        do=lambda place: place.ranks.run(threading.Lock),
+    ),
+    check=seen(WRONG, "That is an object of type lock; a tensor was expected."),
+)
+mistake(
+    "the wrong number of arguments",
+    ranks=seen(
+        "takes 1 positional argument but 2 were given",
+        do=lambda place: place.ranks.run(lambda x: x, 1, 2),
+    ),
+    check=seen(
+        CRASHED,
+        "missing 1 required positional argument: 'y'",
+        "it must take the arguments of the stub",
+        do=lambda place: place.check(lambda x, y: x),
+    ),
+)
+mistake(
+    "nothing is returned",
+    "print(x)\nreturn None",
+    check=seen(WRONG, "It printed something and returned None: use `return`"),
+)
+mistake(
+    "the argument is changed",
+    check=seen(
+        WRONG,
+        "the argument is not what it was",
+        "take a `clone()` first",
+        do=lambda place: place.check(
+            place.function("dist.all_reduce(given)\nreturn given")
+        ),
+    ),
+)
+mistake(
+    "async def",
+    check=seen(
+        WRONG,
+        "Write `def`, not `async def`.",
+        do=lambda place: place.check(place.asynchronous),
+    ),
+)
+mistake(
+    "a task or question that there is not",
+    check=seen(
+        "ValueError: There is no task '00.avrage'. Did you mean '00.average'?",
+        do=lambda place: place.checks.check("00.avrage", len),
+    ),
+    quiz=seen(
+        "QuestionError: There is no question '00.rank'. Did you mean '00.ranks'",
+        do='quiz("00.rank")',
+    ),
+)
+mistake(
+    "a rank that there is not",
+    ranks=seen(
+        "ValueError: there is no rank 7: these are ranks 0 to 3",
+        do=lambda place: place.ranks.run(len, [1], only=[7]),
+    ),
+)
+mistake(
+    "a variable that there is not",
+    ranks=seen(
+        "NameError: there is no variable 'loss' on this rank",
+        do=lambda place: place.ranks.pull("loss"),
+    ),
+)
+mistake(
+    "a time limit that makes no sense",
+    ranks=seen(
+        "ValueError: timeout is -1; it must be seconds, more than 0",
+        do=lambda place: place.ranks.run(len, [1], timeout=-1),
+    ),
+    worker=seen(
+        "ValueError: timeout is a number of seconds above 0, not -1",
+        do=lambda place: place.launch("train_ddp", timeout=-1),
+    ),
+)
+mistake(
+    "a number of ranks that makes no sense",
+    ranks=seen(
+        "ValueError: n is 0; it must be a whole number from 1 to",
+        do=lambda place: type(place.ranks)(0),
+    ),
+    worker=seen(
+        "ValueError: nproc is the number of ranks, 1 or more, not 0",
+        do=lambda place: place.launch("train_ddp", nproc=0),
+    ),
+)
+mistake(
+    "an unknown option",
+    ranks=seen(
+        "ValueError: %%ranks: unrecognized arguments: --fast",
+        do=lambda place: place.magic("--fast", "x = 1"),
+    ),
+    command=seen(
+        "unrecognized arguments: --fast",
+        do=lambda place: place.run("start", "--fast", code=2),
+    ),
+)
+mistake(
+    "an option whose value makes no sense",
+    worker=seen(
+        "argument --epochs",
+        "many",
+        do=lambda place: place.launch("train_ddp", nproc=1, epochs="many"),
+    ),
+    command=seen(
+        "--port 99999: ports are 0 (any free one) to 65535",
+        do=lambda place: place.run("start", "--port", "99999"),
+    ),
+)
+mistake(
+    "two cells at once",
+    ranks=seen(
+        "RanksError: these ranks are busy with another cell",
+        do=lambda place: place.at_once("import time; time.sleep(0.5)"),
+    ),
+)
+mistake(
+    "closed ranks are used",
+    ranks=seen(
+        "RanksError: these ranks are closed. Make new ones: ranks = Ranks(4)",
+        do=lambda place: place.closed().run_cell("x = 1"),
+    ),
+)
+mistake(
+    "a process is killed from outside, between two cells",
+    ranks=seen(
+        "Rank 1 died (SIGKILL).", FRESH, do=lambda place: place.killed(), fresh=(1,)
+    ),
+)
+mistake(
+    "a script that there is not",
+    worker=seen(
+        "LaunchError: there is no worker or script 'train_dpp'",
+        "train_ddp",
+        do=lambda place: place.launch("train_dpp"),
+    ),
+)
+mistake(
+    "a port that is taken",
+    worker=seen(
+        "rank 0 raised DistNetworkError",
+        "EADDRINUSE",
+        do="import socket\n"
+        "other = socket.create_server(('127.0.0.1', 0))\n"
+        "dist.TCPStore('127.0.0.1', other.getsockname()[1], 1, True)",
+    ),
+    command=seen(
+        "another program uses it; take another or leave --port out",
+        do=lambda place: place.port_taken(),
+    ),
+)
+
+# ------------------------------------------------------------------------- the quiz
+mistake(
+    "an option that there is not",
+    'quiz("00.ranks", answer=9)',
+    quiz=seen("AnswerError: There is no option 9. Give a number from 1 to 4."),
+)
+mistake(
+    "several options where one is right",
+    'quiz("00.ranks", answer=[1, 3])',
+    quiz=seen("AnswerError: Choose one option, not 2."),
+)
+mistake(
+    "no option at all",
+    'quiz("00.variables", answer=[])',
+    quiz=seen("AnswerError: Tick at least one box first."),
+)
+mistake(
+    "an answer of the wrong type",
+    'quiz("00.ranks", answer={"option": 3})',
+    quiz=seen("AnswerError: There is no option {'option': 3}."),
+)
+mistake(
+    "a word where a number is asked",
+    'quiz("00.all_reduce", answer="six")',
+    quiz=seen('AnswerError: "six" is not a number. Type digits: 1.5, 3/8 or 1e9.'),
+)
+mistake(
+    "not a number (NaN)",
+    'quiz("00.all_reduce", answer=float("nan"))',
+    quiz=seen('AnswerError: "nan" is not a number.'),
+)
+mistake(
+    "an infinite number",
+    'quiz("00.all_reduce", answer=float("inf"))',
+    quiz=seen('AnswerError: "inf" is not a number.'),
+)
+mistake(
+    "a division by zero",
+    'quiz("00.all_reduce", answer="1/0")',
+    quiz=seen('AnswerError: "1/0" is not a number.'),
+)
+mistake(
+    "a comma that may mean two things",
+    'quiz("00.all_reduce", answer="1,500")',
+    quiz=seen('AnswerError: Is "1,500" 1500 or 1.500? Type it without the comma.'),
+)
+mistake(
+    "an empty answer",
+    'quiz("00.all_reduce", answer="  ")',
+    quiz=seen("AnswerError: Type a number first."),
+)
+
+# ------------------------------------------------------------------- what is saved
+mistake(
+    "the progress file is damaged",
+    progress=seen(
+        "Note: The progress file was damaged. It is kept as ",
+        "-1.json; a new one begins.",
+        do=lambda place: place.damaged(b"\0\xff no JSON"),
+    ),
+    quiz=seen(
+        "The progress file was damaged. It is kept as ",
+        do=lambda place: place.damaged(b"\0\xff no JSON"),
+    ),
+)
+mistake(
+    "the progress file is cut off",
+    progress=seen(
+        "Note: The progress file was damaged. It is kept as ",
+        do=lambda place: place.damaged(b'{"version": 1, "tasks": {"00.aver'),
+    ),
+)
+mistake(
+    "the progress file is of a newer course",
+    progress=seen(
+        "Note: The progress file was damaged. It is kept as ",
+        do=lambda place: place.damaged(
+            b'{"version": 99, "tasks": {}, "questions": {}}'
+        ),
+    ),
+)
+mistake(
+    "the folder is read-only",
+    progress=seen(
+        "Note: Your progress cannot be saved in ",
+        "(Permission denied)",
+        "The course goes on; what you do now is forgotten",
+        do=lambda place: place.read_only(),
+    ),
+    command=seen(
+        "Cannot write ",
+        "the course's folder must be yours and writable",
+        do=lambda place: place.read_only(),
+    ),
+)
+mistake(
+    "the disk is full",
+    progress=seen(
+        "Note: Your progress cannot be saved in ",
+        "The course goes on",
+        do=lambda place: place.full_disk(),
+    ),
+    command=seen(
+        "The disk is too full: 0.3 GB free in ",
+        "0.7 GB needed",
+        do=lambda place: place.full_disk(),
+    ),
+)
+mistake(
+    "a file stands where the folder should be",
+    progress=seen(
+        "Note: Your progress cannot be saved in ",
+        "The course goes on",
+        do=lambda place: place.no_folder(),
+    ),
+    quiz=seen(
+        "Your progress cannot be saved in ",
+        "Right.",
+        do=lambda place: place.no_folder(),
+    ),
+)
+mistake(
+    "two notebooks write at once",
+    progress=seen(
+        "The course, and where you are:",
+        "1 tried",
+        do=lambda place: place.two_writers(),
+    ),
+)
+mistake(
+    "kill -9 while it is written",
+    progress=seen(
+        "The course, and where you are:",
+        "1 tried",
+        do=lambda place: place.killed_writer(),
+    ),
+)
+mistake(
+    "a task where a lesson is meant",
+    progress=seen(
+        "'00.average' is no lesson. A whole lesson is reset: --reset 00",
+        do=lambda place: place.command("--reset", "00.average"),
+    ),
+)
+mistake(
+    "an export onto a file that is there",
+    progress=seen(
+        "Choose another name, or add --force to replace it.",
+        do=lambda place: place.export_again(),
+    ),
+)
+
+# ----------------------------------------------------------------------- commands
+mistake(
+    "a misspelt command",
+    command=seen(
+        "no command 'strat'. Did you mean 'start'?",
+        do=lambda place: place.run("strat", code=2),
+    ),
+)
+mistake(
+    "an old Python",
+    command=seen(
+        "Python 3.10 or newer is needed, this is 3.",
+        do=lambda place: place.old_python(),
+    ),
+)
+mistake(
+    "a Python that can make no environment",
+    command=seen(
+        "has no module venv, which it takes to make .venv.",
+        "then run the same command again",
+        do=lambda place: place.no_venv_module(),
+    ),
+)
+mistake(
+    "the packages are not installed",
+    command=seen(
+        "The course is not set up: torch is missing.",
+        "Run first: python3 -m course_utils start",
+        do=lambda place: place.run("progress"),
+    ),
+)
+mistake(
+    "an environment of one's own that lacks packages",
+    command=seen(
+        "lacks torch, torchvision, jupyterlab. Leave out --no-venv, or run: ",
+        "-m pip install -r requirements.txt",
+        do=lambda place: place.run("start", "--no-venv"),
+    ),
+)
+mistake(
+    "half of the course's files",
+    command=seen(
+        "requirements.txt is not in ",
+        "clone it again, and start it there",
+        do=lambda place: place.without("requirements.txt", "start"),
+    ),
+)
+mistake(
+    "another folder than the course's",
+    command=seen("No module named course_utils", do=lambda place: place.elsewhere()),
+)
+mistake(
+    "a notebook that there is not",
+    command=seen(
+        "--here nowhere: there is no such notebook or folder",
+        do=lambda place: place.run("start", "--here", "nowhere"),
+    ),
+)
+mistake(
+    "a broken .venv",
+    command=seen(
+        ".venv is of no use (its Python does not run): making it again.",
+        "stopped; run the same command again to go on",
+        do=lambda place: place.broken_venv(),
+    ),
+)
+mistake(
+    "Ctrl-C in the middle of the set-up, then no network",
+    command=seen(
+        "stopped; run the same command again to go on",
+        "The network failed: pip could not download the packages.",
+        do=lambda place: place.stopped_set_up(),
+    ),
+)
+mistake(
+    "a torch that does not load",
+    command=seen(
+        "cannot load torchvision",
+        "OSError: libcudart.so.13: no such file",
+        "Put it right with: ",
+        do=lambda place: place.broken_torch(),
+    ),
+)
+mistake(
+    "JupyterLab does not start",
+    command=seen(
+        "JupyterLab did not start: OSError: the port is mined",
+        "lab-",
+        do=lambda place: place.broken_lab(),
+    ),
+)
+mistake(
+    "no browser, then Ctrl-C",
+    command=seen(
+        "JupyterLab is up after",
+        "Only this computer can reach it. Press Ctrl-C here to stop it.",
+        "JupyterLab has stopped.",
+        do=lambda place: place.no_browser(),
+    ),
+)
+mistake(
+    "kill -9 while JupyterLab runs",
+    command=seen("JupyterLab is up after", do=lambda place: place.killed_lab()),
+)
+mistake(
+    "tests without what they need",
+    command=seen(
+        "lacks torch, torchvision, jupyterlab, pytest",
+        do=lambda place: place.test_without_pytest(),
+    ),
+)

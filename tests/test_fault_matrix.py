@@ -1,0 +1,820 @@
+"""The fault matrix: every mistake of ``faults.py``, made for real where it can happen.
+
+Each row must end in bounded time, show the learner the text that the table names, and
+leave everything else as it was: the next cell works, what was saved is there, nothing
+runs on, and nothing listens beyond this machine.
+
+``FAULTS.md`` is a report of one run of this file. To write it anew::
+
+    FAULT_MATRIX=tests/FAULTS.md python3 -m pytest tests/test_fault_matrix.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import io
+import itertools
+import json
+import linecache
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from faults import (
+    CHECK,
+    COMMAND,
+    GPUS,
+    PASSED,
+    PLACES,
+    PROGRESS,
+    QUIZ,
+    RANKS,
+    WORKER,
+    Row,
+    rows,
+)
+from ranks_support import (
+    LINUX,
+    eventually,
+    four,  # noqa: F401 - a fixture
+    watch,  # noqa: F401 - a fixture
+    works,
+)
+from test_setup import BASE, new_clone, old_pythons, on_small_disk, own_mounts
+
+from course_utils import checks, virtual_gpus, workers
+from course_utils.checks import runner
+from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.task import Task
+from course_utils.progress import (
+    answers,
+    attempts,
+    course_map,
+    progress_file,
+    record_attempt,
+)
+from course_utils.quiz import quiz
+from course_utils.ranks import Ranks
+from course_utils.ranks.magic import run_on_ranks
+from course_utils.virtual_gpus import machine
+
+quizzes = sys.modules["course_utils.quiz"]  # `quiz` is its function
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = Path(__file__).with_name("FAULTS.md")
+ROWS = rows()
+SHOWN_LINES = 8  # of a text, in the document
+
+pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
+
+
+# ------------------------------------------------------------- what the learner sees
+class Screen(io.TextIOBase):
+    """Standard output and error; each thread has its own."""
+
+    def __init__(self) -> None:
+        self.own = threading.local()
+
+    def write(self, text: str) -> int:
+        return self.own.text.write(text)
+
+    def of(self, action: Callable[[], object]) -> tuple[str, float]:
+        """What this thread shows during ``action``, its error included; the seconds."""
+        self.own.text = io.StringIO()
+        started = time.monotonic()
+        try:
+            action()
+        except (AssertionError, pytest.skip.Exception):
+            raise  # this file's own, not the learner's
+        except BaseException as error:
+            self.write(shown(error))
+        return self.own.text.getvalue(), time.monotonic() - started
+
+
+@contextlib.contextmanager
+def screen() -> Iterator[Screen]:
+    both = Screen()
+    both.own.text = io.StringIO()
+    with contextlib.redirect_stdout(both), contextlib.redirect_stderr(both):
+        yield both
+
+
+def seen_of(action: Callable[[], object]) -> tuple[str, float]:
+    with screen() as both:
+        return both.of(action)
+
+
+def shown(error: BaseException) -> str:
+    """The last lines that IPython shows of an error."""
+    if isinstance(error, SyntaxError):
+        return "".join(traceback.format_exception_only(error))
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+_cells = itertools.count(1)
+
+
+def run_code(source: str, names: dict[str, Any]) -> None:
+    """Run it as the cell of a notebook: messages can show its lines."""
+    name = f"<ipython-input-{next(_cells)}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    exec(compile(source, name, "exec"), names)
+
+
+@contextlib.contextmanager
+def ctrl_c(ready: Callable[[], object]) -> Iterator[None]:
+    """What the stop button does: SIGINT to this process, a moment after ``ready()``."""
+    over = threading.Event()
+
+    def press() -> None:
+        while not over.is_set() and not ready():
+            time.sleep(0.02)
+        if not over.wait(0.3):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    button = threading.Thread(target=press)
+    button.start()
+    try:
+        yield
+    finally:
+        over.set()
+        button.join()
+
+
+# ------------------------------------------------------------------------ the places
+class OnRanks:
+    """Cells on four ranks, which live through all rows."""
+
+    def __init__(self, ranks: Ranks, folder: Path) -> None:
+        self.ranks, self.folder = ranks, folder
+
+    def cause(self, row: Row) -> tuple[str, float]:
+        self.ranks.run_cell("kept = rank * 11\nx = torch.full((3,), float(rank))")
+        if callable(row.cause):
+            return seen_of(lambda: row.cause(self))
+        return seen_of(lambda: self.ranks.run_cell(row.cause, timeout=row.seen.limit))
+
+    def after(self, row: Row) -> None:
+        """The very next cell works, and variables are where the message said."""
+        works(self.ranks)
+        kept = self.ranks.run(lambda: "kept" in sys.modules["__main__"].__dict__)
+        assert tuple(rank for rank in range(4) if not kept[rank]) == row.seen.fresh
+        if row.seen.restart:
+            self.ranks.restart()
+            works(self.ranks)
+            self.ranks.run_cell("import tempfile; tempfile.TemporaryFile().close()")
+
+    def interrupted(self, code: str) -> None:
+        inside = Path(tempfile.mkdtemp(dir=self.folder))
+        cell = f"import time\nopen(f'{inside}/{{rank}}', 'w').close()\n{code}"
+        with ctrl_c(lambda: len(list(inside.iterdir())) == 4):
+            self.ranks.run_cell(cell)
+
+    def at_once(self, code: str) -> None:
+        inside = self.folder / "inside"
+        cell = f"open({str(inside)!r}, 'w').close()\n{code}"
+        other = threading.Thread(target=self.ranks.run_cell, args=(cell,))
+        other.start()
+        try:
+            eventually(inside.exists)
+            self.ranks.run_cell("x = 1")
+        finally:
+            other.join()
+
+    def closed(self) -> Ranks:
+        with Ranks(1, quiet=True) as ranks:
+            return ranks
+
+    def killed(self) -> None:
+        """As a system without memory would do."""
+        process = self.ranks._team.processes[1]
+        os.kill(process.pid, signal.SIGKILL)
+        eventually(lambda: process.exit_status() is not None)
+        self.ranks.run_cell("x = 1")
+
+    def two_cells(self, code: str) -> None:
+        """A cell that fails, and what comes with the next one."""
+        print(seen_of(lambda: self.ranks.run_cell(code))[0])
+        self.ranks.run_cell("x = 1")
+
+    def magic(self, options: str, cell: str) -> None:
+        run_on_ranks(options, cell)
+
+
+TOTAL = Task(
+    id="99.total",
+    title="The sum over the ranks",
+    stars=1,
+    hints=("a", "b", "c"),
+    where="ranks",
+    world_sizes=(2,),
+    cases=((2,),),
+    inputs=lambda shape, rank, world_size: (whole_numbers(shape, rank),),
+    expect=lambda rank, inputs: sum(x for (x,) in inputs),
+)
+
+FUNCTION = "def total(given):\n    rank, x = dist.get_rank(), given.clone()\n"
+
+
+class InACheck:
+    """A function that one task checks on two ranks."""
+
+    checks, torch = checks, torch
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.task = TOTAL
+        record_attempt("00.average", "passed")
+
+    def cause(self, row: Row) -> tuple[str, float]:
+        self.task = dataclasses.replace(TOTAL, seconds=row.seen.limit)
+        if callable(row.cause):
+            return seen_of(lambda: row.cause(self))
+        return seen_of(lambda: self.check(self.function(row.cause)))
+
+    def after(self, row: Row) -> None:
+        """A right answer passes, and the progress of before is there."""
+        self.task = TOTAL
+        text, _ = seen_of(lambda: self.check(self.function("dist.all_reduce(x)")))
+        assert text.startswith(PASSED), text
+        assert attempts()["00.average"]["passed"]
+        assert attempts()["99.total"]["passed"]
+
+    def check(self, answer: Any) -> None:
+        """``check("99.total", answer)``, as if a lesson had this task."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checks, "find_task", lambda task_id: self.task)
+            checks.check(self.task.id, answer)
+
+    def function(self, code: str, **names: Any) -> Callable:
+        """What the learner has written in a cell of the notebook."""
+        names |= {"torch": torch, "dist": dist, "__name__": "__main__"}
+        run_code(f"{FUNCTION}{textwrap.indent(code, '    ')}\n    return x\n", names)
+        return names["total"]
+
+    def check_on_gpus(self, code: str) -> None:
+        """In a task of lesson 03, whose code runs on virtual GPUs."""
+        names = {"torch": torch, "__name__": "__main__"}
+        run_code(f"def scatter(*given):\n    return {code}\n", names)
+        checks.check("03.scatter", names["scatter"])
+
+    def interrupted(self, code: str) -> None:
+        inside = self.folder / "inside"
+        touch = f"import time\nopen({str(inside)!r}, 'w').close()\n"
+        with ctrl_c(inside.exists):
+            self.check(self.function(touch + code))
+
+    async def asynchronous(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+SCRIPT = """\
+import os, sys, torch, torch.distributed as dist
+rank, x = int(os.environ["RANK"]), torch.ones(2)
+if os.environ["WORLD_SIZE"] != "1":
+    dist.init_process_group("gloo")
+open(sys.argv[1], "w").close()
+"""
+
+
+class Clock:
+    """``time`` of a launch, far ahead as soon as the worker is where it hangs."""
+
+    def __init__(self) -> None:
+        self.own = threading.local()
+
+    def monotonic(self) -> float:
+        hangs = getattr(self.own, "hangs", None)
+        there = hangs is not None and hangs.exists()
+        ahead = there and time.time() > hangs.stat().st_mtime + 1.0
+        return time.monotonic() + 1000 * ahead
+
+
+class InAWorker:
+    """Scripts under ``launch``, two at a time; all of them once at the beginning."""
+
+    launch = staticmethod(workers.launch)
+
+    def __init__(self, folder: Path, chosen: list[Row]) -> None:
+        self.folder, self.clock = folder, Clock()
+        in_pool = [row for row in chosen if not row.seen.alone]
+        with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+            patch.setattr(workers, "time", self.clock)
+            with screen() as both:
+                found = pool.map(lambda row: both.of(lambda: self.run(row)), in_pool)
+                self.found = dict(zip(in_pool, found, strict=True))
+
+    def run(self, row: Row) -> None:
+        if callable(row.cause):
+            row.cause(self)
+            return
+        script, there = self.script(row.cause)
+        self.clock.own.hangs = there if row.seen.hangs else None
+        self.launch(script, str(there), nproc=row.seen.nproc, timeout=600)
+
+    def script(self, code: str) -> tuple[Path, Path]:
+        """A script, and the file that it makes before it comes to the mistake."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        script = folder / "script.py"
+        script.write_text(f"{SCRIPT}{code}\n")
+        return script, folder / "there"
+
+    def cause(self, row: Row) -> tuple[str, float]:
+        return self.found[row] if row in self.found else seen_of(lambda: self.run(row))
+
+    def after(self, row: Row) -> None:
+        """Nothing is left of it: the folder for temporary files is watched."""
+
+    def interrupted(self, code: str) -> None:
+        script, there = self.script(code)
+        with ctrl_c(there.exists):
+            self.launch(script, str(there), nproc=1)
+
+
+class OnGpus:
+    """Two virtual GPUs in the notebook's own process."""
+
+    def __init__(self) -> None:
+        self.to = torch.Tensor.to
+
+    def cause(self, row: Row) -> tuple[str, float]:
+        with virtual_gpus(2, memory="2 GiB", force=True) as gpus:
+            self.names = {"torch": torch, "virtual_gpus": virtual_gpus, "gpus": gpus}
+            if callable(row.cause):
+                found = seen_of(lambda: row.cause(self))
+            else:
+                found = seen_of(lambda: run_code(row.cause, self.names))
+            self.names.clear()
+            gc.collect()
+            # Nothing is left on the GPUs, and they work.
+            assert [device.now for device in gpus.memory()] == [0, 0]
+            assert (torch.ones(2, device="cuda:1") + 1).tolist() == [2, 2]
+        return found
+
+    def after(self, row: Row) -> None:
+        """PyTorch is as it was."""
+        assert machine.active is None
+        assert torch.Tensor.to is self.to
+        assert torch._C._len_torch_dispatch_stack() == 0
+
+    def interrupted(self, code: str) -> None:
+        with ctrl_c(lambda: True):
+            run_code(code, self.names)
+
+
+class WhatIsSaved:
+    """The quiz and the progress; each row has a folder of its own for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @contextlib.contextmanager
+    def learner(self) -> Iterator[None]:
+        """A learner who has solved a task and answered a question already."""
+        progress = sys.modules["course_utils.progress"]
+        with pytest.MonkeyPatch.context() as patch:
+            self.state = Path(tempfile.mkdtemp(dir=self.folder)) / "state"
+            patch.setenv("COURSE_STATE", str(self.state))
+            patch.delenv("PYTEST_CURRENT_TEST", raising=False)
+            patch.setattr(progress, "_pending", [])
+            patch.setattr(progress, "_warned", set())
+            patch.setattr(quizzes, "_quizzes", {})
+            record_attempt("00.average", "passed")
+            seen_of(lambda: quiz("00.skipped", answer=1))
+            yield
+
+    def cause(self, row: Row) -> tuple[str, float]:
+        with self.learner():
+            saved = progress_file().read_bytes()
+            if callable(row.cause):
+                return seen_of(lambda: row.cause(self))
+            found = seen_of(lambda: run_code(row.cause, {"quiz": quiz}))
+            assert progress_file().read_bytes() == saved
+            right, _ = seen_of(lambda: quiz("00.ranks", answer=3))
+            assert right.startswith("Right.")
+            assert answers().keys() == {"00.skipped", "00.ranks"}
+        return found
+
+    def after(self, row: Row) -> None:
+        """Each row has looked for itself, in its own folder."""
+
+    def use(self) -> None:
+        """What a learner does next: it must work, and be remembered."""
+        record_attempt("00.who_am_i", "passed")
+        quiz("00.ranks", answer=3)
+        assert attempts()["00.who_am_i"]["passed"]
+        assert answers()["00.ranks"]["correct"]
+
+    def damaged(self, content: bytes) -> None:
+        progress_file().write_bytes(content)
+        self.use()
+        assert (self.state / "progress.damaged-1.json").read_bytes() == content
+        assert "00.ranks" in json.loads(progress_file().read_bytes())["questions"]
+
+    def no_folder(self) -> None:
+        before = progress_file().read_bytes()
+        shutil.rmtree(self.state)
+        self.state.write_text("a file")
+        self.use()
+        assert self.state.read_text() == "a file"
+        self.state.unlink()  # as soon as it can be saved, it is
+        self.state.mkdir()
+        progress_file().write_bytes(before)
+        record_attempt("00.predict_sum", "wrong")
+        saved = json.loads(progress_file().read_bytes())
+        assert saved["questions"].keys() == {"00.skipped", "00.ranks"}
+        assert saved["tasks"].keys() == {
+            *("00.average", "00.who_am_i", "00.predict_sum"),
+        }
+
+    def in_python(self, code: str, **changes: Any) -> subprocess.Popen:
+        """Another kernel with the same progress."""
+        return subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **changes,
+        )
+
+    def unsaved(self, code: str) -> None:
+        """Another kernel that cannot write: what is in the file stays there."""
+        before = progress_file().read_bytes()
+        other = self.in_python(
+            "import os, resource, signal\n"
+            "from course_utils.progress import *\n"
+            f"progress_file()\n{code}\n"
+            "record_attempt('00.average', 'wrong')\n"
+            "record_attempt('00.average', 'passed')\n"
+            "assert attempts()['00.average']['tries'] == 3"
+        )
+        out, err = other.communicate(timeout=60)
+        print(out + err, end="")
+        assert other.returncode == 0
+        assert progress_file().read_bytes() == before
+
+    def read_only(self) -> None:
+        # A place that everybody may enter, because root has to become somebody else:
+        # the mode of a folder does not stop root.
+        place = Path(tempfile.mkdtemp(dir="/tmp"))
+        place.chmod(0o755)
+        try:
+            state = Path(shutil.copytree(self.state, place / "state"))
+            state.chmod(0o555)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("COURSE_STATE", str(state))
+                self.unsaved("if os.geteuid() == 0: os.setuid(65534)")
+            state.chmod(0o755)
+        finally:
+            shutil.rmtree(place)
+
+    def full_disk(self) -> None:
+        """A file cannot become longer than what is there."""
+        self.unsaved(
+            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
+        )
+
+    def two_writers(self) -> None:
+        code = """
+            from course_utils.progress import record_attempt
+            for _ in range(20): record_attempt("00.who_am_i", "wrong")
+            """
+        both = [self.in_python(code), self.in_python(code)]
+        for one in both:
+            print(*one.communicate(timeout=60), sep="", end="")
+        assert attempts()["00.who_am_i"]["tries"] == 40
+        print(course_map())
+
+    def killed_writer(self) -> None:
+        code = """
+            from course_utils.progress import attempts, record_attempt
+            while True:
+                record_attempt("00.who_am_i", "wrong")
+                print(attempts()["00.who_am_i"]["tries"], flush=True)
+            """
+        for _ in range(3):
+            writer = self.in_python(code)
+            told = writer.stdout.readline()
+            writer.kill()
+            rest, _ = writer.communicate(timeout=60)
+            last = (told + rest).split("\n")[-2]
+            assert attempts()["00.who_am_i"]["tries"] >= int(last)
+        print(course_map())
+
+    def command(self, *arguments: str) -> None:
+        before = progress_file().read_bytes()
+        sys.modules["course_utils.progress"].main(list(arguments))
+        assert progress_file().read_bytes() == before
+
+    def export_again(self) -> None:
+        target = self.state / "mine.txt"
+        target.write_text("of value")
+        self.command("--export", str(target))
+        assert target.read_text() == "of value"
+
+
+class Commands:
+    """The command line in small clones, before and after something is installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.packages = folder / "packages"
+        clone = new_clone(folder / "for-packages" / "clone")
+        for wheel in clone.wheels.iterdir():
+            zipfile.ZipFile(wheel).extractall(self.packages)
+
+    def cause(self, row: Row) -> tuple[str, float]:
+        self.clone = new_clone(Path(tempfile.mkdtemp(dir=self.folder)) / "clone")
+        return seen_of(lambda: row.cause(self))
+
+    def after(self, row: Row) -> None:
+        """Nothing runs on, and nothing is written outside the clone."""
+        assert self.clone.all_ended()
+        assert self.clone.untouched_outside()
+
+    def run(self, *arguments: str, code: int = 1, **options: Any) -> None:
+        """Type a command that fails, with this exit code and without a traceback."""
+        self.show(self.clone.run(*arguments, **options), code)
+
+    def show(self, result: subprocess.CompletedProcess, code: int = 1) -> None:
+        print(result.stdout + result.stderr, end="")
+        assert result.returncode == code
+        assert "Traceback" not in result.stderr
+
+    def elsewhere(self) -> None:
+        command = self.clone.command("start")
+        folder = self.clone.folder / "notebooks"
+        self.show(
+            subprocess.run(
+                command,
+                cwd=folder,
+                env=self.clone.env(),
+                capture_output=True,
+                text=True,
+            )
+        )
+        assert not (self.clone.folder / ".venv").exists()
+
+    def without(self, name: str, *arguments: str) -> None:
+        (self.clone.folder / name).unlink()
+        self.run(*arguments)
+
+    def port_taken(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.run("start", "--port", str(server.getsockname()[1]))
+
+    def old_python(self) -> None:
+        old = old_pythons()
+        if not old:
+            pytest.skip("no Python older than 3.10 on this machine")
+        self.show(
+            subprocess.run(
+                [old[-1], "-m", "course_utils", "start"],
+                cwd=self.clone.folder,
+                env=self.clone.env(),
+                capture_output=True,
+                text=True,
+            )
+        )
+
+    def no_venv_module(self) -> None:
+        hidden = self.clone.folder.parent / "hidden"
+        hidden.mkdir()
+        (hidden / "venv.py").write_text("raise ModuleNotFoundError('venv')")
+        self.run("start", PYTHONPATH=str(hidden))
+
+    def full_disk(self) -> None:
+        sizes = "0.2 GB to download, 0.5 GB on disk"
+        requirements = self.clone.folder / "requirements.txt"
+        requirements.write_text(
+            f"# On Linux: {sizes}\n# On macOS and Windows: {sizes}\n"
+            + requirements.read_text()
+        )
+        self.show(on_small_disk(self.clone, "size=300m"))
+
+    def read_only(self) -> None:
+        folder = self.clone.folder
+        script = f'mount --bind -o ro {folder} {folder} && cd {folder} && exec "$@"'
+        self.run("start", prefix=(*own_mounts(), "sh", "-c", script, "sh"))
+
+    def stopped(self, *arguments: str, when: str, code: int, **changes: Any) -> None:
+        """Start it, and press Ctrl-C as soon as it says that."""
+        with self.clone.running("start", *arguments, **changes) as process:
+            eventually(lambda: when in process.output or process.ended, 60)
+            ended = process.stop()
+        print(process.output, end="")
+        assert ended == code
+        assert "Traceback" not in process.output
+
+    def broken_venv(self) -> None:
+        programs = self.clone.folder / ".venv" / "bin"
+        programs.mkdir(parents=True)
+        (programs / "python").symlink_to("/no/such/python")
+        self.stopped(when="[1/3] Making .venv", code=130)
+
+    def stopped_set_up(self) -> None:
+        self.stopped(when="[1/3] Making .venv", code=130)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        url = f"http://127.0.0.1:{port}/simple"
+        self.run("start", PIP_INDEX_URL=url, PIP_NO_INDEX=None, PIP_FIND_LINKS=None)
+
+    def broken_torch(self) -> None:
+        packages = self.clone.folder.parent / "packages"
+        shutil.copytree(self.packages, packages)
+        code = "raise OSError('libcudart.so.13: no such file')\n"
+        (packages / "torch" / "__init__.py").write_text(code)
+        self.run("start", "--no-venv", PYTHONPATH=str(packages))
+
+    def broken_lab(self) -> None:
+        (self.clone.folder / "lab-fails").touch()
+        self.run("start", "--no-venv", "--port", "0", PYTHONPATH=str(self.packages))
+
+    def no_browser(self) -> None:
+        screens = dict.fromkeys(("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+        self.stopped(
+            *("--no-venv", "--port", "0"),
+            when="to stop it",
+            code=0,
+            PYTHONPATH=str(self.packages),
+            **screens,
+        )
+
+    def killed_lab(self) -> None:
+        arguments = ("start", "--no-venv", "--no-browser", "--port", "0")
+        packages = str(self.packages)
+        with self.clone.running(*arguments, PYTHONPATH=packages) as process:
+            process.address()
+            process.stop(signal.SIGKILL)
+        print(process.output, end="")
+
+    def test_without_pytest(self) -> None:
+        pyproject = self.clone.folder / "pyproject.toml"
+        extra = pyproject.read_text().replace("[\n]", '[\n    "pytest==9.2.0",\n]')
+        pyproject.write_text(extra)
+        self.run("test", "--no-venv")
+
+
+# --------------------------------------------------------------------------- the rows
+@pytest.fixture(scope="module", autouse=True)
+def own_progress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the checks record does not go to the progress of other tests."""
+    progress = sys.modules["course_utils.progress"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COURSE_STATE", str(tmp_path_factory.mktemp("state")))
+        patch.setattr(progress, "_pending", [])
+        patch.setattr(progress, "_warned", set())
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_lost_nothing_left() -> Iterator[None]:
+    """No file comes to where the code of the rows runs, and none goes."""
+
+    def files() -> set[str]:
+        found = {*os.listdir(ROOT), *os.listdir()}  # caches of others come and go
+        return {name for name in found if not name.startswith((".", "__pycache__"))}
+
+    before = files()
+    yield
+    assert files() == before
+
+
+@pytest.fixture(scope="module")
+def place_of(four, watch, tmp_path_factory) -> Iterator[Callable]:  # noqa: F811
+    """A place by its name; each is made when its first row comes."""
+    folder = tmp_path_factory.mktemp("faults")
+    make = {
+        RANKS: lambda: OnRanks(four, folder),
+        CHECK: lambda: InACheck(folder),
+        WORKER: lambda: InAWorker(folder, [row for row in ROWS if row.place == WORKER]),
+        GPUS: OnGpus,
+        QUIZ: lambda: WhatIsSaved(folder),
+        PROGRESS: lambda: WhatIsSaved(folder),
+        COMMAND: lambda: Commands(folder),
+    }
+    yield functools.cache(lambda name: make[name]())
+    runner._close()  # the helper process that checks keep for the next one
+
+
+@pytest.fixture(scope="module")
+def report() -> Iterator[dict[Row, tuple[str, float]]]:
+    """What the rows have shown; FAULT_MATRIX names a file to write it to."""
+    found: dict[Row, tuple[str, float]] = {}
+    yield found
+    target = os.environ.get("FAULT_MATRIX")
+    if target and len(found) == len(ROWS):
+        Path(target).write_text(document(found))
+
+
+@pytest.mark.timeout(900)  # the first row of the workers waits for all launches
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_mistake_is_named_and_survived(row, place_of, report, watch):  # noqa: F811
+    place = place_of(row.place)
+    text, seconds = place.cause(row)
+    for part in row.seen.shows:
+        assert one_line(part) in one_line(text), text
+    if not row.seen.shows:
+        assert "Error" not in text
+    assert seconds < row.seen.within
+    place.after(row)
+    watch.assert_no_strays()
+    report[row] = text, seconds
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# ----------------------------------------------------------------------- the document
+def document(found: dict[Row, tuple[str, float]]) -> str:
+    """The report as Markdown."""
+    mistakes = len({row.mistake for row in found})
+    lines = [
+        "# What learners can do wrong, and what they see",
+        "",
+        f"{mistakes} mistakes in {len(PLACES)} places, {len(found)} in all. Each was "
+        "made for real by",
+        "`tests/test_fault_matrix.py`, which also sees to it that the next cell works,",
+        "that nothing is lost, that nothing is left running, and that nothing listens",
+        "beyond this computer. The table of the mistakes is `tests/faults.py`. For a",
+        "worker that hangs the clock is advanced: its 600 seconds take a few.",
+        "",
+        "This file is a report of one run. To write it anew:",
+        "",
+        "    FAULT_MATRIX=tests/FAULTS.md python3 -m pytest tests/test_fault_matrix.py",
+        "",
+        "| where | mistake | what the learner sees | seconds |",
+        "|---|---|---|---|",
+    ]
+    for row in ROWS:
+        text, seconds = found[row]
+        shown = "<br>".join(map(escaped, excerpt(row, text))) or "(nothing)"
+        lines.append(
+            f"| {row.place} | {escaped(row.mistake)} | {shown} | {seconds:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def excerpt(row: Row, text: str) -> list[str]:
+    """The first lines, or those that tell, without what differs from run to run."""
+    text = re.sub(r"/\S+/(clone|state|script\.py|there)", r"\1", text)
+    text = re.sub(r"token=\w+", "token=...", text)
+    text = text.replace(BASE, "python3").replace(sys.executable, "python3")
+    text = text.replace(f"{ROOT}/", "")
+    text = re.sub(r"\(/\S+/(python[\d.]*)\)", r"(\1)", text)
+    text = re.sub(r'"/\S+/lib/(python[\d.]+/)', r'"\1', text)
+    text = re.sub(r"(port:? |lab-|127\.0\.0\.1:)(?!99999)\d{5}", r"\1N", text)
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    lines = [s if len(s) < 300 else f"{s[:200]} ... {s[-90:]}" for s in lines]
+    telling = row.seen.shows[:1]
+    found = [i for i, line in enumerate(lines) if any(t in line for t in telling)]
+    start = found[0] if found and found[0] >= SHOWN_LINES else 0
+    end = start + SHOWN_LINES
+    return ["..."] * (start > 0) + lines[start:end] + ["..."] * (end < len(lines))
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>|#~$&])", r"\\\1", text)
+
+
+def test_the_matrix_is_large_and_has_no_row_twice():
+    assert len({row.mistake for row in ROWS}) >= 40
+    assert len(ROWS) == len(set(map(str, ROWS))) >= 70
+    assert {row.place for row in ROWS} == set(PLACES)
+
+
+def test_the_document_has_the_rows_of_the_table():
+    lines = DOCUMENT.read_text().splitlines()
+    cells = [line.split(" | ") for line in lines if line.startswith("| ")][1:]
+    assert [(place.removeprefix("| "), what) for place, what, _, _ in cells] == [
+        (row.place, escaped(row.mistake)) for row in ROWS
+    ]
+    for row, (_, _, text, seconds) in zip(ROWS, cells, strict=True):
+        if row.seen.shows:
+            telling = one_line(escaped(row.seen.shows[0]))
+            assert telling in one_line(text.replace("<br>", " ")), str(row)
+        assert float(seconds.removesuffix(" |")) < row.seen.within
