@@ -47,7 +47,10 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
         python = Path(sys.executable)
         pins = read_requirements(root, dev=True).pins
         if missing := compare(pins, installed(sys.path))[0]:
-            raise SetupError(f"This Python ({python}) lacks {', '.join(missing)}")
+            raise SetupError(
+                f"This Python ({python}) lacks {', '.join(missing)}. In the course's "
+                f"folder, run: {python} -m pip install -r requirements.txt -e '.[dev]'"
+            )
         del arguments[0]
     else:
         python = ensure(root, dev=True)

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 from nbval.kernel import RunningKernel
+from xdist.scheduler import LoadFileScheduling
 
 # One in three tests waits for something most of its time: ranks that are stuck on
 # purpose, a browser, a kernel. More at once than this, and they wait for each other.
 MOST_AT_ONCE = 4
+BROWSER = "tests/browser/"
 LISTED_SECONDS = 5.0  # files that took less are one row together
 
 
@@ -48,6 +50,21 @@ def put_back(state: str | None) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """What ``-n auto`` means here: one more than there are cores, at most four."""
     return min((os.cpu_count() or 1) + 1, MOST_AT_ONCE)
+
+
+class ByFile(LoadFileScheduling):
+    """The tests of a file stay together; so do all that show pages in a browser.
+
+    Two browsers at once would take the cores from everything else.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return BROWSER if file.startswith(BROWSER) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
+    return ByFile(config, log)
 
 
 class Times:

@@ -114,7 +114,7 @@ class Watch:
         return set(os.listdir("/dev/shm")) if LINUX else set()
 
     def _look_for_listeners(self) -> None:
-        while not self.stopped.wait(0.02):
+        while not self.stopped.wait(0.1):
             for inode, address in listening_beyond_loopback().items():
                 if inode not in self.known_sockets:
                     self.known_sockets.add(inode)  # others use this machine too

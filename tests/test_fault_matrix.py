@@ -142,15 +142,21 @@ def run_code(source: str, names: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def ctrl_c(ready: Callable[[], object]) -> Iterator[None]:
-    """What the stop button does: SIGINT to this process, a moment after ``ready()``."""
+def ctrl_c(ready: Callable[[], object], again: bool = False) -> Iterator[None]:
+    """What the stop button does: SIGINT to this process, a moment after ``ready()``.
+
+    With ``again`` it is pressed until it helps: Python ignores an exception in code
+    that runs because an object is freed, and a KeyboardInterrupt may come just there.
+    """
     over = threading.Event()
 
     def press() -> None:
         while not over.is_set() and not ready():
             time.sleep(0.02)
-        if not over.wait(0.3):
+        pressed = False
+        while not over.wait(3 if pressed else 0.3) and (again or not pressed):
             os.kill(os.getpid(), signal.SIGINT)
+            pressed = True
 
     button = threading.Thread(target=press)
     button.start()
@@ -378,7 +384,7 @@ class OnGpus:
         assert torch._C._len_torch_dispatch_stack() == 0
 
     def interrupted(self, code: str) -> None:
-        with ctrl_c(lambda: True):
+        with ctrl_c(lambda: True, again=True):
             run_code(code, self.names)
 
 

@@ -239,9 +239,9 @@ TO_ITSELF = Mistake(
 )
 NO_SUCH_RANK = Mistake(
     when=says("there is no rank"),
-    says="There is no such rank: they go from 0 to world size - 1. (Only the check "
-    "looks. gloo does not: it may crash, or wait for ever.) Ask dist.get_world_size(); "
-    "for neighbours in a circle compute `% world_size`.",
+    says="There is no such rank: they go from 0 to world size - 1. (The course looks. "
+    "gloo does not: it may crash, or wait for ever.) Ask dist.get_world_size(); for "
+    "neighbours in a circle compute `% world_size`.",
 )
 STILL_BUSY = Mistake(
     when=lambda attempt: attempt.error == "running",
