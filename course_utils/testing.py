@@ -25,12 +25,11 @@ usage: python3 -m course_utils test [--no-venv] [arguments of pytest]
 
 Sets the course up together with what its tests need, then runs all tests: tests/, the
 examples in the docstrings, and the notebooks in notebooks/ and solutions/, which must
-give the same outputs again. The exit code is pytest's. All of them run in several
-processes at once; what is named runs in one.
+give the same outputs again. The exit code is pytest's.
 
   --no-venv          use the current environment, as it is
   tests/test_x.py    run only this file, folder or notebook
-  -n 0               one test after the other, also all of them
+  -n auto            several files at once; a test of times may fail then
   -k, -x, -q, ...    see: python3 -m pytest --help
 """
 PLACES = ("course_utils", "tests", "notebooks", "solutions")
@@ -66,21 +65,18 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
 
 
 def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:
-    """What to tell pytest: notebooks strictly; every place, unless one is named."""
+    """What to tell pytest: notebooks strictly, and every place unless one is named."""
 
     def is_place(text: str) -> bool:
         return not text.startswith("-") and (root / text.partition("::")[0]).exists()
 
     named = any(map(is_place, arguments))
-    # A file's tests stay together and in order; `-n 0` runs all in one process.
-    in_files = ["--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder"]
     return [
         "--doctest-modules",
         "--nbval",
         "--nbval-current-env",
         "--nbval-cell-timeout=300",
         "--nbval-sanitize-with=tests/nbval.cfg",
-        *([] if named else in_files),
         *(place for place in PLACES if not named and (root / place).exists()),
         *arguments,
     ]

@@ -10,7 +10,7 @@ import pytest
 from nbval.kernel import RunningKernel
 from xdist.scheduler import LoadFileScheduling
 
-# One in three tests waits for something most of its time: ranks that are stuck on
+# Many tests wait for something most of their time: ranks that are stuck on
 # purpose, a browser, a kernel. More at once than this, and they wait for each other.
 MOST_AT_ONCE = 4
 BROWSER = "tests/browser/"
@@ -64,6 +64,7 @@ class ByFile(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
+    config.option.loadscopereorder = False  # the files with the browser come first
     return ByFile(config, log)
 
 

@@ -369,9 +369,8 @@ def test_no_loopback() -> None:
     result = run_doctor("--no-venv", prefix=("unshare", flags))
     assert result.returncode == 1
     assert re.search(
-        r"PROBLEM  loopback +127\.0\.0\.1 does not carry messages: Network is unreach",
-        result.stdout,
-    )
+        r"PROBLEM  loopback +127\.0\.0\.1 does not carry messages: ", result.stdout
+    ), result.stdout
     assert "-> sudo ip link set lo up\n" in result.stdout
     assert result.stdout.endswith("loopback.\n")
 

@@ -144,7 +144,7 @@ def turned_on_odd_ranks(module):
         dist.broadcast(tensor.data, src=0)
 
 
-@ANSWERS.wrong("06.broadcast_module", "stuck", "there is no other to send to")
+@ANSWERS.wrong("06.broadcast_module", "crashed", "there is no other to send to")
 def sent_to_rank_1(module):
     for tensor in (*module.parameters(), *module.buffers()):
         if dist.get_rank() == 0:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from course_utils.checks.compare import difference
 from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.messages import (
+    NO_SUCH_RANK,
     NOT_WAITED_FOR,
     STILL_BUSY,
     TO_ITSELF,
@@ -648,6 +649,7 @@ REDUCE_SCATTER = Task(
     mistakes=(
         NOT_WAITED_FOR,
         TO_ITSELF,
+        NO_SUCH_RANK,
         STILL_BUSY,
         Mistake(
             when=wrong_in(OWN),
