@@ -20,7 +20,7 @@ from ranks_support import (
     works,
 )
 
-from course_utils.ranks import RankFailure, Ranks, RanksError
+from course_utils.ranks import RankFailure, Ranks, RanksError, agreement
 from course_utils.ranks.magic import run_on_ranks
 from course_utils.ranks.output import HEAD_LINES, LINE_CHARS, Printer, choose_output
 
@@ -1018,3 +1018,18 @@ def test_wrong_options_of_the_magic(magic, line, says):
     with pytest.raises(ValueError) as caught:
         magic(line, "1")
     assert str(caught.value).startswith(says)
+
+
+def test_a_call_that_is_replaced_while_it_is_read_is_no_mismatch(monkeypatch):
+    board = bytearray(2 * agreement.RECORD.size)
+    mine, other = (agreement.Agreement(board, rank, 2) for rank in (0, 1))
+    assert other._exchange(("first",), "3 numbers", "send", (0,)) == []
+    differs = [(1, "send")]
+    assert mine._exchange(("first",), "2 numbers", "recv", (1,)) == differs
+
+    # The other rank goes on to its next call while this one looks.
+    def next_call(seconds):
+        other._exchange(("second",), "3 numbers", "send", ())
+
+    monkeypatch.setattr(agreement.time, "sleep", next_call)
+    assert mine._exchange(("first",), "2 numbers", "recv", (1,)) == []

@@ -261,7 +261,9 @@ class Agreement:
         slot = key_hash % self.slots
         record = RECORD.pack(key_hash, print_hash, text.encode()[:112])
         start = (self.rank * self.slots + slot) * RECORD.size
-        # The key goes in last: who finds it also finds the rest.
+        # The old key goes first, the new one comes last: who still finds a key a moment
+        # later has found what belongs to it.
+        self.board[start : start + 8] = bytes(8)
         self.board[start + 8 : start + RECORD.size] = record[8:]
         self.board[start : start + 8] = record[:8]
         different = []
@@ -271,10 +273,9 @@ class Agreement:
             place = (other * self.slots + slot) * RECORD.size
             found = RECORD.unpack_from(self.board, place)
             if found[0] == key_hash and found[1] != print_hash:
-                # Some processors may show the key before the rest: look again.
+                # It may be written just now, or replaced by another call: look again.
                 time.sleep(REST_SECONDS)
-                again = RECORD.unpack_from(self.board, place)
-                found = again if again[0] == key_hash else found
+                found = RECORD.unpack_from(self.board, place)
             if found[0] == key_hash and found[1] != print_hash:
                 their_text = found[2].rstrip(b"\0").decode(errors="replace")
                 different.append((other, their_text))

@@ -35,9 +35,9 @@ FIRST_IMPORTS = (
     "course_utils.ranks.rank",
 )
 # The first optimizer of a process imports this, about 1.5 s. The zygote does it once,
-# when nobody has asked for a rank for a while; ranks forked later have it.
+# when nobody asks for a rank for a moment; ranks that are forked later have it.
 LATER_IMPORTS = ("torch._dynamo",)
-IDLE_SECONDS = 2.0
+IDLE_SECONDS = 0.5
 
 
 def prctl(option: int, value: int) -> None:
