@@ -29,7 +29,7 @@ give the same outputs again. The exit code is pytest's.
 
   --no-venv          use the current environment, as it is
   tests/test_x.py    run only this file, folder or notebook
-  -n auto            several files at once; a test of times may fail then
+  -n 0               one file after the other; without a file's name several run at once
   -k, -x, -q, ...    see: python3 -m pytest --help
 """
 PLACES = ("course_utils", "tests", "notebooks", "solutions")
@@ -65,13 +65,14 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
 
 
 def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:
-    """What to tell pytest: notebooks strictly, and every place unless one is named."""
+    """What to tell pytest: notebooks strictly, and all places unless one is named."""
 
     def is_place(text: str) -> bool:
         return not text.startswith("-") and (root / text.partition("::")[0]).exists()
 
     named = any(map(is_place, arguments))
     return [
+        *([] if named else ["--numprocesses=auto"]),
         "--doctest-modules",
         "--nbval",
         "--nbval-current-env",

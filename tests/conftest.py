@@ -9,17 +9,32 @@ from collections.abc import Iterator
 import pytest
 from nbval.kernel import RunningKernel
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 # Many tests wait for something most of their time: ranks that are stuck on
 # purpose, a browser, a kernel. More at once than this, and they wait for each other.
 MOST_AT_ONCE = 4
 BROWSER = "tests/browser/"
+# These measure times and draw conclusions from them: nothing else may run meanwhile.
+ALONE = (
+    "notebooks/07_ring_all_reduce.ipynb",
+    "solutions/07_ring_all_reduce.ipynb",
+    "tests/test_benchmarks.py",
+    "tests/test_calibration.py",
+)
 LISTED_SECONDS = 5.0  # files that took less are one row together
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """What the tests answer and solve does not become the learner's progress."""
     several = hasattr(config, "workerinput")  # one of several processes with tests
+    if several and fcntl is not None:
+        config.pluginmanager.register(Turns(config.workerinput["turns"]), "turns")
     if several or "COURSE_STATE" not in os.environ:
         before = os.environ.get("COURSE_STATE")
         state = tempfile.mkdtemp(prefix="course-state-")
@@ -66,6 +81,42 @@ class ByFile(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
     config.option.loadscopereorder = False  # the files with the browser come first
     return ByFile(config, log)
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    """Give each process with tests the folder of the locks that they share."""
+    if not hasattr(node.config, "turns"):
+        node.config.turns = tempfile.mkdtemp(prefix="course-turns-")
+        node.config.add_cleanup(
+            lambda: shutil.rmtree(node.config.turns, ignore_errors=True)
+        )
+    node.workerinput["turns"] = node.config.turns
+
+
+class Turns:
+    """While one process runs a test of ``ALONE``, the others run none.
+
+    Each test holds a lock: most share it, those of ``ALONE`` have it to themselves.
+    Who waits for it stands in the doorway, so that nobody can overtake.
+
+    Args:
+        folder: the same for all processes.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.doorway = open(os.path.join(folder, "doorway"), "w")
+        self.room = open(os.path.join(folder, "room"), "w")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        alone = item.nodeid.startswith(ALONE)
+        fcntl.flock(self.doorway, fcntl.LOCK_EX)
+        fcntl.flock(self.room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(self.doorway, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(self.room, fcntl.LOCK_UN)
 
 
 class Times:

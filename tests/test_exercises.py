@@ -238,8 +238,11 @@ def test_an_unsolved_exercise_passes_nothing(path):
 
 @each_solution
 def test_a_solved_exercise_passes_everything(path):
+    """So say the saved outputs; that they are true is shown by nbval, which runs it."""
     ids = [task.id for task in tasks_of(path.stem[:2])]
-    assert verdicts(run_cells(path)) == dict.fromkeys(ids, "passed")
+    outputs = [output for cell in cells_of(path, "code") for output in cell.outputs]
+    printed = "".join(output.get("text", "") for output in outputs)
+    assert verdicts(printed) == dict.fromkeys(ids, "passed")
 
 
 def test_the_prediction_is_what_five_real_ranks_return():

@@ -3,8 +3,8 @@
 One server serves all of them, and each file has one browser. The server keeps its
 configuration, its kernels' files and the learner's progress in a temporary folder, and
 listens on 127.0.0.1 only. The browser is the Chromium or Chrome of this machine
-(COURSE_BROWSER names another); nothing is downloaded. Screenshots go to the folder that
-COURSE_SCREENSHOTS names, else to pytest's temporary folder.
+(COURSE_BROWSER names another); nothing is downloaded. Screenshots are for people: they
+go to the folder that COURSE_SCREENSHOTS names, if it names one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -27,7 +27,7 @@ import nbformat
 import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60
@@ -187,9 +187,17 @@ def browser(lab: Lab) -> Iterator[Browser]:
         chromium.close()
 
 
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Iterator[BrowserContext]:
+    """What the pages of one test file share: a cache, so that each opens sooner."""
+    context = browser.new_context(viewport={"width": 1100, "height": 900})
+    yield context
+    context.close()
+
+
 @pytest.fixture
 def open_notebook(
-    lab: Lab, browser: Browser, tmp_path: Path, request: pytest.FixtureRequest
+    lab: Lab, window: BrowserContext, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Notebook]]:
     """A function that opens a notebook in a page of its own.
 
@@ -198,9 +206,7 @@ def open_notebook(
     page may have sent a request beyond the server.
     """
     shutil.rmtree(lab.state, ignore_errors=True)
-    contexts = []
-    screenshots = Path(os.environ.get("COURSE_SCREENSHOTS") or tmp_path)
-    screenshots.mkdir(parents=True, exist_ok=True)
+    pages = []
     outside: list[str] = []
 
     def note_outside(sent) -> None:
@@ -209,7 +215,7 @@ def open_notebook(
 
     def open_(*cells: str, path: Path | None = None) -> Notebook:
         name = re.sub(r"\W+", "-", request.node.name).strip("-")
-        target = lab.folder / f"{name}-{len(contexts)}.ipynb"
+        target = lab.folder / f"{name}-{len(pages)}.ipynb"
         if path is None:
             notebook = nbformat.v4.new_notebook(
                 cells=[nbformat.v4.new_code_cell(source) for source in cells],
@@ -219,14 +225,15 @@ def open_notebook(
             nbformat.write(notebook, target)
         else:
             shutil.copy(path, target)
-        context = browser.new_context(viewport={"width": 1100, "height": 900})
-        contexts.append(context)
-        context.on("request", note_outside)
-        return Notebook(context.new_page(), lab, target, screenshots)
+        page = window.new_page()
+        pages.append(page)
+        return Notebook(page, lab, target)
 
+    window.on("request", note_outside)
     yield open_
-    for context in contexts:
-        context.close()
+    window.remove_listener("request", note_outside)
+    for page in pages:
+        page.close()
     lab.end_kernels()
     assert not outside, f"requests beyond the server: {outside}"
 
@@ -241,11 +248,10 @@ class Notebook:
             without what JupyterLab is known to say of itself.
     """
 
-    def __init__(self, page: Page, lab: Lab, path: Path, screenshots: Path) -> None:
+    def __init__(self, page: Page, lab: Lab, path: Path) -> None:
         self.page, self.lab, self.path = page, lab, path
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.errors: list[str] = []
-        self._screenshots = screenshots
         page.set_default_timeout(15_000)
         page.on("console", self._note_console)
         page.on("pageerror", lambda error: self._note_error(str(error)))
@@ -272,6 +278,16 @@ class Notebook:
         """Run all cells; `wait` for the last one to end, for so many seconds."""
         self.evaluate(READY)
         self.command("notebook:run-all-cells", wait=wait, seconds=seconds)
+
+    def run_cells(self, places: Iterable[int], *, seconds: float = 60) -> None:
+        """Run the cells at these places one after the other, each to its end."""
+        self.evaluate(READY)
+        choose = """async (place) => {
+          window.jupyterapp.shell.currentWidget.content.activeCellIndex = place;
+        }"""
+        for place in places:
+            self.evaluate(choose, place)
+            self.command("notebook:run-cell", seconds=seconds)
 
     def command(
         self, name: str, *, wait: bool = True, seconds: float = 60, **arguments: object
@@ -322,9 +338,10 @@ class Notebook:
         ]
 
     def screenshot(self, name: str) -> None:
-        """Keep a picture of the whole notebook for a person to look at."""
-        with self._whole():
-            self.page.screenshot(path=self._screenshots / f"{name}.png")
+        """Keep a picture of the whole notebook if a person wants to look at it."""
+        if folder := os.environ.get("COURSE_SCREENSHOTS"):
+            with self._whole():
+                self.page.screenshot(path=Path(folder, f"{name}.png"))
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
