@@ -23,9 +23,9 @@ from course_utils.ranks.zygote import IDLE_SECONDS
 MARK = "RANKS_TEST_MARK"
 os.environ.setdefault(MARK, uuid.uuid4().hex)
 
-GONE_SECONDS = 2.0  # after closing, nothing is left
 # The bounds are those of a quiet machine: more tests at once make it a busy one.
 LOAD = 5.0 if "PYTEST_XDIST_WORKER" in os.environ else 2.0
+GONE_SECONDS = 1.0 * LOAD  # after closing, nothing is left
 POSIX = sys.platform in ("linux", "darwin")
 LINUX = sys.platform == "linux"
 
@@ -66,6 +66,29 @@ def works(ranks: Ranks) -> None:
     """A collective over all ranks gives the right sum on each."""
     ranks.run_cell(SAME)
     assert ranks.pull("total") == [sum(range(ranks.n))] * ranks.n
+
+
+@contextlib.contextmanager
+def ranks_up_to(
+    most: int, timeout: float, *, optimizers: bool = False
+) -> Iterator[dict[int, Ranks]]:
+    """1, 2, ... ``most`` ranks by their number, for all tests of a module.
+
+    Args:
+        optimizers: they will make some. Each rank would import for a second at its
+            first one, if the helper process had not done it for all.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def start(n: int) -> Ranks:
+            ranks = Ranks(n, output="grouped", quiet=True, timeout=timeout)
+            return stack.enter_context(ranks)
+
+        started = {1: start(1)}
+        if optimizers:
+            settle(started[1])
+            started[1].restart()
+        yield started | {n: start(n) for n in range(2, most + 1)}
 
 
 # ----------------------------------------------------------------------- what is left

@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from ranks_support import (
     failure_of,
     four,  # noqa: F401 - a fixture
     own_descriptors,
+    settle,
     watch,  # noqa: F401 - a fixture
     within,
     works,
@@ -1033,3 +1035,40 @@ def test_a_call_that_is_replaced_while_it_is_read_is_no_mismatch(monkeypatch):
 
     monkeypatch.setattr(agreement.time, "sleep", next_call)
     assert mine._exchange(("first",), "2 numbers", "recv", (1,)) == []
+
+
+def test_what_the_helper_imports_first_its_ranks_have(watch):  # noqa: F811
+    def there() -> bool:
+        import sys
+
+        return "colorsys" in sys.modules
+
+    with Ranks(1, quiet=True) as before:
+        assert before.run(there) == [False]
+        zygote = before._team.zygote
+        zygote.import_first(
+            "there_is_no_such_module"
+        )  # the next ranks live all the same
+        zygote.import_first("colorsys")
+        with Ranks(1, quiet=True) as after:
+            assert after.run(there) == [True]
+            works(after)
+        assert before.run(there) == [False]
+
+
+BIG_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not BIG_PAGES.exists()
+    or "[never]" in BIG_PAGES.read_text()
+    or tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1),
+    reason="this system can't join pages",
+)
+def test_the_helper_ends_up_in_big_pages_which_makes_forks_cheap(watch):  # noqa: F811
+    with Ranks(1, quiet=True) as ranks:
+        settle(ranks)
+        process = ranks._team.zygote.process.pid
+        text = Path(f"/proc/{process}/smaps_rollup").read_text()
+        sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE))
+        assert int(sizes["AnonHugePages"]) > int(sizes["Anonymous"]) / 2

@@ -21,6 +21,7 @@ import pytest
 from ranks_support import (
     GONE_SECONDS,
     LINUX,
+    LOAD,
     POSIX,
     eventually,
     failure_of,
@@ -334,8 +335,8 @@ def test_a_rank_dies_with_what_it_has_started(ranks, capsys, how, text):
         f"    {how}\n"
         "dist.all_reduce(torch.ones(2))",
     )
-    assert error.root.seconds < 2
-    assert time.monotonic() - before < 2 * START_SECONDS
+    assert error.root.seconds < LOAD
+    assert time.monotonic() - before < LOAD * START_SECONDS
     assert (error.root.rank, error.root.kind, error.root.error) == (1, "died", text)
     assert str(error).startswith(f"Rank 1 died ({text})")
     if text == "SIGSEGV":

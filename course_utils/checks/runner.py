@@ -186,7 +186,7 @@ def _check_world_size(
     task: Task, answer: Any, packed: bytes, world_size: int
 ) -> Outcome | None:
     """The outcome of the first case that is not right; None if all are."""
-    ranks = _take(world_size, init=task.where == "ranks")
+    ranks = _take(world_size, task.where == "ranks", task.run.__module__)
     clean = False
     try:
         for number, case in enumerate(task.cases):
@@ -508,7 +508,7 @@ _zygote: Zygote | None = None
 _kept: dict[tuple[int, bool], Ranks] = {}
 
 
-def _take(world_size: int, init: bool) -> Ranks:
+def _take(world_size: int, init: bool, module: str) -> Ranks:
     """Ranks on which no learner's code has left anything behind.
 
     Where a rank is a fork (Linux) new ones take a tenth of a second, given a zygote
@@ -517,6 +517,9 @@ def _take(world_size: int, init: bool) -> Ranks:
     """
     if start_method() == "fork":
         _keep_zygote()
+        for name in (call_on_rank.__module__, module):
+            if name.startswith("course_utils."):
+                _zygote.import_first(name)
     kept = _kept.pop((world_size, init), None)
     return kept or Ranks(
         world_size, backend="gloo", output="grouped", init=init, quiet=True

@@ -151,6 +151,7 @@ class Zygote:
         self.users = 0
         self.ready = False  # has imported torch
         self.owner = os.getpid()
+        self.imported: set[str] = set()
         self.forked: dict[str, int] = {}
         self.ended: dict[int, int] = {}
         self.failure: str | None = None
@@ -221,6 +222,16 @@ class Zygote:
             socket.send_fds(self.socket, [pickle.dumps(request)], files)
         except OSError as error:
             raise self._gone() from error
+
+    def import_first(self, module: str) -> None:
+        """Import this module before the next fork: the ranks then need not.
+
+        Only what is safe to fork: it starts no thread and touches no GPU.
+        """
+        if module not in self.imported:
+            self.imported.add(module)
+            with contextlib.suppress(OSError):  # the next fork tells what is wrong
+                self.socket.sendall(pickle.dumps({"import": module}))
 
     def pump(self) -> None:
         """Read what it has to say, without waiting."""
