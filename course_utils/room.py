@@ -105,13 +105,15 @@ def last_words(findings: Sequence[Finding], machine: Machine, root: Path = ROOT)
 
     It holds no name of a person or a computer, and no path to the home folder.
     """
-    problem = next((finding for finding in findings if finding.problem), None)
+    problem, *others = [finding for finding in findings if finding.problem] or [None]
     if problem:
         do = "; ".join(filter(None, [problem.fix, problem.command]))
         # A name in a path would hide it: first the folders, then the names.
         fact = _without_names(_without_folders(problem.fact, root))
         text = f"{problem.topic}: {fact}"
         text += f" -> {_without_folders(do, root)}" if do else ""
+        if others:  # what to do first may need them: .venv wants space on the disk
+            text += f" | also: {', '.join(other.topic for other in others)}"
         return f"room: NOT ready | {' '.join(text.split())}"
     parts = [
         machine.release,

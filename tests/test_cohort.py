@@ -1,9 +1,11 @@
 """The table of a cohort, from whatever people hand in, without running any of it."""
 
+import contextlib
 import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -391,8 +393,57 @@ def test_the_page_is_one_file_without_scripts_that_names_every_state(write):
     assert "default-src 'none'" in page and "prefers-color-scheme: dark" in page
     assert '<span class="words">wrong: 3 tries</span>' in page
     assert '<span class="words">passed: 1 try</span>' in page
-    assert page.count('<span class="words">') == len(columns())
-    assert page.count("<caption>") == page.count("<table")
+    assert page.count("<caption>") == page.count("<table") == 3
+    # Of lessons that nobody has begun: a word in the overview, and no table.
+    rest = {one.lesson.number for one in columns()} - {"00"}
+    own = sum(one.lesson.number == "00" for one in columns())
+    assert page.count('<span class="words">') == own + len(rest)
+    sentence = page.partition("No trace of anybody: ")[2].partition("</p>")[0]
+    assert re.findall(r"\b\d\d\b", sentence) == sorted(rest)
+
+
+def test_the_overview_marks_who_is_stuck_and_who_is_done(write):
+    done = {f"00.{name}": "passed" for name in ("who_am_i", "average", "predict_sum")}
+    write("anna.json", progress({**done, "00.spot_the_hang": "passed"}))
+    write("ben.json", progress({**done, "00.spot_the_hang": ("stuck", 3)}))
+    write("chloe.json", progress(done))
+    write("dan.json", "{")
+    page = as_html(collect(write.folder), columns(), "how", "class")
+    overview = page.partition("<h2>All lessons")[2].partition("<h2>")[0]
+    cells = re.findall(r'<th scope="row">(\w+)<td([^>]*)>(.*?)<', overview)
+    assert cells == [
+        ("anna", ' class="passed"', "4 of 4 ✓"),
+        ("ben", ' class="wrong"', "3 of 4 ✗"),
+        ("chloe", ' class=""', "3 of 4"),
+        ("dan", "", ""),
+    ]
+    # What could not be read stands before all that is only to look up.
+    assert page.index("dan.json is damaged") < page.index("<h2>All lessons")
+
+
+def test_names_of_wide_letters_stand_in_one_column(write):
+    for name in ("anna", "김다애", "Łukasz"):
+        write(f"{name}.json", PASSED_AVERAGE)
+    text = as_text(collect(write.folder), columns())
+    assert [line.partition("1 of")[0] for line in text.splitlines()[2:5]] == [
+        "  anna      ",
+        "  Łukasz    ",
+        "  김다애    ",
+    ]
+
+
+def test_a_pipe_that_is_closed_costs_no_file(write, monkeypatch):
+    write("anna.json", PASSED_AVERAGE)
+    page = write.folder / "t.html"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", buffering=1) as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main([str(write.folder), "--html", str(page)]) == 1
+        monkeypatch.undo()
+        with contextlib.suppress(BrokenPipeError):
+            closed.close()
+    assert page.stat().st_size > 1000
 
 
 # ----------------------------------------------------------------- the command line
@@ -471,9 +522,12 @@ def test_nothing_is_run_without_being_asked(write, tmp_path, capsys):
 # ------------------------------------------------------------------------ --rerun
 
 
-IMPORTS = "%load_ext course_utils\nimport torch.distributed as dist\n"
-IMPORTS += "from course_utils import check"
-WHO = "def who_am_i():\n    return f'rank {dist.get_rank()} of {dist.get_world_size()}'"
+IMPORTS = "%load_ext course_utils\nfrom course_utils import check"
+WHO = (
+    "def who_am_i():\n"
+    "    import torch.distributed as dist\n"
+    "    return f'rank {dist.get_rank()} of {dist.get_world_size()}'"
+)
 CHECK_WHO = 'check("00.who_am_i", who_am_i)'
 
 
@@ -485,13 +539,18 @@ def runs(pid):
         return False
 
 
-def temporary():
-    return {path.name for path in Path(tempfile.gettempdir()).glob("course-rerun-*")}
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder for temporary files, empty."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
 
 
 @UNIX
 def test_rerun_believes_the_checks_and_leaves_nothing(
-    write, tmp_path, capsys, monkeypatch
+    write, tmp_path, capsys, monkeypatch, temporary
 ):
     """Two learners: one is honest, a liar and a vandal; one ends the process."""
     monkeypatch.setenv("MY_TOKEN", "secret")
@@ -511,7 +570,7 @@ def test_rerun_believes_the_checks_and_leaves_nothing(
         "try:\n    block = bytearray(12 << 30)\n"
         f"except MemoryError:\n    open({str(refused)!r}, 'w')\n    raise"
     )
-    lie = "✓ 00.average: passed\n"
+    lie = "✓ 00.predict_sum: passed\n✓ 00.average: passed\n"
     write(
         "anna/a.ipynb",
         notebook(
@@ -522,35 +581,34 @@ def test_rerun_believes_the_checks_and_leaves_nothing(
             cell(hog),
             cell("input()"),
             cell("raise SystemExit"),
-            cell("def average(tensor):\n    return tensor"),
-            cell('check("00.average", average)', lie),
-            cell('answer = 100\ncheck("00.predict_sum", answer)'),
+            cell('answer = 99\ncheck("00.predict_sum", answer)', lie),
         ),
     )
     write("anna/progress.json", progress({"01.rank_of": "passed"}))
     answer = cell('from course_utils import check\ncheck("00.predict_sum", 100)')
     last = cell("import os\nos._exit(7)")
-    write("chloe/c.ipynb", notebook(answer, last, cell('check("00.average", f)')))
-    before = temporary()
+    never = cell('check("00.average", f)', lie)  # the process has ended before
+    write("chloe/c.ipynb", notebook(answer, last, never))
     assert main([str(write.folder), "--rerun"]) == 0
 
     output = capsys.readouterr()
     assert "running 1 notebook of chloe (2 of 2)" in output.err
     notes = output.out.partition("Notes:\n")[2].splitlines()
     assert notes == [
-        "  anna: 00.average was passed, and is wrong when run",
+        "  anna: 00.predict_sum was passed, and is wrong when run",
         "  anna: not run, as handed in: 01.rank_of",
         "  chloe: c.ipynb ended early, with exit code 7",
+        "  chloe: 00.average was passed, and its check did not run",
     ]
     passed = [line.split()[:2] for line in output.out.splitlines()[2:4]]
-    assert passed == [["anna", "3"], ["chloe", "1"]]
-    assert "00.average: 0 passed" in output.out
+    assert passed == [["anna", "2"], ["chloe", "1"]]
+    assert "00.predict_sum: 1 passed" in output.out
 
     seen = json.loads(facts.read_text())
     assert "MY_TOKEN" not in seen["env"]
     for name in ("HOME", "TMPDIR", "COURSE_STATE"):
-        assert seen["env"][name].startswith(tempfile.gettempdir())
-    assert not Path(seen["cwd"]).exists() and temporary() == before
+        assert seen["env"][name].startswith(str(temporary))
+    assert list(temporary.iterdir()) == []
     assert refused.exists() == (sys.platform == "linux")
     assert not runs(escaped.read_text())
     assert not (write.folder / "anna" / "left_here").exists()
@@ -558,7 +616,7 @@ def test_rerun_believes_the_checks_and_leaves_nothing(
 
 @UNIX
 def test_an_endless_notebook_is_stopped_with_all_that_it_started(
-    write, tmp_path, capsys, monkeypatch
+    write, tmp_path, capsys, monkeypatch, temporary
 ):
     started = tmp_path / "started"
     source = (
@@ -579,8 +637,7 @@ def test_an_endless_notebook_is_stopped_with_all_that_it_started(
 
     fake = SimpleNamespace(sleep=time.sleep, monotonic=clock)
     monkeypatch.setattr(rerun, "time", fake)
-    before = temporary()
     assert main([str(write.folder), "--rerun", "--seconds", "200"]) == 0
     assert "ben: b.ipynb was stopped after 200 s" in capsys.readouterr().out
     assert len(pids()) == 2 and not any(map(runs, pids()))
-    assert temporary() == before
+    assert list(temporary.iterdir()) == []

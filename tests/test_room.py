@@ -122,6 +122,9 @@ def test_a_laptop_that_is_ready(ready: Path, tmp_path, monkeypatch, capfd) -> No
         monkeypatch.setenv(name, str(place))
     mark = uuid.uuid4().hex
     monkeypatch.setenv("ROOM_MARK", mark)
+    # The doctor's own import of torch is tested with the doctor, and takes seconds.
+    torch = Torch("2.14.1", "0.29.2", gloo=True)
+    monkeypatch.setattr(environment, "probe_torch", lambda *_, **__: torch)
     # How busy the machine is that runs the tests must not matter.
     patient = [replace(step, seconds=200.0) for step in room.STEPS]
     monkeypatch.setattr(room, "STEPS", patient)
@@ -134,9 +137,10 @@ def test_a_laptop_that_is_ready(ready: Path, tmp_path, monkeypatch, capfd) -> No
     topics = re.findall(marked, out, re.MULTILINE)
     assert topics[:3] == ["Python", "packages", "torch"]
     assert topics[-4:] == list(STEPS)
-    assert "1440 + 357 digits" in out
-    assert "a stuck one is named" in out
-    assert "a kernel ran a cell" in out
+    flowing = " ".join(out.split())  # where a line breaks depends on the seconds
+    assert "1440 + 357 digits" in flowing
+    assert "a stuck one is named" in flowing
+    assert "a kernel ran a cell" in flowing
     here = inspect_machine()
     cores = f"{here.cores} core{'s' if here.cores > 1 else ''}"
     assert re.fullmatch(
@@ -162,7 +166,8 @@ def test_a_course_that_is_not_set_up(clone: Path) -> None:
     mark = uuid.uuid4().hex
     result = run_room(clone, ROOM_MARK=mark)
     assert result.returncode == 1
-    assert last_line(result) == (
+    # A disk without room for .venv is named behind it.
+    assert last_line(result).partition(" | also: ")[0] == (
         "room: NOT ready | packages: .venv is not ready: not made yet -> "
         "python3 -m course_utils start"
     )
@@ -370,7 +375,7 @@ def test_the_last_line_names_nobody(monkeypatch) -> None:
     line = room.last_words([finding, later], inspect_machine(), Path("/srv/course"))
     assert line == (
         "room: NOT ready | ranks: connect to (name):4000 failed (./a, ~/b, by (name)) "
-        "-> ~/bin/python -m pip install"
+        "-> ~/bin/python -m pip install | also: JupyterLab"
     )
 
 

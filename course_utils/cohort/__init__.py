@@ -98,16 +98,17 @@ def _run(options: argparse.Namespace) -> int:
     if options.rerun:
         _rerun(learners, options.seconds)
     asked = columns()
-    print(as_text(learners, asked))
     how = HOW_RUN if options.rerun else HOW_READ
+    # The files first: a pipe that is closed, as by head, ends the printing.
     if options.csv:
         # The mark at the beginning tells spreadsheets which encoding it is.
         write(options.csv, "\ufeff" + as_csv(learners, asked))
-        print(f"Written to {options.csv}")
     if options.html:
         folder = clean(options.folder.resolve().name)
         write(options.html, as_html(learners, asked, how, folder))
-        print(f"Written to {options.html}")
+    print(as_text(learners, asked))
+    for file in filter(None, (options.csv, options.html)):
+        print(f"Written to {file}")
     return 0
 
 

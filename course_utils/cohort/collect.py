@@ -402,16 +402,27 @@ def _take_notebook(file: Path, data: object, learner: Learner) -> None:
         return  # some other notebook
     learner.notebooks.append(file)
     for cell in checks:
+        own = known.intersection(CHECK.findall(source_of(cell)))
         for match in VERDICT.finditer(_printed(cell)):
-            if match["id"] in known:
+            if match["id"] in own:
                 learner.add(match["id"], result_of(match["status"]))
-    tasks = {name for cell in checks for name in CHECK.findall(source_of(cell))}
+    tasks = tasks_checked(cells)
     for cell in code:
         for task, begin in _answer_cells().get(str(cell.get("id")), ()):
             source = source_of(cell).strip()
             unchanged = source == begin if begin else STUB in source
             if task in tasks and source and not unchanged:
                 learner.add(task, Result(TRIED))
+
+
+def tasks_checked(cells: list) -> set[str]:
+    """The tasks that the cells of a notebook check, or claim to check."""
+    return {
+        name
+        for cell in cells
+        if isinstance(cell, dict) and cell.get("cell_type") == "code"
+        for name in CHECK.findall(source_of(cell))
+    }
 
 
 def result_of(status: str) -> Result:

@@ -7,6 +7,7 @@ The page needs no script and no network, and forbids itself both.
 import csv
 import html
 import io
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -86,11 +87,12 @@ def as_text(learners: Sequence[Learner], columns: Sequence[Column]) -> str:
     """A short summary for a terminal."""
     number = len(learners)
     lines = [f"{number} learner{'s' * (number != 1)}", ""]
-    width = max((len(learner.label) for learner in learners), default=0)
+    width = max((_cells(learner.label) for learner in learners), default=0)
     for learner in learners:
         passed, tasks, right, questions = counts(learner, columns)
+        name = learner.label + " " * (width - _cells(learner.label))
         lines.append(
-            f"  {learner.label:<{width}}  {passed:>3} of {tasks} tasks  "
+            f"  {name}  {passed:>3} of {tasks} tasks  "
             f"{right:>3} of {questions} answers right"
         )
     tasks = [one for one in hurdles(learners, columns) if one.column.kind == "task"]
@@ -111,6 +113,13 @@ def as_text(learners: Sequence[Learner], columns: Sequence[Column]) -> str:
         lines += ["", "Notes:"]
     lines += [f"  {learner.label}: {note}" for learner, note in noted]
     return "\n".join(lines)
+
+
+def _cells(text: str) -> int:
+    """How many cells of a terminal a text takes: a Korean letter takes two."""
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    marks = sum(unicodedata.combining(letter) > 0 for letter in text)
+    return len(text) + wide - marks
 
 
 # ----------------------------------------------------------------------------- CSV
@@ -178,9 +187,9 @@ def as_html(
         f"<h1>{title}</h1>\n<p>{number}. {html.escape(how)}</p>",
         f'<ul class="legend">{legend}</ul>',
         _hurdles_table(learners, columns),
+        _notes(learners),
         _overview_table(learners, columns),
         *_lesson_tables(learners, columns),
-        _notes(learners),
         "</main>\n</body>\n</html>\n",
     ]
     return "\n".join(filter(None, parts))
@@ -202,17 +211,17 @@ def _hurdles_table(learners: Sequence[Learner], columns: Sequence[Column]) -> st
     rows = []
     for one in hurdles(learners, columns):
         who = "".join(
-            f"<li>{html.escape(learner.label)}: {result.words()}"
+            f"<li><strong>{html.escape(learner.label)}</strong>: {result.words()}"
             for learner, result in one.stuck
         )
         rows.append(
-            f'<tr><th scope="row">{one.column.id}<td>{one.column.kind}'
+            f'<tr><th scope="row">{one.column.id}<td><ul>{who}</ul>'
             f"<td>{len(one.stuck)}<td>{one.passed}<td>{one.tries}"
-            f"<td><ul>{who}</ul>\n"
+            f"<td>{one.column.kind}\n"
         )
     if not rows:
         return "<h2>Who is stuck where</h2>\n<p>Nobody is stuck.</p>"
-    heads = ("where", "what", "stuck", "passed", "tries", "who")
+    heads = ("where", "who", "stuck", "passed", "tries", "what")
     table = (
         "<table><caption>Tasks and questions that somebody tried and has not passed"
         "</caption>\n<thead><tr>"
@@ -231,25 +240,48 @@ def _overview_table(learners: Sequence[Learner], columns: Sequence[Column]) -> s
     )
     rows = []
     for learner in learners:
-        cells = []
-        for lesson in lessons:
-            own = [one for one in columns if one.lesson is lesson]
-            passed, tasks, right, questions = counts(learner, own)
-            cells.append(
-                f"<td>{passed} of {tasks}<br><small>{right} of {questions}</small>"
-            )
-        rows.append(_row(learner, "".join(cells)))
+        own = ([one for one in columns if one.lesson is lesson] for lesson in lessons)
+        rows.append(_row(learner, "".join(_summary(learner, group) for group in own)))
     table = (
         "<table><caption>Of each lesson: tasks passed, and below them questions "
         f'answered right</caption>\n<thead><tr><th scope="col">learner{head}</thead>\n'
         f"<tbody>\n{''.join(rows)}</tbody></table>\n"
     )
-    return f"<h2>All lessons</h2>\n{_scrolling(table, 'All lessons')}"
+    untouched = [
+        html.escape(f"{lesson.number} {lesson.title}")
+        for lesson, group in groupby(columns, key=lambda one: one.lesson)
+        if not _trace(learners, list(group))
+    ]
+    none = f"<p>No trace of anybody: {', '.join(untouched)}.</p>" if untouched else ""
+    return f"<h2>All lessons</h2>\n{_scrolling(table, 'All lessons')}\n{none}"
+
+
+def _trace(learners: Sequence[Learner], columns: Sequence[Column]) -> bool:
+    return any(
+        learner.result(one.key).state != NOT for learner in learners for one in columns
+    )
+
+
+def _summary(learner: Learner, columns: Sequence[Column]) -> str:
+    """What a learner has of one lesson. ✗ where a task is wrong, ✓ where all passed."""
+    if not _trace([learner], columns):
+        words = f'<span class="words">{NOT}</span>'
+        return f'<td><span aria-hidden="true">{SYMBOLS[NOT]}</span>{words}'
+    passed, tasks, right, questions = counts(learner, columns)
+    states = {learner.result(one.key).state for one in columns if one.kind == "task"}
+    mark = WRONG if WRONG in states else PASSED if states == {PASSED} else ""
+    symbol = f" {SYMBOLS[mark]}" if mark else ""
+    return (
+        f'<td class="{mark}">{passed} of {tasks}{symbol}'
+        f"<br><small>{right} of {questions}</small>"
+    )
 
 
 def _lesson_tables(learners: Sequence[Learner], columns: Sequence[Column]):
     for lesson, group in groupby(columns, key=lambda one: one.lesson):
         own = list(group)
+        if not _trace(learners, own):
+            continue
         kinds = [(kind, list(g)) for kind, g in groupby(own, key=lambda one: one.kind)]
         groups = "".join(
             f'<th scope="colgroup" colspan="{len(g)}">{kind}s' for kind, g in kinds

@@ -31,6 +31,7 @@ from course_utils.cohort.collect import (
     columns,
     read_json,
     result_of,
+    tasks_checked,
 )
 from course_utils.environment import ROOT, Child
 
@@ -45,15 +46,17 @@ def rerun(learner: Learner, seconds: float = SECONDS) -> None:
     """Run a learner's notebooks, and replace their results by what the checks find.
 
     Tasks that no notebook checks keep what the progress file says, and a note says so
-    where that was "passed".
+    where that was "passed". A task whose check was not reached has not passed: what is
+    printed below it may be a lie, and an endless loop before it keeps that secret.
     """
     known = {column.key for column in columns()}
-    judged = set()
+    judged, claimed = set(), set()
     for notebook in learner.notebooks:
         try:
-            found, trouble = run_notebook(notebook, seconds)
+            found, claims, trouble = run_notebook(notebook, seconds)
         except Unreadable as error:  # it has changed since
-            found, trouble = {}, str(error)
+            found, claims, trouble = {}, set(), str(error)
+        claimed |= claims
         for task, status in found.items():
             if task not in known:
                 continue
@@ -69,6 +72,11 @@ def rerun(learner: Learner, seconds: float = SECONDS) -> None:
             judged.add(task)
         if trouble:
             learner.notes.append(f"{clean(notebook.name)} {trouble}")
+    for task in sorted(claimed & known - judged):
+        before = learner.result(task)
+        if before.state == PASSED:
+            learner.notes.append(f"{task} was passed, and its check did not run")
+            learner.results[task] = replace(before, state=TRIED)
     unproved = [
         column.id
         for column in columns()
@@ -80,8 +88,10 @@ def rerun(learner: Learner, seconds: float = SECONDS) -> None:
         learner.notes.append(f"not run, as handed in: {', '.join(unproved)}")
 
 
-def run_notebook(notebook: Path, seconds: float) -> tuple[dict[str, str], str]:
-    """Run one notebook: each task's last status, and what went wrong or "".
+def run_notebook(
+    notebook: Path, seconds: float
+) -> tuple[dict[str, str], set[str], str]:
+    """Run one notebook: each task's last status, all it checks, and what went wrong.
 
     Raises:
         Unreadable: it is no notebook any more.
@@ -89,6 +99,8 @@ def run_notebook(notebook: Path, seconds: float) -> tuple[dict[str, str], str]:
     """
     # Read here, by the rules for what others hand in, and given on as a copy.
     data = read_json(notebook, NOTEBOOK_BYTES)
+    cells = data.get("cells") if isinstance(data, dict) else None
+    claims = tasks_checked(cells if isinstance(cells, list) else [])
     with _folder() as folder:
         copy, results = folder / "notebook.ipynb", folder / "results"
         copy.write_text(json.dumps(data), encoding="utf-8")
@@ -105,10 +117,10 @@ def run_notebook(notebook: Path, seconds: float) -> tuple[dict[str, str], str]:
                     code = child.process.poll()
         found, finished = _read_results(results)
     if code is None:
-        return found, f"was stopped after {seconds:g} s"
+        return found, claims, f"was stopped after {seconds:g} s"
     if not finished:
-        return found, f"ended early, with exit code {code}"
-    return found, ""
+        return found, claims, f"ended early, with exit code {code}"
+    return found, claims, ""
 
 
 @contextlib.contextmanager

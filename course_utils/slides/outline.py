@@ -6,8 +6,10 @@
   the speaker. The same holds for long list items. Tables and code stay whole. Links to
   other files of the course are left out.
 - A cell that draws gives its picture; its code and the picture's text go to the notes.
+  A guess beside what was measured is one sentence here: the room has not guessed.
 - Other cells give their code and what they printed, together where there is room.
-- A question is a slide of its own; its answer and the reasons are in the notes.
+- A question is a slide of its own, with the sentence that leads to it; its answer and
+  the reasons are in the notes.
 - A task is a slide that says what to write, and where. Its check, its hints, imports
   before the first heading, tidying up and the learner's progress are left out.
 
@@ -15,6 +17,7 @@ Everything is counted in pixels of a slide of 1280 x 720, roughly: the page itse
 smaller what is still too high.
 """
 
+import base64
 import math
 import re
 from dataclasses import dataclass, field
@@ -22,9 +25,11 @@ from dataclasses import dataclass, field
 from course_utils.cohort.collect import CHECK, source_of
 from course_utils.lessons import Lesson
 
+WIDTH = 1280
 ROOM = 560  # pixels below the heading
 COLUMNS = 84  # letters of text in a line
-TEXT, CODE, ROW, PICTURE = 38, 27, 40, 400  # pixels: a line, a row, a picture
+TEXT, CODE, ROW = 38, 27, 40  # pixels: a line, a line of code, a row of a table
+PICTURE = 520  # pixels; slides.css makes no picture higher
 LITTLE = 130  # pixels; so little text goes with what follows, a bit smaller if need be
 LONG = 28  # words; a longer paragraph is shortened to its first sentence
 LINES = 22  # of an output; what is longer is cut
@@ -32,6 +37,8 @@ LINES = 22  # of an output; what is longer is cut
 HEADING = re.compile(r"^(#{1,3}) +(.+)$", re.MULTILINE)
 QUIZ = re.compile(r"\bquiz\(\s*[\"'](\d\d\.[a-z0-9_]+)[\"']")
 HELP = re.compile(r"^(# *(Remove a #|hint\(|solution\()|(hint|solution|progress)\()")
+GUESS = re.compile(r"\bguess_and_measured\(")
+NO_GUESS = re.compile(r" No guess yet:.*$", re.DOTALL)
 TIDY = re.compile(r"(del [^\n]+|\w+\.(close|off)\(\))")
 ITEM = re.compile(r"^ *([-*]|\d+\.) +")
 FENCE = re.compile(r"^ *(```|~~~)")
@@ -40,6 +47,8 @@ SENTENCE = re.compile(
 )
 # To another file of the course, which is not beside the page with the slides.
 LINK_TO_FILE = re.compile(r"(?<!!)\[([^][]+)\]\((?!https?:|#)[^)\s]+\)")
+# The beginning of a picture: 32 letters are its first 24 bytes.
+PNG = re.compile(r"<img src=\"data:image/png;base64,([A-Za-z0-9+/]{32})")
 PARAGRAPHS = re.compile(r"\n\s*\n")
 
 
@@ -160,8 +169,15 @@ class _Maker:
             self.question(match[1])
         elif match := CHECK.search(source):
             self.task(match[1])
+        elif _draws(cell) and GUESS.search(source):
+            for said in _texts_of_pictures(cell):
+                text = f"**{NO_GUESS.sub('', said.removeprefix('Picture: '))}**"
+                self.add(Part(_height(text), text=text))
+            self.here.notes.append(_listing(source))
         elif _draws(cell):
-            slide = self.add(Part(PICTURE, cell=cell, hide_code=True))
+            printed = _cut_output(cell, text_only=True)
+            height = _height_of_pictures(cell) + (CODE * printed + 20) * bool(printed)
+            slide = self.add(Part(height, cell=cell, hide_code=True))
             slide.notes += [_listing(source), *_texts_of_pictures(cell)]
         else:
             self.run(cell, source)
@@ -193,8 +209,13 @@ class _Maker:
         lines.append(f"*{asked.task}.*")
         height = sum(map(_height, lines))
         # With the sentence that leads to it, and with nothing else.
-        if sum(part.height for part in self.here.parts) > LITTLE:
+        parts = self.here.parts
+        if sum(part.height for part in parts) > LITTLE:
+            last = parts[-1]
+            leads = last.text.endswith(":") and last.height <= LITTLE and parts[1:]
             self.more()
+            if leads:
+                self.here.parts.append(parts.pop())
         self.add(Part(height, text="\n\n".join(lines)))
         self.asked = True
         key = "\n".join(f"- {_markdown(line)}" for line in asked.key())
@@ -307,7 +328,23 @@ def _texts_of_pictures(cell: dict) -> list[str]:
     return found
 
 
-def _cut_output(cell: dict) -> int:
+def _height_of_pictures(cell: dict) -> int:
+    """As slides.css shows them: not wider than the slide, not higher than PICTURE."""
+    pages = [
+        source_of({"source": output["data"]["text/html"]})
+        for output in cell["outputs"]
+        if "text/html" in output.get("data", {})
+    ]
+    found = [match[1] for page in pages for match in PNG.finditer(page)]
+    heights = []
+    for data in found:
+        head = base64.b64decode(data)  # the size is in bytes 16 to 23 of a PNG
+        width, height = (int.from_bytes(head[at : at + 4], "big") for at in (16, 20))
+        heights.append(min(PICTURE, round(height * min(1, WIDTH / max(width, 1)))))
+    return sum(heights) or PICTURE
+
+
+def _cut_output(cell: dict, text_only: bool = False) -> int:
     """Cut a long output, and say so in it. Returns how many lines are printed."""
     count = 0
     for output in cell["outputs"]:
@@ -318,6 +355,6 @@ def _cut_output(cell: dict) -> int:
                 lines[LINES - 1 :] = [f"... {left} more lines: see the notebook"]
             output["text"] = "\n".join(lines) + "\n"
             count += len(lines)
-        else:
+        elif not text_only:
             count += 1
     return count

@@ -1,6 +1,8 @@
 "use strict";
-// What is below a slide's heading is made smaller until it fits. Below this factor
-// nobody in a room could read it: then it scrolls.
+// What is below a slide's heading is made larger where there is room, for those in the
+// last row, or smaller until it fits. Below the smallest factor nobody in a room could
+// read it: then it scrolls.
+const LARGEST = 1.2;
 const SMALLEST = 0.55;
 const MARGIN = 14; // pixels above the slide's number
 
@@ -16,13 +18,23 @@ function fit(slide) {
   const box = slide && slide.querySelector(":scope > .fits");
   if (!box || box.dataset.fitted || !slide.clientHeight) return;
   box.dataset.fitted = "yes";
+  const head = slide.querySelector("h2");
+  if (head) // a second line of it would take the room of the rest
+    for (let size = 36; head.scrollHeight > 70 && size >= 26; size -= 2)
+      head.style.fontSize = `${size}px`;
   const room = slide.clientHeight - box.offsetTop - MARGIN;
+  // In lines of one height: grows where a line of code is broken in two.
+  const code = (zoom) => [...box.querySelectorAll("pre")].reduce(
+    (sum, one) => sum + one.getBoundingClientRect().height / zoom, 0);
+  box.style.zoom = 1;
+  const whole = code(1) + 1;
   const fits = (zoom) => {
     box.style.zoom = zoom;
     return box.getBoundingClientRect().height / Reveal.getScale() <= room
-      && box.scrollWidth <= box.clientWidth + 1;
+      && box.scrollWidth <= box.clientWidth + 1 && (zoom <= 1 || code(zoom) <= whole);
   };
-  for (let zoom = 1; zoom >= SMALLEST; zoom -= 0.05) if (fits(zoom)) return;
+  for (let step = LARGEST * 20; step >= SMALLEST * 20; step--)
+    if (fits(step / 20)) return;
   box.style.height = `${room / SMALLEST}px`;
   box.style.zoom = SMALLEST;
   box.classList.add("scrolls");
