@@ -27,10 +27,20 @@ import nbformat
 import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Locator,
+    Page,
+    expect,
+    sync_playwright,
+)
+
+from course_utils.ranks.zygote import PR_SET_PDEATHSIG, prctl
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60
+WAIT_SECONDS = 30  # for anything in a page; the machine may be busy with other tests
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MACOS = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 FLAGS = (
@@ -139,7 +149,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     log = home / "server.log"
     with open(log, "wb") as out:
         server = subprocess.Popen(
-            command, env=environment, cwd=folder, stdout=out, stderr=out
+            command,
+            env=environment,
+            cwd=folder,
+            stdout=out,
+            stderr=out,
+            # With several test processes Ctrl-C kills them. Linux then ends it, too.
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
     try:
         info = _wait_for_server(server, runtime, log)
@@ -179,6 +195,7 @@ def browser(lab: Lab) -> Iterator[Browser]:
     Not of the whole session: while Playwright runs, this thread has a running event
     loop, and other tests (nbval) need one of their own.
     """
+    expect.set_options(timeout=1000 * WAIT_SECONDS)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
             executable_path=_find_browser(), args=list(FLAGS)
@@ -252,7 +269,7 @@ class Notebook:
         self.page, self.lab, self.path = page, lab, path
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.errors: list[str] = []
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(1000 * WAIT_SECONDS)
         page.on("console", self._note_console)
         page.on("pageerror", lambda error: self._note_error(str(error)))
         workspace = path.stem
