@@ -161,27 +161,6 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
 )
 
 
-def calibrated(fit: Transfer, world_size: int, *, flops: float = 1e9) -> Cluster:
-    """This machine as a cluster of one node, from what was measured on it.
-
-    Args:
-        fit: Latency and bandwidth between two ranks (`costs.fit_transfer`), measured
-            while all ranks sent at once, as they do in a ring.
-        world_size: How many ranks.
-        flops: Floating point operations a second of one rank.
-    """
-    return Cluster(
-        name="this machine",
-        nodes=1,
-        gpus_per_node=world_size,
-        inside=fit,
-        between=fit,
-        cards=1,
-        flops=flops,
-        source="measured on this machine",
-    )
-
-
 # --- one all-reduce -------------------------------------------------------------
 
 

@@ -16,6 +16,10 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+# Before anybody imports torch: its threads then sleep while they wait for each other,
+# as they do in a lesson (see course_utils/__init__.py), and leave the cores to ranks.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Many tests wait for something most of their time: ranks that are stuck on
 # purpose, a browser, a kernel. More at once than this, and they wait for each other.
 MOST_AT_ONCE = 4

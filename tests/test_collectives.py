@@ -6,7 +6,6 @@ the test with the rank's own message.
 """
 
 import ast
-import contextlib
 import inspect
 import math
 import re
@@ -18,11 +17,12 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from ranks_support import ranks_up_to
 from torch.distributed import ReduceOp
 
 from course_utils import costs
 from course_utils.from_scratch import collectives
-from course_utils.ranks import Ranks, RanksError
+from course_utils.ranks import RanksError
 
 # The ranks get the functions below as they are, and need not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -42,11 +42,8 @@ SHAPES = ((), (0,), (1,), (5,), (2, 3), (2, 0, 3))
 @pytest.fixture(scope="module")
 def started():
     """Ranks by their number: all tests share them."""
-    with contextlib.ExitStack() as stack:
-        yield {
-            n: stack.enter_context(Ranks(n, output="grouped", quiet=True, timeout=30))
-            for n in range(1, 6)
-        }
+    with ranks_up_to(5, timeout=30) as ranks:
+        yield ranks
 
 
 @pytest.fixture(params=[1, 2, 3, 4, 5])

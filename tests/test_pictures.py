@@ -157,11 +157,19 @@ DRAWN = {
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
 
-@functools.cache
-def drawn(name) -> Picture:
-    picture = DRAWN[name]()
-    picture.canvas.draw()
-    return picture
+def drawing(makers):
+    """A function that draws the picture of a name, once."""
+
+    @functools.cache
+    def drawn(name) -> Picture:
+        picture = makers[name]()
+        picture.canvas.draw()
+        return picture
+
+    return drawn
+
+
+drawn = drawing(DRAWN)
 
 
 # ---------------------------------------------------------------- what can be read
@@ -179,6 +187,10 @@ def texts_of(picture):
                     if low <= label.get_position()[at] <= high:
                         found.append(label)
     return [text for text in found if text.get_text().strip()]
+
+
+def words_of(picture):
+    return [text.get_text() for text in texts_of(picture)]
 
 
 def extent(artist):
@@ -306,6 +318,18 @@ def assert_labels_stand_out(picture):
     for text, box in picture.labels:
         ratio = contrast(text.get_color(), box.get_facecolor()[:3])
         assert ratio >= 4.5, f"{text.get_text()!r}: {ratio:.1f}"
+
+
+def assert_suits_a_notebook(picture, highest):
+    """Texts, their contrast to the page and to their boxes, and size in inches."""
+    assert_texts_are_readable(picture)
+    assert_labels_fit(picture)
+    assert_labels_stand_out(picture)
+    for text in texts_of(picture):
+        assert contrast(text.get_color(), (1, 1, 1)) >= 4.5
+    width, height = picture.get_size_inches()
+    assert width <= 8.001
+    assert height <= highest
 
 
 @every_picture

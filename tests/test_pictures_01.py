@@ -1,19 +1,13 @@
 """The pictures of lesson 01: what they say, and that what they draw is right."""
 
-import functools
 import math
 
 import numpy as np
 import pytest
 
 from course_utils import costs, pictures
-from course_utils.pictures import Picture, machines
-from tests.test_pictures import (
-    LONG,
-    assert_labels_fit,
-    assert_labels_stand_out,
-    assert_texts_are_readable,
-)
+from course_utils.pictures import machines
+from tests.test_pictures import LONG, assert_suits_a_notebook, drawing
 
 SIZES = [4**k for k in range(1, 13)]
 FIT = costs.Transfer(latency=60e-6, bandwidth=1.6e9)
@@ -67,29 +61,12 @@ DRAWN = {
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
 
-@functools.cache
-def drawn(name) -> Picture:
-    picture = DRAWN[name]()
-    picture.canvas.draw()
-    return picture
+drawn = drawing(DRAWN)
 
 
 @every_picture
-def test_texts_are_readable(name):
-    assert_texts_are_readable(drawn(name))
-
-
-@every_picture
-def test_labels_fit_their_boxes_and_stand_out(name):
-    assert_labels_fit(drawn(name))
-    assert_labels_stand_out(drawn(name))
-
-
-@every_picture
-def test_size_suits_a_notebook(name):
-    width, height = drawn(name).get_size_inches()
-    assert width <= 8.001
-    assert height <= 5.8
+def test_texts_labels_and_size(name):
+    assert_suits_a_notebook(drawn(name), 5.8)
 
 
 SUMMARIES = {

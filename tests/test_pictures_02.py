@@ -1,20 +1,12 @@
 """The pictures of devices (lessons 02 and 03): what they say, and that it is right."""
 
-import functools
-
 import numpy as np
 import pytest
 
 from course_utils import costs, pictures
-from course_utils.pictures import Picture, Work, devices
+from course_utils.pictures import Work, devices
 from course_utils.virtual_gpus.records import Interval, Timeline
-from tests.test_pictures import (
-    LONG,
-    assert_labels_fit,
-    assert_labels_stand_out,
-    assert_texts_are_readable,
-    texts_of,
-)
+from tests.test_pictures import LONG, assert_suits_a_notebook, drawing, texts_of
 
 MiB = 2**20
 TWO = {
@@ -116,29 +108,12 @@ DRAWN = {
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
 
-@functools.cache
-def drawn(name) -> Picture:
-    picture = DRAWN[name]()
-    picture.canvas.draw()
-    return picture
+drawn = drawing(DRAWN)
 
 
 @every_picture
-def test_texts_are_readable(name):
-    assert_texts_are_readable(drawn(name))
-
-
-@every_picture
-def test_labels_fit_their_boxes_and_stand_out(name):
-    assert_labels_fit(drawn(name))
-    assert_labels_stand_out(drawn(name))
-
-
-@every_picture
-def test_size_suits_a_notebook(name):
-    width, height = drawn(name).get_size_inches()
-    assert width <= 8.001
-    assert height <= 5.8
+def test_texts_labels_and_size(name):
+    assert_suits_a_notebook(drawn(name), 5.8)
 
 
 SUMMARIES = {

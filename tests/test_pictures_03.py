@@ -8,12 +8,7 @@ from torch import nn
 
 from course_utils import pictures, virtual_gpus
 from course_utils.virtual_gpus.records import Interval, Timeline, Transfer
-from tests.test_pictures import (
-    LONG,
-    assert_texts_are_readable,
-    contrast,
-    texts_of,
-)
+from tests.test_pictures import LONG, assert_suits_a_notebook, drawing
 
 NAMES = ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
 
@@ -57,26 +52,12 @@ DRAWN = {
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
 
-@functools.cache
-def drawn(name):
-    picture = DRAWN[name]()
-    picture.canvas.draw()
-    return picture
+drawn = drawing(DRAWN)
 
 
 @every_picture
-def test_texts_are_readable(name):
-    assert_texts_are_readable(drawn(name))
-
-
-@every_picture
-def test_labels_stand_out_and_the_size_suits_a_notebook(name):
-    picture = drawn(name)
-    for text in texts_of(picture):
-        assert contrast(text.get_color(), (1, 1, 1)) >= 4.5
-    width, height = picture.get_size_inches()
-    assert width <= 8.001
-    assert height <= 5.8
+def test_texts_labels_and_size(name):
+    assert_suits_a_notebook(drawn(name), 5.8)
 
 
 PARAMETERS = 4 * (50 * 100 + 100 + 100 * 5 + 5)  # bytes

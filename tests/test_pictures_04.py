@@ -12,11 +12,11 @@ from course_utils.explorers import CollectiveExplorer
 from course_utils.pictures import collectives
 from tests.test_pictures import (
     LONG,
-    assert_labels_fit,
-    assert_labels_stand_out,
-    assert_texts_are_readable,
+    assert_suits_a_notebook,
     contrast,
+    drawing,
     texts_of,
+    words_of,
 )
 
 MB = 10**6
@@ -117,28 +117,14 @@ DRAWN = {
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
 
-@functools.cache
-def drawn(name):
-    picture = DRAWN[name]()
-    picture.canvas.draw()
-    return picture
+drawn = drawing(DRAWN)
 
 
 @every_picture
-def test_texts_are_readable(name):
-    assert_texts_are_readable(drawn(name))
-
-
-@every_picture
-def test_labels_fit_stand_out_and_the_size_suits_a_notebook(name):
-    picture = drawn(name)
-    assert_labels_fit(picture)
-    assert_labels_stand_out(picture)
-    for text in texts_of(picture):
-        assert contrast(text.get_color(), (1, 1, 1)) >= 4.5
-    width, height = picture.get_size_inches()
-    assert width <= 8.001
-    assert height <= {"ring on 8": 8.2, "world sizes": 6.1}.get(name, 5.8)
+def test_texts_labels_and_size(name):
+    assert_suits_a_notebook(
+        drawn(name), {"ring on 8": 8.2, "world sizes": 6.1}.get(name, 5.8)
+    )
 
 
 SUMMARIES = {
@@ -188,10 +174,6 @@ def test_docstrings():
 
 
 # ---------------------------------------------------------------- before and after
-
-
-def words_of(picture):
-    return [text.get_text() for text in texts_of(picture)]
 
 
 def cells(picture):

@@ -1,6 +1,5 @@
 """The pictures of lesson 05: what they say, and that what they draw is right."""
 
-import functools
 import math
 
 import pytest
@@ -8,15 +7,7 @@ from torch.utils.data import DistributedSampler
 
 from course_utils import pictures
 from course_utils.pictures import draw, training
-from tests.test_pictures import (
-    LONG,
-    assert_labels_fit,
-    assert_labels_stand_out,
-    assert_texts_are_readable,
-    contrast,
-    run,
-    texts_of,
-)
+from tests.test_pictures import LONG, assert_suits_a_notebook, drawing, run, words_of
 
 
 def shares(total, ranks, **how):
@@ -83,28 +74,12 @@ DRAWN = {
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
 
-@functools.cache
-def drawn(name):
-    picture = DRAWN[name]()
-    picture.canvas.draw()
-    return picture
+drawn = drawing(DRAWN)
 
 
 @every_picture
-def test_texts_are_readable(name):
-    assert_texts_are_readable(drawn(name))
-
-
-@every_picture
-def test_labels_fit_stand_out_and_the_size_suits_a_notebook(name):
-    picture = drawn(name)
-    assert_labels_fit(picture)
-    assert_labels_stand_out(picture)
-    for text in texts_of(picture):
-        assert contrast(text.get_color(), (1, 1, 1)) >= 4.5
-    width, height = picture.get_size_inches()
-    assert width <= 8.001
-    assert height <= 5.1
+def test_texts_labels_and_size(name):
+    assert_suits_a_notebook(drawn(name), 5.1)
 
 
 SUMMARIES = {
@@ -137,10 +112,6 @@ SUMMARIES = {
 def test_summary(name):
     assert SUMMARIES[name] in drawn(name).summary
     assert drawn(name).summary.endswith(".")
-
-
-def words_of(picture):
-    return [text.get_text() for text in texts_of(picture)]
 
 
 # ---------------------------------------------------------------- items and ranks

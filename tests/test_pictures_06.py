@@ -1,19 +1,12 @@
 """The pictures of lesson 06: what they say, and that what they draw is right."""
 
-import functools
+import dataclasses
 
 import pytest
 
 from course_utils import pictures, simulator
 from course_utils.pictures import draw
-from tests.test_pictures import (
-    LONG,
-    assert_labels_fit,
-    assert_labels_stand_out,
-    assert_texts_are_readable,
-    contrast,
-    texts_of,
-)
+from tests.test_pictures import LONG, assert_suits_a_notebook, drawing, words_of
 
 MIB = 2**20
 
@@ -74,28 +67,14 @@ DRAWN = {
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
 
-@functools.cache
-def drawn(name):
-    picture = DRAWN[name]()
-    picture.canvas.draw()
-    return picture
-
-
-def words_of(picture):
-    return [text.get_text() for text in texts_of(picture)]
+drawn = drawing(DRAWN)
 
 
 @every_picture
 def test_texts_labels_and_size(name):
-    picture = drawn(name)
-    assert_texts_are_readable(picture)
-    assert_labels_fit(picture)
-    assert_labels_stand_out(picture)
-    for text in texts_of(picture):
-        assert contrast(text.get_color(), (1, 1, 1)) >= 4.5
-    width, height = picture.get_size_inches()
-    assert width <= 8.001
-    assert height <= {"four ranks": 7.2, "many buckets": 6.3}.get(name, 4.85)
+    assert_suits_a_notebook(
+        drawn(name), {"four ranks": 7.2, "many buckets": 6.3}.get(name, 4.85)
+    )
 
 
 SUMMARIES = {
@@ -180,7 +159,7 @@ def test_a_simulated_step_shows_its_own_figures(one):
 
 
 def test_a_single_gpu_sends_nothing():
-    alone = simulator.calibrated(POD.inside, 1)
+    alone = dataclasses.replace(POD, nodes=1, gpus_per_node=1)
     (events,) = pictures.step_events(
         simulator.ddp_step(alone, simulator.MODELS["ResNet-50"], 1)
     ).values()

@@ -1,6 +1,5 @@
 """The pictures of lesson 07: what they say, and that what they draw is right."""
 
-import functools
 import itertools
 
 import pytest
@@ -8,14 +7,7 @@ import pytest
 from course_utils import pictures
 from course_utils.pictures import draw
 from course_utils.pictures.scaling import _CURVES
-from tests.test_pictures import (
-    LONG,
-    assert_labels_fit,
-    assert_labels_stand_out,
-    assert_texts_are_readable,
-    contrast,
-    texts_of,
-)
+from tests.test_pictures import LONG, assert_suits_a_notebook, drawing, words_of
 
 GPUS = (8, 16, 64, 512, 1024, 10_000)
 VALUES = {"seconds": 0.1, "efficiency": 0.9, "busbw": 4e11}
@@ -89,29 +81,13 @@ DRAWN = {
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
 
-@functools.cache
-def drawn(name):
-    picture = DRAWN[name]()
-    picture.canvas.draw()
-    return picture
-
-
-def words_of(picture):
-    return [text.get_text() for text in texts_of(picture)]
+drawn = drawing(DRAWN)
 
 
 @every_picture
 def test_texts_labels_and_size(name):
-    picture = drawn(name)
-    assert_texts_are_readable(picture)
-    assert_labels_fit(picture)
-    assert_labels_stand_out(picture)
-    for text in texts_of(picture):
-        assert contrast(text.get_color(), (1, 1, 1)) >= 4.5
-    width, height = picture.get_size_inches()
-    assert width <= 8.001
     most = {"all three": 8.1, "three series": 6.4, "one measurement": 6.4}
-    assert height <= most.get(name, 6.0)
+    assert_suits_a_notebook(drawn(name), most.get(name, 6.0))
 
 
 SUMMARIES = {

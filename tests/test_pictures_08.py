@@ -1,6 +1,5 @@
 """The pictures of lesson 08: what they say, and that what they draw is right."""
 
-import functools
 import itertools
 from types import SimpleNamespace
 
@@ -10,14 +9,7 @@ from matplotlib.colors import to_rgb
 from course_utils import costs, pictures, simulator
 from course_utils.costs import zero_memory
 from course_utils.pictures import memory
-from tests.test_pictures import (
-    LONG,
-    assert_labels_fit,
-    assert_labels_stand_out,
-    assert_texts_are_readable,
-    contrast,
-    texts_of,
-)
+from tests.test_pictures import LONG, assert_suits_a_notebook, drawing, words_of
 
 GB, MB = costs.GB, costs.MB
 STAGES = {
@@ -117,15 +109,7 @@ DRAWN = {
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
 
-@functools.cache
-def drawn(name):
-    picture = DRAWN[name]()
-    picture.canvas.draw()
-    return picture
-
-
-def words_of(picture):
-    return [text.get_text() for text in texts_of(picture)]
+drawn = drawing(DRAWN)
 
 
 def widths_of(picture, color):
@@ -139,15 +123,9 @@ def widths_of(picture, color):
 
 @every_picture
 def test_texts_labels_and_size(name):
-    picture = drawn(name)
-    assert_texts_are_readable(picture)
-    assert_labels_fit(picture)
-    assert_labels_stand_out(picture)
-    for text in texts_of(picture):
-        assert contrast(text.get_color(), (1, 1, 1)) >= 4.5
-    width, height = picture.get_size_inches()
-    assert width <= 8.001
-    assert height <= {"events": 7.95, "over time": 6.3}.get(name, 5.9)
+    assert_suits_a_notebook(
+        drawn(name), {"events": 7.95, "over time": 6.3}.get(name, 5.9)
+    )
 
 
 SUMMARIES = {

@@ -5,6 +5,7 @@ model of links does not know protocols. Figures of data sheets are in `test_cost
 (the bandwidth ladder), sizes of language models in `test_simulator.py`.
 """
 
+import dataclasses
 import sys
 
 import cloudpickle
@@ -213,7 +214,8 @@ def ring_sends(n: int) -> float:
     """By the formula; it must be what the simulator's messages have, too."""
     size = 1e6
     sent = costs.collective_cost("all_reduce", n, size).most_sent / size
-    cluster = simulator.calibrated(costs.Transfer(1e-6, 1e9), n)
+    node = simulator.CLUSTERS["A100 on PCIe, Ethernet"]
+    cluster = dataclasses.replace(node, nodes=1, gpus_per_node=n)
     run = simulator.all_reduce(cluster, size, "ring")
     assert run.sent == pytest.approx([sent * size] * n)
     assert run.rounds == 2 * (n - 1)

@@ -5,7 +5,6 @@ The work is done in functions that every rank runs; an assertion that fails ther
 the test with the rank's own message.
 """
 
-import contextlib
 import glob
 import math
 import os
@@ -15,11 +14,12 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from ranks_support import ranks_up_to
 from torch.distributed import ReduceOp
 
 from course_utils import costs
 from course_utils.from_scratch import ring
-from course_utils.ranks import Ranks, RanksError
+from course_utils.ranks import RanksError
 
 # The ranks get the functions below as they are, and need not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -38,11 +38,8 @@ DTYPES = (
 @pytest.fixture(scope="module")
 def started():
     """Ranks by their number: all tests share them."""
-    with contextlib.ExitStack() as stack:
-        yield {
-            n: stack.enter_context(Ranks(n, output="grouped", quiet=True, timeout=30))
-            for n in range(1, 6)
-        }
+    with ranks_up_to(5, timeout=30) as ranks:
+        yield ranks
 
 
 @pytest.fixture(params=[1, 2, 3, 4, 5])

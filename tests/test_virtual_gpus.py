@@ -124,7 +124,7 @@ def test_double_use_is_an_error():
         gpus.off()
     with pytest.raises(RuntimeError, match="not on"):
         gpus.off()
-    assert not gpus.is_on
+    assert machine.active is not gpus
 
 
 def test_off_belongs_where_on_was():
@@ -132,7 +132,7 @@ def test_off_belongs_where_on_was():
         with torch.device("cuda:1"):
             with pytest.raises(RuntimeError, match="leave the `with` blocks"):
                 gpus.off()
-        assert gpus.is_on
+        assert machine.active is gpus
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_it_steps_aside_where_real_gpus_are(monkeypatch, capsys):
     gpus = virtual_gpus(2)
     with gpus:
         assert gpus.real
-        assert not gpus.is_on
+        assert machine.active is not gpus
         assert torch.ones(1).device.type == "cpu"
         with gpus.record() as log, gpus.label("a"):
             pass
@@ -244,7 +244,7 @@ def test_the_magic(capsys):
         first = names["gpus"]
         _magic("1 --force", names)  # a cell may run twice
         assert torch.cuda.device_count() == 1
-        assert not first.is_on
+        assert machine.active is not first
         with pytest.raises(ValueError, match="'four' is neither a number"):
             _magic("four", names)
         with pytest.raises(ValueError, match="unrecognized arguments"):

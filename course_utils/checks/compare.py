@@ -181,6 +181,8 @@ def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | 
         return _other_kind(got, want)
     if got.shape != want.shape:
         return f"Its shape is {tuple(got.shape)}; {tuple(want.shape)} was expected."
+    if got.dtype == want.dtype and torch.equal(got, want):  # mostly, and much faster
+        return None
     exact = got.to(torch.float64) if not got.is_complex() else got
     target = want.to(exact.dtype)
     wrong = ~torch.isclose(

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils.checks.compare import difference
-from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.messages import (
     NO_SUCH_RANK,
     NOT_WAITED_FOR,
@@ -21,11 +21,18 @@ from course_utils.checks.messages import (
     WAITED,
     all_waited_for,
 )
-from course_utils.checks.mistakes import first_wrong, right_but, says, wrong_in
+from course_utils.checks.mistakes import (
+    first_wrong,
+    out_of_step,
+    right_but,
+    says,
+    wrong_in,
+)
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
 from course_utils.messages import recorded
 from course_utils.traffic import Sent, Watch
 
+in_eighths = functools.partial(linear, divided_by=8)
 OURS = "course_utils.from_scratch.fsdp"
 
 # ------------------------------------------------------------------------- zero_table
@@ -417,7 +424,7 @@ FLAT_SHARD = Task(
             "cut.",
         ),
         Mistake(
-            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            when=out_of_step,
             says="An all-gather wants a shard of the same size from every rank: append "
             "zeros before you cut. And every rank must call it, also one that has "
             "nothing but padding.",
@@ -463,9 +470,9 @@ FLAT_SHARD = Task(
         ),
         Mistake(
             when=right_but(WHOLE_SHARD),
-            says="The shard is right, but more than the shard stays in memory. A slice "
-            "is a view: it keeps the memory of the whole flat tensor (`clone()` it). "
-            "Of the given tensors, keep the shapes only.",
+            says="The shard is right, but more than the shard stays in memory. Of the "
+            "given tensors, keep the shapes only. And is the shard a slice? A slice is "
+            "a view: it keeps the memory of the whole flat tensor (`clone()` it).",
         ),
         Mistake(
             when=lambda attempt: (
@@ -731,7 +738,7 @@ REDUCE_SCATTER = Task(
             "piece of your gradient, not all of it, and in float32.",
         ),
         Mistake(
-            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            when=out_of_step,
             says="Somebody waits for a message that nobody sends, or everybody sends "
             "and nobody receives. Start all with `isend` and `irecv`, then wait for "
             "all.",
@@ -768,24 +775,17 @@ STEPS = 3
 RATE = 2.0**-4
 
 
-def linear(inputs, outputs, seed):
-    """A linear layer of small numbers, which leave tanh its slope."""
-    layer = nn.Linear(inputs, outputs)
-    with torch.no_grad():
-        layer.weight.copy_(whole_numbers((outputs, inputs), seed) / 8)
-        layer.bias.copy_(whole_numbers((outputs,), seed) / 8)
-    return layer
-
-
 def module_of(kind):
     """The same on every rank."""
     if kind == TIED:
-        module = nn.Sequential(linear(3, 3, 11), nn.Tanh(), linear(3, 3, 12))
+        module = nn.Sequential(in_eighths(3, 3, 11), nn.Tanh(), in_eighths(3, 3, 12))
         module[2].weight = module[0].weight
         return module
     if kind == NORMED:
-        return nn.Sequential(linear(3, 4, 13), nn.LayerNorm(4))
-    return nn.Sequential(linear(3, 4, 14), nn.Tanh(), linear(4, 2, 15), nn.Tanh())
+        return nn.Sequential(in_eighths(3, 4, 13), nn.LayerNorm(4))
+    return nn.Sequential(
+        in_eighths(3, 4, 14), nn.Tanh(), in_eighths(4, 2, 15), nn.Tanh()
+    )
 
 
 def batch_of(rank, step):
@@ -1003,7 +1003,7 @@ ONE_UNIT = Task(
             says="The output has no graph. Was the forward run under no_grad?",
         ),
         Mistake(
-            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            when=out_of_step,
             says="The ranks have called different collectives. All must gather and "
             "reduce-scatter at the same places.",
         ),
@@ -1298,7 +1298,7 @@ SPOT_THE_OPTIMIZER = Task(
     tolerance=1e-4,
     mistakes=(
         Mistake(
-            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            when=out_of_step,
             says="`full_tensor()` is an all-gather: every rank must call it, for every "
             "parameter, also those ranks that return nothing.",
         ),

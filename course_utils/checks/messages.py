@@ -63,6 +63,7 @@ INSTEAD = "Build it from send and recv, or isend and irecv."
 BACKEND = torch._C._distributed_c10d.Backend
 
 
+@functools.cache
 def collectives_in(owner):
     """The names of the collectives among its attributes."""
     names = (name for name in dir(owner) if callable(getattr(owner, name)))
@@ -72,19 +73,16 @@ def collectives_in(owner):
 @functools.cache
 def operators():
     """The functional collectives: (namespace in `torch.ops`, names of operators)."""
-    found = []
-    for space in ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional"):
-        owner, begin = getattr(torch.ops, space), f"{space}::"
-        known = torch._C._dispatch_get_all_op_names()
-        names = {
-            name.removeprefix(begin).partition(".")[0]
-            for name in known
-            if name.startswith(tuple(begin + beginning for beginning in BEGINNINGS))
-        }
+    spaces = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+    found = {space: set() for space in spaces}
+    for full in torch._C._dispatch_get_all_op_names():  # tens of thousands
+        space, _, name = full.partition("::")
+        if space in found and name.startswith(BEGINNINGS):
+            found[space].add(name.partition(".")[0])
+    for space, names in found.items():
         for name in names:
-            getattr(owner, name)  # after it is looked up once, it lies in there
-        found.append((owner, names))
-    return found
+            getattr(getattr(torch.ops, space), name)  # from now on it lies in there
+    return [(getattr(torch.ops, space), names) for space, names in found.items()]
 
 
 @contextlib.contextmanager

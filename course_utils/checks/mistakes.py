@@ -19,6 +19,11 @@ def says(*texts: str) -> Test:
     return lambda attempt: any(text in attempt.message for text in texts)
 
 
+def out_of_step(attempt: Attempt) -> bool:
+    """Did the ranks not all call the same collectives, or did one wait for nobody?"""
+    return attempt.error in ("waiting", "CollectiveMismatch")
+
+
 def is_wrong(part: str) -> Test:
     """Is this part of the report wrong, whatever the others are?"""
     return lambda attempt: (

@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from matplotlib.ticker import MaxNLocator
-
 from course_utils.pictures import draw
 from course_utils.pictures.draw import (
     BLUE,
@@ -210,13 +208,7 @@ def device_timeline(
     room = draw.width_of("100 %", NORMAL, "bold") + 0.16
     width = WIDTH - MARGIN - left - room
     inch, top = width / shown, low + step * len(rows)
-    axis = draw.chart(picture, left, low - 0.04, width, step * len(rows) + 0.04)
-    axis.set_xlim(0, shown / size)
-    axis.set_yticks([])
-    axis.spines["left"].set_visible(False)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
-    axis.grid(axis="x", color="#E3E3E3", linewidth=0.8)
-    axis.set_axisbelow(True)
+    draw.time_axis(picture, left, low - 0.04, width, step * len(rows) + 0.04, shown)
     draw.write(board, left + width, low - 0.4, f"time ({unit})", ha="right")
     draw.write(board, WIDTH - MARGIN, top + 0.1, "idle", ha="right", weight="bold")
     for place, (name, row) in enumerate(rows.items()):
@@ -370,7 +362,7 @@ def micro_batch_times(
     axis.set_xticks(numbers, labels=[str(number) for number in numbers])
     axis.minorticks_off()
     axis.set_ylim(0, 1.12 * most / size)
-    axis.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    axis.yaxis.set_major_locator(draw.round_ticks(5))
     axis.grid(color="#E3E3E3", linewidth=0.8)
     axis.set_axisbelow(True)
     by_formula = {"color": BLUE, "lw": 2.2}

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
@@ -212,7 +213,9 @@ def byte_size(nbytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time with three digits at most: 5 µs, 31.1 ms, 1.12 s."""
+    """A time with three digits at most: 5 µs, 31.1 ms, 1.12 s, 0 s."""
+    if not seconds:
+        return "0 s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size * 0.9995:
             return f"{number(seconds / size, 3)} {unit}"
@@ -409,6 +412,31 @@ def chart(
     chart.patch.set_visible(False)
     chart.set_zorder(-1)
     return chart
+
+
+def time_axis(
+    picture: Picture,
+    left: float,
+    bottom: float,
+    width: float,
+    height: float,
+    span: float,
+) -> str:
+    """Lines at round times over `span` seconds; returns the unit of the times."""
+    unit, size = unit_of(span)
+    axis = chart(picture, left, bottom, width, height)
+    axis.set_xlim(0, span / size or 1.0)
+    axis.set_yticks([])
+    axis.spines["left"].set_visible(False)
+    axis.xaxis.set_major_locator(round_ticks(8))
+    axis.grid(axis="x", color="#E3E3E3", linewidth=0.8)
+    axis.set_axisbelow(True)
+    return unit
+
+
+def round_ticks(most: int) -> MaxNLocator:
+    """Ticks at round numbers."""
+    return MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
 
 
 def log_ticks(

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from course_utils import costs
-from course_utils.pictures import devices, draw, overlap
+from course_utils.pictures import devices, draw, overlap, ranks
 from course_utils.pictures.draw import (
     BLUE,
     GREEN,
@@ -27,6 +26,7 @@ from course_utils.pictures.draw import (
     VERMILLION,
     WIDTH,
     Picture,
+    duration,
 )
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def memory_over_time(
     says = {name: _formula_words(lines, unit, size) for name, lines in formulas.items()}
     words = [word for lines in says.values() for word in lines.values()]
     room = max((draw.width_of(word, SMALL) + 0.14 for word in words), default=0.0)
-    ticks = MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]).tick_values(0, most / size)
+    ticks = draw.round_ticks(4).tick_values(0, most / size)
     label = max(draw.width_of(draw.number(tick), SMALL) for tick in ticks)
     left = MARGIN + label + 0.14
     width = WIDTH - MARGIN - room - left
@@ -290,7 +290,7 @@ def memory_over_time(
         axis.set_xlim(0, end / length or 1.0)
         axis.set_ylim(0, most / size * 1.16)
         axis.set_yticks([tick for tick in ticks if tick <= most / size * 1.16])
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
+        axis.xaxis.set_major_locator(draw.round_ticks(8))
         axis.grid(axis="y", color="#E3E3E3", linewidth=0.8)
         axis.set_axisbelow(True)
         for number, (span, start, stop) in enumerate(curve.spans):
@@ -611,7 +611,6 @@ def fsdp_schedule(
     found = _events(events)
     origin = min(event.start for event in found)
     span = max(event.stop for event in found) - origin
-    unit, size = draw.unit_of(span)
     lanes = {
         name: _lanes([event for event in found if belongs(event.kind)])
         for name, belongs in _LANES.items()
@@ -625,18 +624,14 @@ def fsdp_schedule(
     totals = {name: _seconds(sum(rows, [])) for name, rows in lanes.items()}
     names = [*lanes, *whole]
     label = 0.16 + min(max(draw.width_of(name, SMALL, "bold") for name in names), 1.4)
-    room = 0.12 + max(draw.width_of(_said(total), SMALL) for total in totals.values())
+    room = 0.12 + max(
+        draw.width_of(duration(total), SMALL) for total in totals.values()
+    )
     left = MARGIN + label
     width = WIDTH - MARGIN - max(room, 0.6) - left
     top = height - 0.7
     bottom = 0.94
-    axis = draw.chart(picture, left, bottom, width, top - bottom)
-    axis.set_xlim(0, span / size or 1.0)
-    axis.set_yticks([])
-    axis.spines["left"].set_visible(False)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
-    axis.grid(axis="x", color="#E3E3E3", linewidth=0.8)
-    axis.set_axisbelow(True)
+    unit = draw.time_axis(picture, left, bottom, width, top - bottom, span)
     draw.write(board, left + width / 2, bottom - 0.38, f"time ({unit})", ha="center")
     draw.write(board, WIDTH - MARGIN, top + 0.12, "in all", ha="right", weight="bold")
     inch = width / (span or 1.0)
@@ -654,7 +649,7 @@ def fsdp_schedule(
         y -= 0.1
         middle = y - len(its_rows) * _LANE / 2
         draw.write(board, MARGIN, middle, name, weight="bold")
-        draw.write(board, WIDTH - MARGIN, middle, _said(totals[name]), ha="right")
+        draw.write(board, WIDTH - MARGIN, middle, duration(totals[name]), ha="right")
         for row in its_rows:
             y -= _LANE
             for event in row:
@@ -756,11 +751,7 @@ def _seconds(events: Iterable[_Event]) -> float:
 
 
 def _merged(events: Iterable[_Event]) -> list[tuple[float, float]]:
-    return overlap._merged(overlap._Part(*event) for event in events)
-
-
-def _said(seconds: float) -> str:
-    return draw.duration(seconds) if seconds else "0 s"
+    return overlap._merged(ranks.Interval(*event) for event in events)
 
 
 def _schedule_words(
@@ -784,10 +775,10 @@ def _schedule_words(
     ]
     most = max(itertools.accumulate((c for _, c in sorted(moments)), initial=0))
     share = f"{100 * exposed / span:.3g}" if span else "0"
-    said = ", ".join(f"{name} {_said(total)}" for name, total in totals.items())
+    said = ", ".join(f"{name} {duration(total)}" for name, total in totals.items())
     words = (
-        f"{title.rstrip('.')}. {_said(span)} in all: {said}; {_said(exposed)} of the "
-        f"communication exposed ({share} % of the step)."
+        f"{title.rstrip('.')}. {duration(span)} in all: {said}; {duration(exposed)} of "
+        f"the communication exposed ({share} % of the step)."
     )
     if whole:
         words += (

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from matplotlib.ticker import MaxNLocator
-
 from course_utils import costs
 from course_utils.pictures import draw
 from course_utils.pictures.draw import (
@@ -20,21 +18,14 @@ from course_utils.pictures.draw import (
     VERMILLION,
     WIDTH,
     Picture,
+    duration,
 )
+from course_utils.pictures.ranks import Interval, checked
 
 if TYPE_CHECKING:
     from course_utils.simulator import Step
 
 # --- computing and communication at the same time -----------------------------------
-
-
-class _Part(NamedTuple):
-    """What went on from `start` to `stop`, in seconds."""
-
-    start: float
-    stop: float
-    label: str
-    kind: str
 
 
 _COMPUTING: dict[str, dict[str, Any]] = {
@@ -85,7 +76,6 @@ def overlap(
     every = [part for row in rows.values() for part in row]
     origin = min(part.start for part in every)
     span = max(part.stop for part in every) - origin
-    unit, size = draw.unit_of(span)
     shares = {name: _shares(row) for name, row in rows.items()}
     lanes = {name: _in_lanes(row, 8 // len(rows)) for name, row in rows.items()}
     tall = {
@@ -95,24 +85,18 @@ def overlap(
     picture, board = draw.board(height, title)
     names = (*rows, "communication")
     label = 0.16 + min(max(draw.width_of(name, SMALL, "bold") for name in names), 1.6)
-    totals = [_said(part) for share in shares.values() for part in share]
+    totals = [duration(part) for share in shares.values() for part in share]
     room = 0.1 + max(draw.width_of(text, SMALL, "bold") for text in (*totals, "in all"))
     left = MARGIN + label
     width = WIDTH - MARGIN - room - left
     top, bottom = height - 0.72, height - 0.72 - sum(tall.values())
-    axis = draw.chart(picture, left, bottom, width, top - bottom)
-    axis.set_xlim(0, span / size or 1.0)
-    axis.set_yticks([])
-    axis.spines["left"].set_visible(False)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
-    axis.grid(axis="x", color="#E3E3E3", linewidth=0.8)
-    axis.set_axisbelow(True)
+    unit = draw.time_axis(picture, left, bottom, width, top - bottom, span)
     draw.write(board, left + width / 2, bottom - 0.38, f"time ({unit})", ha="center")
     looks = {"ha": "right", "weight": "bold"}
     draw.write(board, WIDTH - MARGIN, top + 0.12, "in all", **looks)
     inch = width / (span or 1.0)
 
-    def place(part: _Part) -> tuple[float, float]:
+    def place(part: Interval) -> tuple[float, float]:
         return (
             left + (part.start - origin) * inch,
             max((part.stop - part.start) * inch, 0.02),
@@ -132,7 +116,7 @@ def overlap(
         for word, lines, seconds in groups:
             middle = y - len(lines) * _LANE / 2
             draw.write(board, MARGIN, middle, word, color=QUIET)
-            draw.write(board, WIDTH - MARGIN, middle, _said(seconds), ha="right")
+            draw.write(board, WIDTH - MARGIN, middle, duration(seconds), ha="right")
             written = _labels([part for line in lines for part in line], inch)
             for line in lines:
                 y -= _LANE
@@ -148,16 +132,16 @@ def overlap(
         samples.append(("exposed", _EXPOSED))
     draw.key(board, 0.25, samples)
     said = "; ".join(
-        f"{name}: computing {_said(share.computing)}, communication "
-        f"{_said(share.communication)} in "
+        f"{name}: computing {duration(share.computing)}, communication "
+        f"{duration(share.communication)} in "
         f"{draw.count(sum(p.kind == 'communicate' for p in rows[name]), 'all-reduce')}"
         f", of "
-        f"which {_said(share.exposed)} exposed "
+        f"which {duration(share.exposed)} exposed "
         f"({_percent(share.exposed, span)} of the step)"
         for name, share in shares.items()
     )
     picture.summary = (
-        f"{title.rstrip('.')}. {_said(span)} in all. {draw.sentence(said)}"
+        f"{title.rstrip('.')}. {duration(span)} in all. {draw.sentence(said)}"
     )
     return picture
 
@@ -192,34 +176,16 @@ class _Shares(NamedTuple):
     exposed: float
 
 
-def _parts(values: Iterable[tuple], name: int | str) -> list[_Part]:
+def _parts(values: Iterable[tuple], name: int | str) -> list[Interval]:
     """The intervals of a rank in order of time, checked."""
     who = name if isinstance(name, str) else f"rank {name}"
-    parts = []
-    for value in values:
-        try:
-            start, stop, label, kind = value
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"An interval of {who} is {value!r}: expected (start, stop, label, "
-                "kind)."
-            ) from None
-        if kind not in _KINDS:
-            kinds = draw.listed(map(repr, _KINDS))
-            raise ValueError(f"The kind {kind!r} of {who} is unknown: use {kinds}.")
-        start = draw.finite(start, f"The start of {label!r} on {who}")
-        stop = draw.finite(stop, f"The stop of {label!r} on {who}")
-        if stop < start:
-            raise ValueError(
-                f"{label!r} on {who} ends at {stop}, before it starts at {start}."
-            )
-        parts.append(_Part(start, stop, str(label), kind))
+    parts = [checked(value, who, _KINDS) for value in values]
     if not any(part.kind in _COMPUTING for part in parts):
         raise ValueError(f"There is no computing of {who}: nothing hides anything.")
     return sorted(parts)
 
 
-def _merged(parts: Iterable[_Part]) -> list[tuple[float, float]]:
+def _merged(parts: Iterable[Interval]) -> list[tuple[float, float]]:
     """The times in which at least one of the parts goes on."""
     merged: list[tuple[float, float]] = []
     for part in sorted(parts):
@@ -230,7 +196,7 @@ def _merged(parts: Iterable[_Part]) -> list[tuple[float, float]]:
     return merged
 
 
-def _exposed(row: Sequence[_Part]) -> list[_Part]:
+def _exposed(row: Sequence[Interval]) -> list[Interval]:
     """The times in which a rank communicates and does not compute."""
     computing = _merged(part for part in row if part.kind in _COMPUTING)
     exposed = []
@@ -242,10 +208,10 @@ def _exposed(row: Sequence[_Part]) -> list[_Part]:
                 start = max(start, free)
         if start < stop:
             exposed.append((start, stop))
-    return [_Part(start, stop, "exposed", "exposed") for start, stop in exposed]
+    return [Interval(start, stop, "exposed", "exposed") for start, stop in exposed]
 
 
-def _shares(row: Sequence[_Part]) -> _Shares:
+def _shares(row: Sequence[Interval]) -> _Shares:
     def total(intervals: Iterable[tuple[float, float]]) -> float:
         return sum(stop - start for start, stop in intervals)
 
@@ -256,12 +222,12 @@ def _shares(row: Sequence[_Part]) -> _Shares:
     )
 
 
-def _in_lanes(row: Sequence[_Part], most: int) -> list[list[_Part]]:
+def _in_lanes(row: Sequence[Interval], most: int) -> list[list[Interval]]:
     """The communication of a rank, in as many lanes as go on at the same time.
 
     Where there are more, those of the last lane are drawn as one.
     """
-    lanes: list[list[_Part]] = []
+    lanes: list[list[Interval]] = []
     for part in row:
         if part.kind != "communicate":
             continue
@@ -277,7 +243,7 @@ def _in_lanes(row: Sequence[_Part], most: int) -> list[list[_Part]]:
     return lanes
 
 
-def _labels(parts: Sequence[_Part], inch: float) -> dict[_Part, str]:
+def _labels(parts: Sequence[Interval], inch: float) -> dict[Interval, str]:
     """What is written on each part. Those of a kind all have a label, or none has one.
 
     `inch` is the width of a second.
@@ -301,10 +267,6 @@ def _labels(parts: Sequence[_Part], inch: float) -> dict[_Part, str]:
                 written |= dict(zip(alike, labels, strict=True))
                 break
     return written
-
-
-def _said(seconds: float) -> str:
-    return draw.duration(seconds) if seconds else "0 s"
 
 
 def _percent(part: float, whole: float) -> str:

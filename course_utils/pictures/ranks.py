@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from matplotlib.ticker import MaxNLocator
-
 from course_utils.pictures import draw
 from course_utils.pictures.draw import (
     BLUE,
@@ -71,7 +69,10 @@ def timeline(
             more than 16 ranks.
     """
     ranks = dict(events if isinstance(events, Mapping) else enumerate(events))
-    rows = {rank: [_interval(i, rank) for i in ranks[rank]] for rank in ranks}
+    rows = {
+        rank: [checked(i, f"rank {rank}", _KINDS) for i in ranks[rank]]
+        for rank in ranks
+    }
     every = [interval for row in rows.values() for interval in row]
     if not every:
         raise ValueError("There is nothing to draw: no rank has an interval.")
@@ -82,7 +83,6 @@ def timeline(
         )
     origin = min(interval.start for interval in every)
     span = max(interval.stop for interval in every) - origin
-    unit, size = draw.unit_of(span)
     step = min(0.5, 2.85 / len(rows))
     height = 1.65 + step * len(rows)
     picture, board = draw.board(height, title)
@@ -90,13 +90,9 @@ def timeline(
     left, width = MARGIN + label, WIDTH - 2 * MARGIN - label - 0.1
     top = height - 0.6
     bottom = top - step * len(rows)
-    axis = draw.chart(picture, left, bottom - 0.06, width, top - bottom + 0.06)
-    axis.set_xlim(0, span / size or 1.0)
-    axis.set_yticks([])
-    axis.spines["left"].set_visible(False)
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
-    axis.grid(axis="x", color="#E3E3E3", linewidth=0.8)
-    axis.set_axisbelow(True)
+    unit = draw.time_axis(
+        picture, left, bottom - 0.06, width, top - bottom + 0.06, span
+    )
     draw.write(board, left + width / 2, bottom - 0.42, f"time ({unit})", ha="center")
     inch = width / (span or 1.0)
     for place, (rank, row) in enumerate(rows.items()):
@@ -117,22 +113,22 @@ def timeline(
     return picture
 
 
-def _interval(values: tuple, rank: int) -> Interval:
+def checked(values: tuple, who: str, known: Iterable[str]) -> Interval:
+    """An interval of one row, if it is one of a known kind."""
     try:
         start, stop, label, kind = values
     except (TypeError, ValueError):
         raise ValueError(
-            f"An interval of rank {rank} is {values!r}: expected (start, stop, label, "
-            "kind)."
+            f"An interval of {who} is {values!r}: expected (start, stop, label, kind)."
         ) from None
-    if kind not in _KINDS:
-        kinds = draw.listed(map(repr, _KINDS))
-        raise ValueError(f"The kind {kind!r} of rank {rank} is unknown: use {kinds}.")
-    start = draw.finite(start, f"The start of {label!r} on rank {rank}")
-    stop = draw.finite(stop, f"The stop of {label!r} on rank {rank}")
+    if kind not in known:
+        kinds = draw.listed(map(repr, known))
+        raise ValueError(f"The kind {kind!r} of {who} is unknown: use {kinds}.")
+    start = draw.finite(start, f"The start of {label!r} on {who}")
+    stop = draw.finite(stop, f"The stop of {label!r} on {who}")
     if stop < start:
         raise ValueError(
-            f"{label!r} on rank {rank} ends at {stop}, before it starts at {start}."
+            f"{label!r} on {who} ends at {stop}, before it starts at {start}."
         )
     return Interval(start, stop, str(label), kind)
 

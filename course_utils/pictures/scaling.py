@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from course_utils.pictures import draw
 from course_utils.pictures.draw import (
@@ -262,7 +261,7 @@ def _ratio_ticks(axis: Axes) -> None:
     if high < 6 * low:
         axis.set_yscale("linear")
         axis.set_ylim(low, high)
-        axis.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+        axis.yaxis.set_major_locator(draw.round_ticks(5))
         axis.yaxis.set_major_formatter(lambda ratio, _: f"{draw.number(ratio, 3)}×")
 
 

@@ -263,7 +263,7 @@ def _panel(axis: Axes, lines: Mapping[str, _Line], *, log: bool = False) -> None
     else:
         room = 0.08 * (high - low) or 0.08 * abs(high) or 1.0
         axis.set_ylim(low - room, high + room)
-        axis.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+        axis.yaxis.set_major_locator(draw.round_ticks(6))
     xs = [x for line in lines.values() for x in line.xs]
     room = 0.06 * (max(xs) - min(xs)) or 0.5
     axis.set_xlim(min(xs) - room, max(xs) + room)

@@ -95,10 +95,6 @@ class VirtualGPUs(Machine):
         """Did they step aside, because this machine has that many real GPUs?"""
         return self._aside
 
-    @property
-    def is_on(self) -> bool:
-        return machine.active is self
-
     def __repr__(self) -> str:
         state = "aside" if self._aside else "on" if machine.active is self else "off"
         return f"<{self.n} virtual GPU(s), {state}>"
