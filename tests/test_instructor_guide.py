@@ -201,6 +201,93 @@ def test_work_and_breaks_are_as_the_plan_says(title):
     assert (int(said[1]), int(said[2])) == (work, breaks)
 
 
+@pytest.mark.parametrize("title", ["Half a day", "One day", "Two days"])
+def test_the_clock_of_a_plan_is_that_of_its_rows(title):
+    (heading,) = [t for t in titles_of_plans() if t.startswith(title)]
+    text = " ".join(section(heading).split())
+    said = set(re.findall(r"\d+:\d\d", text[text.index("**From 9:00:**") + 12 :]))
+    lunches, breaks, ends = set(), set(), set()
+    for day in days_of(heading):
+        now = 9 * 60
+        for row in plan(day):
+            if row.lesson is None:
+                (lunches if row.minutes == 60 else breaks).add(clock(now))
+            now += row.minutes
+        ends.add(clock(now))
+    # Of two days the breaks would be too many for a sentence.
+    assert said == lunches | ends | (breaks if title != "Two days" else set())
+
+
+def test_lessons_that_a_plan_goes_back_to_after_build_are_named():
+    back = set()
+    for day in days():
+        built = set()
+        for row in filter(lambda row: row.lesson, plan(day)):
+            cells = cells_of(row.lesson.notebook)
+            code = [source(cell) for cell in cells if cell["cell_type"] == "code"]
+            names = list(parts_of(row.lesson.notebook))
+            before_build = set(
+                names[: names.index("Build")] if "Build" in names else ()
+            )
+            if row.lesson in built and before_build & set(row.sections):
+                back.add(row.lesson.number)
+            if "Build" in row.sections and "ranks.close()" in code:
+                built.add(row.lesson)
+    said = re.search(r"in (\d\d(?:, \d\d)* and \d\d) some plans go back", flowing(TEXT))
+    assert re.findall(r"\d\d", said[1]) == sorted(back)
+
+
+def flowing(text: str) -> str:
+    return " ".join(text.split())
+
+
+def clock(minutes: int) -> str:
+    return f"{minutes // 60}:{minutes % 60:02}"
+
+
+def test_what_to_leave_out_when_late_is_in_the_plans():
+    late = section("Who needs something else").partition("**Late?**")[2]
+    late = " ".join(late.split())
+    parts = re.split(r"\*(Half a day|One day|Two days):\*", late)[1:]
+    assert parts[::2] == ["Half a day", "One day", "Two days"]
+    for title, text in zip(parts[::2], parts[1::2], strict=True):
+        (heading,) = [t for t in titles_of_plans() if t.startswith(title)]
+        rows = [row for day in days_of(heading) for row in plan(day)]
+        named = [name for name, _ in LINK.findall(text)]
+        left_out = [row for row in rows if set(row.sections) & set(named)]
+        assert len(named) == len(left_out) > 0, title
+        assert not any(ids_in(row.done) for row in left_out), "tasks are kept"
+        if said := re.search(r"(\d+) minutes together", text):
+            assert sum(row.minutes for row in left_out) == int(said[1])
+
+
+@cache
+def minutes_of_tasks() -> dict[str, int]:
+    """Task -> its minutes, by the stars of its heading, as "The pace" has them."""
+    pace = " ".join(section("The pace").replace("\\", "").split())
+    words = {"five": 5, "eight": 8, "twelve": 12}
+    said = re.findall(r"\((\*+)\) (\w+)", pace)
+    minutes = {len(stars): words[word] for stars, word in said}
+    assert len(minutes) == 3
+    found = {}
+    for lesson in LESSONS:
+        for cell in cells_of(lesson.solution):
+            text = source(cell)
+            if heading := re.search(r"^## .*\(([*\\]+)\)$", text, re.MULTILINE):
+                stars = heading[1].count("*")
+            for task in re.findall(r"^check\(\"([^\"]+)\"", text, re.MULTILINE):
+                found[task] = minutes[stars]
+    assert set(found) == {task for lesson in LESSONS for task in lesson.tasks}
+    return found
+
+
+@pytest.mark.parametrize("title", days())
+def test_there_is_time_for_the_tasks_that_all_solve(title):
+    for row in plan(title):
+        tasks = ids_in(row.done.partition("the quick ones")[0])
+        assert sum(minutes_of_tasks()[task] for task in tasks) <= row.minutes, row
+
+
 def days_of(heading: str) -> list[str]:
     own = [t for _, t in HEADING.findall(section(heading)) if t in titles_of_plans()]
     return own or [heading]

@@ -230,6 +230,12 @@ def split_for_chunk(stages, devices, batch, micro_batches):
     return torch.cat([through(stages, devices, part) for part in parts])
 
 
+@ANSWERS.wrong(MICRO, "wrong", "There are more micro-batches than asked for.")
+def rounded_down(stages, devices, batch, micro_batches):
+    parts = batch.split(len(batch) // micro_batches)
+    return torch.cat([through(stages, devices, part) for part in parts])
+
+
 @ANSWERS.wrong(MICRO, "wrong", "Some rows were never computed.")
 def dropped_the_rest(stages, devices, batch, micro_batches):
     rows = len(batch) // micro_batches

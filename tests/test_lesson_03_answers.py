@@ -72,6 +72,20 @@ def not_transposed(inputs, target_gpus, dim=0):
     return tensors_only(inputs, target_gpus, dim)
 
 
+@ANSWERS.wrong("03.scatter", "wrong", "so `zip` gives nothing")
+def nothing_for_an_empty_tuple(inputs, target_gpus, dim=0):
+    if isinstance(inputs, torch.Tensor):
+        return tensors_only(inputs, target_gpus, dim)
+    if isinstance(inputs, dict):
+        values = tuple(inputs.values())
+        parts = nothing_for_an_empty_tuple(values, target_gpus, dim)
+        return [dict(zip(inputs, part, strict=True)) for part in parts]
+    if isinstance(inputs, (tuple, list)):
+        items = [nothing_for_an_empty_tuple(i, target_gpus, dim) for i in inputs]
+        return [type(inputs)(part) for part in zip(*items, strict=False)]
+    return [inputs] * len(target_gpus)
+
+
 @ANSWERS.wrong("03.scatter", "wrong", "a list for a list")
 def always_tuples(inputs, target_gpus, dim=0):
     if isinstance(inputs, (tuple, list)):
@@ -218,6 +232,21 @@ def mean_of_numbers(outputs, target_device, dim=0):
         if dim == 0
         else torch.cat([output.to(target_device) for output in outputs], dim)
     )
+
+
+@ANSWERS.wrong("03.gather", "wrong", "take a number out of the graph")
+def items_of_numbers(outputs, target_device, dim=0):
+    if isinstance(outputs[0], torch.Tensor) and outputs[0].dim() == 0:
+        losses = [output.item() for output in outputs]
+        return torch.tensor(losses, device=f"cuda:{target_device}")
+    return mean_of_numbers(outputs, target_device, dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "on another device than `target_device`")
+def numbers_on_the_cpu(outputs, target_device, dim=0):
+    if isinstance(outputs[0], torch.Tensor) and outputs[0].dim() == 0:
+        return torch.stack([output.cpu() for output in outputs])
+    return mean_of_numbers(outputs, target_device, dim)
 
 
 @ANSWERS.wrong("03.gather", "wrong", "a tuple for tuples, a list for lists")
@@ -678,6 +707,15 @@ def gathered_on_gpu_0(module, inputs, device_ids, output_device=None):
     replicas = parallel.replicate(module, used)
     outputs = parallel.parallel_apply(replicas, parts, devices=used)
     return parallel.gather(outputs, output_device or 0)
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "0 counts as false in Python")
+def zero_is_false(module, inputs, device_ids, output_device=None):
+    parts = parallel.scatter(inputs, device_ids)
+    used = device_ids[: len(parts)]
+    replicas = parallel.replicate(module, used)
+    outputs = parallel.parallel_apply(replicas, parts, devices=used)
+    return parallel.gather(outputs, output_device or device_ids[0])
 
 
 @ANSWERS.wrong("03.data_parallel", "wrong", "They are not added and not averaged.")

@@ -66,7 +66,7 @@ def with_the_rank(worker, n):
     mp.spawn(worker, args=(0, n), nprocs=n)
 
 
-@ANSWERS.wrong("04.spot_the_tuple", "crashed", "takes 3 positional arguments but 4")
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "takes 2 arguments, but it got 3")
 def twice_the_number(worker, n):
     mp.spawn(worker, args=(n, n), nprocs=n)
 
@@ -297,6 +297,15 @@ def all_send_first(tensor):
     rank, n = me()
     if n == 1:
         return tensor.clone()
+    received = torch.empty_like(tensor)
+    dist.send(tensor, (rank + 1) % n)
+    dist.recv(received, (rank - 1) % n)
+    return received
+
+
+@ANSWERS.wrong("04.exchange", "stuck", "If all send first, nobody receives.")
+def all_send_first_without_a_case_for_one(tensor):
+    rank, n = me()
     received = torch.empty_like(tensor)
     dist.send(tensor, (rank + 1) % n)
     dist.recv(received, (rank - 1) % n)

@@ -1,5 +1,6 @@
 """The pipelines from scratch: equal to the plain model, in the schedule of GPipe."""
 
+import contextlib
 import doctest
 import subprocess
 import sys
@@ -51,6 +52,18 @@ def test_micro_batches_cover_the_batch(rows, parts):
     batch = torch.arange(rows * 2.0).view(rows, 2)
     assert torch.equal(model(batch), batch)
     assert seen == parts
+
+
+def test_every_piece_of_work_is_named_after_its_micro_batch():
+    names = []
+
+    def label(name):
+        names.append(name)
+        return contextlib.nullcontext()
+
+    stages = [nn.Identity(), nn.Identity()]
+    GPipe(stages, ["cpu"] * 2, micro_batches=2, label=label)(torch.ones(4, 1))
+    assert names == [f"micro-batch {i}" for i in (0, 0, 1, 1)]
 
 
 def test_an_empty_batch_gives_an_empty_output():

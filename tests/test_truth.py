@@ -80,8 +80,6 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("04", "bandwidth-md", "0.875"): costs.bus_bandwidth_factor("all_gather", 8),
     ("04", "real-table", "0.1 ms"): 1e3 * 32 * 1024 / 0.33e9,
     ("04", "real-table", "0.16 ms"): 1e3 * 1024**2 / 6.44e9,
-    ("04", "collectives-worker-md", "4 KiB"): 4096,
-    ("04", "collectives-worker-md", "64 KiB"): 4096 * 16,
     ("04", "04.tree_steps", "512"): 2**9,
     ("05", "batch-explain", "126"): 3 * 42,
     ("05", "sum-explain", "2.3"): math.log(10),
@@ -114,7 +112,7 @@ STATED: dict[tuple[str, str, str], str] = {
     ("02", "memory-explain", "224"): "torchvision's ResNet50_Weights crop to it",
     ("05", "alone-md", "1,440"): "course_utils/data.py: the split of 1,797 digits",
     ("05", "alone-md", "357"): "course_utils/data.py: the split of 1,797 digits",
-    ("08", "states-explain", "80 GB"): "NVIDIA's data sheet, as in costs.CARDS",
+    ("08", "title", "80 GB"): "NVIDIA's data sheet, as in costs.CARDS",
     ("08", "meta-md", "70 billion"): "an example: no model is meant",
 }
 

@@ -95,14 +95,14 @@ def run_split(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
     sent = copies(gpus)
     output.square().mean().backward()
     return {
-        "layers on": [
+        "GPU of each layer": [
             "nowhere"
             if found[f"{k}.0.weight"] is None
             else str(found[f"{k}.0.weight"].device)
             for k in range(layers)
         ],
         "copies": sent,
-        "output on": str(output.device),
+        "GPU of the output": str(output.device),
         "output": output,
         "gradients": joined(None if p is None else p.grad for p in found.values()),
     }
@@ -124,12 +124,12 @@ def expect_split(case: dict[str, int]) -> dict[str, Any]:
     """What the model must do, whatever cut the learner has chosen."""
     layers, rows = case.values()
     return {
-        "layers on": Such(
+        "GPU of each layer": Such(
             "first some layers on cuda:0, then some on cuda:1, then some on cuda:2",
             is_in_order,
         ),
         "copies": ["cpu -> cuda:0", "cuda:0 -> cuda:1", "cuda:1 -> cuda:2"],
-        "output on": "cuda:2",
+        "GPU of the output": "cuda:2",
         **expected_run(a_row_of_layers(layers), a_batch(rows)),
     }
 
@@ -145,24 +145,24 @@ SPLIT_OVER_THREE = Task(
     mistakes=(
         FORGOT_RETURN,
         Mistake(
-            when=lambda attempt: "nowhere" in attempt.got["layers on"],
+            when=lambda attempt: "nowhere" in attempt.got["GPU of each layer"],
             says="`model.parameters()` does not find all layers, so no optimizer would "
             "train them. A plain list hides modules from PyTorch: keep the parts as "
             "attributes (`self.first = ...`), in an nn.ModuleList, or leave them in "
             "`layers` and keep that.",
         ),
         Mistake(
-            when=lambda attempt: "cpu" in attempt.got["layers on"],
+            when=lambda attempt: "cpu" in attempt.got["GPU of each layer"],
             says="Some layers are still on the CPU. Moving a module is "
             '`module.to("cuda:0")`.',
         ),
         Mistake(
-            when=lambda attempt: len(set(attempt.got["layers on"])) < 3,
+            when=lambda attempt: len(set(attempt.got["GPU of each layer"])) < 3,
             says="Not every GPU has a layer. There are at least three layers: each GPU "
             "gets one or more, whatever their number is.",
         ),
         Mistake(
-            when=lambda attempt: not is_in_order(attempt.got["layers on"]),
+            when=lambda attempt: not is_in_order(attempt.got["GPU of each layer"]),
             says="Neighbours should stay together: each time the next layer is on "
             "another GPU, the activations must be copied. With one cut between two "
             "GPUs there are two copies.",
@@ -170,13 +170,13 @@ SPLIT_OVER_THREE = Task(
         Mistake(
             when=lambda attempt: (
                 "cpu" in "".join(attempt.got["copies"][1:])
-                and is_in_order(attempt.got["layers on"])
+                and is_in_order(attempt.got["GPU of each layer"])
             ),
             says='The activations take a detour over the CPU. `x.to("cuda:1")` goes '
             "from GPU to GPU.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got["output on"] != "cuda:2",
+            when=lambda attempt: attempt.got["GPU of the output"] != "cuda:2",
             says="The output should stay where it was computed, on cuda:2. The loss is "
             "computed there.",
         ),
@@ -275,7 +275,7 @@ def run_micro_batches(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str,
     output.square().mean().backward()
     return {
         "rows of each micro-batch": seen,
-        "output on": str(output.device),
+        "GPU of the output": str(output.device),
         "output": output,
         "gradients": gradients_of(nn.ModuleList(parts)),
         "over the CPU": over_the_cpu,
@@ -300,7 +300,7 @@ def expect_micro_batches(case: dict[str, int]) -> dict[str, Any]:
         "rows of each micro-batch": Such(
             f"for each stage at most {number}, of at most {most} rows", is_cut
         ),
-        "output on": f"cuda:{stages - 1}",
+        "GPU of the output": f"cuda:{stages - 1}",
         **expected_run(nn.Sequential(*parts), a_batch(rows)),
         "over the CPU": False,
         "GPUs at the same time": stages > 1 and micro_batches > 1,
@@ -376,7 +376,16 @@ MICRO_BATCHES = Task(
             says="Each stage must compute each row once.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got["output on"] == "cpu",
+            when=lambda attempt: (
+                len(attempt.got["rows of each micro-batch"][0])
+                > attempt.args[0]["micro_batches"]
+            ),
+            says="There are more micro-batches than asked for. The rows of each must "
+            "be rounded up: 7 rows in 3 micro-batches are 3 + 3 + 1, and with 7 // 3 "
+            "in each they would be four. `batch.chunk(micro_batches)` rounds up.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["GPU of the output"] == "cpu",
             says="The output should stay on the GPU of the last stage.",
         ),
         Mistake(

@@ -1,5 +1,6 @@
 """Lesson 03, data-parallel primitives: the tasks of its exercise."""
 
+import functools
 import operator
 import threading
 import time
@@ -9,10 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils.checks.devices import on_gpus
-from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.mistakes import says, wrong_in
 from course_utils.checks.task import Mistake, Task
 
+in_eighths = functools.partial(linear, divided_by=8)
 OURS = "course_utils.from_scratch.data_parallel"
 
 # ------------------------------------------------------------------ what tensors hold
@@ -218,6 +220,11 @@ SCATTER = Task(
             says="You cut along dimension 0. The third argument says which dimension.",
         ),
         Mistake(
+            when=lambda attempt: attempt.args[0] == (),
+            says="An empty tuple has no items to scatter, so `zip` gives nothing. Like "
+            "all that holds no tensor, it goes to every GPU as it is.",
+        ),
+        Mistake(
             when=lambda attempt: (
                 len(attempt.got["parts"]) != len(attempt.expected["parts"])
                 and isinstance(attempt.args[0], (tuple, list, dict))
@@ -338,6 +345,13 @@ def pieces_of(*rows):
 
 LOSSES = [torch.tensor(value) for value in (1.0, 2.5, 4.0)]
 
+
+def are_losses(attempt):
+    """Is each output a tensor without dimensions?"""
+    first = attempt.args[0][0]
+    return isinstance(first, torch.Tensor) and first.dim() == 0
+
+
 GATHER = Task(
     id="03.gather",
     title="Gather",
@@ -406,10 +420,15 @@ GATHER = Task(
             "is there already: `torch.cat`.",
         ),
         Mistake(
+            when=lambda attempt: are_losses(attempt) and wrong_in("gradients")(attempt),
+            says="The numbers are right, but the gradients do not find their way back "
+            "to the losses. `.item()`, `float(...)` and `torch.tensor(...)` take a "
+            "number out of the graph. Join the tensors themselves: `torch.stack`.",
+        ),
+        Mistake(
             when=lambda attempt: (
-                attempt.args[0] is LOSSES
-                or isinstance(attempt.args[0][0], torch.Tensor)
-                and attempt.args[0][0].dim() == 0
+                are_losses(attempt)
+                and (attempt.error or not wrong_in("device")(attempt))
             ),
             says="Return all the losses, as a vector with one number for each GPU. The "
             "caller decides what to make of them, usually `.mean()`.",
@@ -456,13 +475,13 @@ class Network(nn.Module):
 
     def __init__(self, kind):
         super().__init__()
-        self.first = linear(3, 3, seed=1)
-        self.last = linear(3, 3, seed=2)
+        self.first = in_eighths(3, 3, seed=1)
+        self.last = in_eighths(3, 3, seed=2)
         if kind == SHARED:
             self.last.weight = self.first.weight
-        self.twice = nn.Sequential(linear(3, 3, seed=3))
+        self.twice = nn.Sequential(in_eighths(3, 3, seed=3))
         self.again = self.twice if kind == SHARED else None
-        self.frozen = linear(3, 3, seed=4)
+        self.frozen = in_eighths(3, 3, seed=4)
         self.frozen.requires_grad_(kind != SHARED)
         self.register_buffer("scale", torch.tensor(0.5) if kind != PLAIN else None)
         self.register_buffer("rows", torch.tensor(0) if kind != PLAIN else None)
@@ -478,15 +497,6 @@ class Network(nn.Module):
 
 PLAIN, BUFFERS = "a network of linear layers", "a network with buffers"
 SHARED = "a network with shared weights"
-
-
-def linear(inputs, outputs, seed):
-    """A linear layer with small whole numbers, the same in every process."""
-    layer = nn.Linear(inputs, outputs)
-    with torch.no_grad():
-        layer.weight.copy_(whole_numbers((outputs, inputs), seed) / 8)
-        layer.bias.copy_(whole_numbers((outputs,), seed) / 8)
-    return layer
 
 
 def gradients_of(network):
@@ -870,8 +880,8 @@ class Noting(nn.Module):
 
     def __init__(self, as_dict=False):
         super().__init__()
-        self.hidden = linear(3, 4, seed=1)
-        self.outer = linear(4, 2, seed=2)
+        self.hidden = in_eighths(3, 4, seed=1)
+        self.outer = in_eighths(4, 2, seed=2)
         self.register_buffer("scale", torch.tensor(0.5))
         self.as_dict = as_dict
 
@@ -941,6 +951,7 @@ DATA_PARALLEL = Task(
         (SIMPLE, "6 rows", [0], None),
         (PAIR, "7 rows", [0, 1, 2], 1),
         (DICT, "8 rows", [0, 1, 2], None),
+        (SIMPLE, "6 rows", [1, 0], 0),
     ),
     expect=data_paralleled,
     forbids=(
@@ -981,6 +992,16 @@ DATA_PARALLEL = Task(
             ),
             says="Without an output_device, the outputs are gathered on the first "
             "device of device_ids, which need not be cuda:0.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("device of the output")(attempt)
+                and attempt.args[3] == 0
+                and attempt.got["device of the output"] == f"cuda:{attempt.args[2][0]}"
+            ),
+            says="`output_device` is 0, and 0 counts as false in Python: with "
+            "`output_device or device_ids[0]` you get the first device. Ask `if "
+            "output_device is None`.",
         ),
         Mistake(
             when=wrong_in("device of the output"),
@@ -1033,7 +1054,7 @@ class Classifier(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer = linear(3, 4, seed=1)
+        self.layer = in_eighths(3, 4, seed=1)
 
     def forward(self, x):
         _rows_by_device.append((str(x.device), len(x)))

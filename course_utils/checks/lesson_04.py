@@ -143,8 +143,13 @@ class Note:
     def __init__(self, folder):
         self.folder = folder
 
-    def __call__(self, process, world_size):
-        note = (f"{process!r} {world_size!r}", os.getpid())
+    def __call__(self, *given):
+        if len(given) != 2:
+            raise TypeError(
+                f"worker(process, n) takes 2 arguments, but it got {len(given)}: "
+                f"{', '.join(map(repr, given))}"
+            )
+        note = ("{!r} {!r}".format(*given), os.getpid())
         handle, _ = tempfile.mkstemp(dir=self.folder)
         with open(handle, "wb") as file:
             pickle.dump(note, file)
@@ -214,7 +219,7 @@ SPOT_THE_TUPLE = Task(
             "comma.",
         ),
         Mistake(
-            when=says("takes 3 positional arguments but", "positional argument"),
+            when=says("worker(process, n) takes 2 arguments"),
             says="Count the arguments of the worker: spawn itself puts the number of "
             "the process first. `args` holds what comes after it: n, once.",
         ),
@@ -347,15 +352,20 @@ SPOT_THE_WAIT = Task(
 # ----------------------------------------------------------------------------- exchange
 
 
-def try_exchange(answer, tensor):
+def try_it(answer, tensor, what):
+    """Report on what comes of it, under this name, and whether it came by messages."""
     own = tensor.clone()
     with watched() as calls:
-        received = answer(tensor)
+        result = answer(tensor)
     return {
-        "received": received,
+        what: result,
         WAITED: all_waited_for(calls),
-        BY_MESSAGES: came_by_messages(calls, plain(received), own),
+        BY_MESSAGES: came_by_messages(calls, plain(result), own),
     }
+
+
+def try_exchange(answer, tensor):
+    return try_it(answer, tensor, "received")
 
 
 def exchanged(rank, inputs, distance=-1):
@@ -381,7 +391,8 @@ EXCHANGE = Task(
         ((100_000,), torch.float32),
     ),
     inputs=a_tensor,
-    world_sizes=(1, 2, 3, 5),
+    # One rank comes last: who is stuck in a circle of two must hear of that first.
+    world_sizes=(2, 3, 5, 1),
     expect=exchanged,
     forbids=OURS,
     instead="Use send and recv, or isend and irecv.",
@@ -446,14 +457,7 @@ EXCHANGE = Task(
 
 
 def try_all_reduce(answer, tensor):
-    own = tensor.clone()
-    with watched() as calls:
-        result = answer(tensor)
-    return {
-        "sum": result,
-        WAITED: all_waited_for(calls),
-        BY_MESSAGES: came_by_messages(calls, plain(result), own),
-    }
+    return try_it(answer, tensor, "sum")
 
 
 def returned(what):

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_utils.checks.compare import difference
-from course_utils.checks.inputs import whole_numbers
-from course_utils.checks.mistakes import right_but, says
+from course_utils.checks.inputs import linear, whole_numbers
+from course_utils.checks.mistakes import out_of_step, right_but, says
 from course_utils.checks.task import Mistake, Such, Task
 from course_utils.messages import put_back
 
@@ -425,15 +425,6 @@ NOT_FIRST = "a network with a layer that rank 0 does not use"
 ALL_FROZEN_BUT_ONE = "a network with one trained parameter"
 
 
-def linear(inputs, outputs, seed):
-    """A linear layer of small whole numbers, the same on every rank."""
-    layer = nn.Linear(inputs, outputs)
-    with torch.no_grad():
-        layer.weight.copy_(whole_numbers((outputs, inputs), seed))
-        layer.bias.copy_(whole_numbers((outputs,), seed))
-    return layer
-
-
 class Net(nn.Module):
     """Four linear steps, so that gradients are whole numbers on every rank."""
 
@@ -634,7 +625,7 @@ AVERAGE_GRADIENTS = Task(
     instead="`dist.all_reduce` adds up a tensor over the ranks.",
     mistakes=(
         Mistake(
-            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            when=out_of_step,
             says=ORDER,
         ),
         Mistake(

@@ -8,7 +8,8 @@ Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using 
 Parallelism", arXiv 1811.06965, section 2.2.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate
 
 import torch
@@ -99,6 +100,8 @@ class GPipe(ModelParallel):
     Args:
         stages, devices: As in `ModelParallel`.
         micro_batches: Into how many parts a batch is cut; at most one for each sample.
+        label: Called with the name of a micro-batch, such as "micro-batch 0", around
+            its work in a stage. As it is, the names are in PyTorch's profiles.
 
     Raises:
         ValueError: `micro_batches` is below 1.
@@ -109,17 +112,20 @@ class GPipe(ModelParallel):
         stages: Sequence[nn.Module],
         devices: Sequence[torch.device | str | int],
         micro_batches: int,
+        *,
+        label: Callable[[str], AbstractContextManager] = record_function,
     ) -> None:
         super().__init__(stages, devices)
         if micro_batches < 1:
             raise ValueError(f"micro_batches is {micro_batches}: expected 1 or more.")
         self.micro_batches = micro_batches
+        self.label = label
 
     def forward(self, x: Tensor) -> Tensor:
         """The output for a batch, on the last device, in the order of its samples."""
         parts = list(x.tensor_split(min(self.micro_batches, max(len(x), 1))))
         for tick in ticks(len(self.stages), len(parts)):
             for k, i in tick:
-                with record_function(f"micro-batch {i}"):  # its name in a profile
+                with self.label(f"micro-batch {i}"):
                     parts[i] = self.run_stage(k, parts[i])
         return torch.cat(parts)
