@@ -1,6 +1,5 @@
 """The pictures of lesson 04: what they say, and that what they draw is right."""
 
-import doctest
 import functools
 import itertools
 import math
@@ -169,10 +168,6 @@ def test_a_long_list_of_steps_is_shortened_in_the_summary():
     assert drawn("ring on 8").summary.endswith("7 to 0 (chunk 7); then 13 steps more.")
 
 
-def test_docstrings():
-    assert doctest.testmod(collectives) == (0, 1)
-
-
 # ---------------------------------------------------------------- before and after
 
 
@@ -245,25 +240,6 @@ def test_operations_of_torch():
         op = getattr(dist.ReduceOp, name)
         title = pictures.collective([1, 2], [3, 3], "all_reduce", op=op).summary
         assert title.startswith(f"all_reduce {name} on 2 ranks.")
-
-
-def test_table():
-    table = pictures.collective_table(*PARTIAL, op="SUM", root=0)
-    assert table.splitlines() == [
-        "reduce SUM on 3 ranks, root: rank 0",
-        "rank           before  after",
-        "rank 0 (root)  [1]     [6]",
-        "rank 1         [2]     [5]",
-        "rank 2         [3]     [3]",
-        "Only the root is promised the result: undefined on ranks 1 and 2.",
-    ]
-    table = pictures.collective_table([None, [[0.5], [2]]], [[0.5], [2]], "scatter")
-    assert table.splitlines() == [
-        "scatter on 2 ranks",
-        "rank    before        after",
-        "rank 0  nothing       [0.5]",
-        "rank 1  [[0.5], [2]]  [2]",
-    ]
 
 
 # ---------------------------------------------------------------- messages
@@ -383,11 +359,11 @@ ROW = measured("all_reduce")[0]
             "root is 2: expected one of [0, 1].",
         ),
         (
-            lambda: pictures.collective_table([1, 2], [3, 3], "reduce", group=[0, 5]),
+            lambda: pictures.collective([1, 2], [3, 3], "reduce", group=[0, 5]),
             "group is [0, 5]: expected ranks from 0 to 1.",
         ),
         (
-            lambda: pictures.collective_table([1], [3, 3], "reduce"),
+            lambda: pictures.collective([1], [3, 3], "reduce"),
             "before is of 1 rank, after of 2 ranks: give one entry a rank to both.",
         ),
         (

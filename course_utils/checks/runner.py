@@ -176,9 +176,8 @@ def _check_on_ranks(task: Task, answer: Any, packed: bytes) -> Outcome:
     elif len(sizes) == 1:
         text = f"It is right on {sizes[0]} ranks."
     else:
-        text = (
-            f"It is right on {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} ranks."
-        )
+        *others, most = map(str, sorted(sizes))
+        text = f"It is right on {', '.join(others)} and {most} ranks."
     return Outcome(task, "passed", (text, _compare(task)))
 
 

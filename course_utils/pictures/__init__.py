@@ -24,7 +24,6 @@ from course_utils.pictures.charts import (
 from course_utils.pictures.collectives import (
     collective,
     collective_bandwidth,
-    collective_table,
     message_steps,
 )
 from course_utils.pictures.devices import (
@@ -69,7 +68,6 @@ __all__ = [
     "bars",
     "collective",
     "collective_bandwidth",
-    "collective_table",
     "course_map",
     "data_parallel_steps",
     "ddp_buckets",

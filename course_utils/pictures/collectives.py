@@ -136,50 +136,6 @@ def collective(
     return picture
 
 
-def collective_table(
-    before: Sequence[object],
-    after: Sequence[object],
-    name: str,
-    *,
-    op: object = None,
-    root: int | None = None,
-    group: Sequence[int] | None = None,
-) -> str:
-    """The numbers of `collective` as a table of plain text, one line a rank.
-
-        >>> print(collective_table([[1], [3]], [[4], [4]], "all_reduce", op="SUM"))
-        all_reduce SUM on 2 ranks
-        rank    before  after
-        rank 0  [1]     [4]
-        rank 1  [3]     [4]
-
-    Args:
-        before: As for `collective`.
-        after: As for `collective`.
-        name: As for `collective`.
-        op: As for `collective`.
-        root: As for `collective`.
-        group: As for `collective`.
-
-    Raises:
-        ValueError: as for `collective`.
-    """
-    old, new, call = _checked(before, after, name, op, root, group)
-    lines = [("rank", "before", "after")]
-    for rank, (was, now) in enumerate(zip(old, new, strict=True)):
-        lines.append((call.name_of(rank), _in_words(was), _in_words(now)))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = [
-        "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True))
-        for line in lines
-    ]
-    title = call.title(len(old))
-    note = _undefined_in_words(_sources(old, new, call)).strip()
-    return "\n".join(
-        text.rstrip() for text in [title, *table, *([note] if note else ())]
-    )
-
-
 class _Call(NamedTuple):
     """A collective as it was called; `op` is "" where nothing is computed."""
 
