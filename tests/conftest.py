@@ -110,17 +110,24 @@ class Turns:
     def __init__(self, folder: str) -> None:
         self.doorway = open(os.path.join(folder, "doorway"), "w")
         self.room = open(os.path.join(folder, "room"), "w")
+        self.kept = False  # the lock, for the next test of `ALONE`
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Iterator[None]:
         alone = item.nodeid.startswith(ALONE)
-        fcntl.flock(self.doorway, fcntl.LOCK_EX)
-        fcntl.flock(self.room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(self.doorway, fcntl.LOCK_UN)
+        if not self.kept:
+            fcntl.flock(self.doorway, fcntl.LOCK_EX)
+            fcntl.flock(self.room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(self.doorway, fcntl.LOCK_UN)
         try:
             return (yield)
         finally:
-            fcntl.flock(self.room, fcntl.LOCK_UN)
+            # To wait for the others before each test of a file would take minutes.
+            self.kept = alone and nextitem and nextitem.nodeid.startswith(ALONE)
+            if not self.kept:
+                fcntl.flock(self.room, fcntl.LOCK_UN)
 
 
 class Times:

@@ -426,6 +426,23 @@ class SendsParameters(Right):
         self.requests.append(dist.all_reduce(parameter.data, async_op=True))
 
 
+@ANSWERS.wrong("06.async_ddp", "wrong", "the gradient is in its .grad")
+class SendsParametersAndForgetsTheList(Right):
+    def send(self, parameter):
+        self.requests.append(dist.all_reduce(parameter, async_op=True))
+
+    def finish(self):
+        for request in self.requests:
+            request.wait()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "did you average a copy")
+class AveragesACopy(Right):
+    def send(self, parameter):
+        copy = parameter.grad.clone() / dist.get_world_size()
+        self.requests.append(dist.all_reduce(copy, async_op=True))
+
+
 @ANSWERS.wrong("06.async_ddp", "wrong", "Did you reduce a copy")
 class ReducesACopy(Right):
     def send(self, parameter):

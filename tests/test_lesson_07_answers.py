@@ -500,6 +500,13 @@ def view_only(tensor):
     both_halves(tensor.view(-1).tensor_split(dist.get_world_size()))
 
 
+@ANSWERS.wrong("07.all_reduce", "crashed", "`reshape(-1)` of a column is a view")
+def reshaped(tensor):
+    flat = tensor.reshape(-1)
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat.view(tensor.shape))
+
+
 @ANSWERS.wrong("07.all_reduce", "wrong", "The result is right, but too much is sent.")
 def without_chunks(tensor):
     n, total = dist.get_world_size(), tensor.clone()

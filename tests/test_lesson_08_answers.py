@@ -231,7 +231,7 @@ class AView(Shard):
         return flat.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-@ANSWERS.wrong("08.flat_shard", "wrong", "keep the shapes only")
+@ANSWERS.wrong("08.flat_shard", "wrong", "Of the given tensors, keep the shapes only")
 class KeepsTheTensors(Shard):
     def __init__(self, tensors):
         super().__init__(tensors)

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from course_utils import costs
 from course_utils.checks.compare import difference
-from course_utils.checks.inputs import whole_numbers
-from course_utils.checks.mistakes import first_wrong, says, wrong_in
+from course_utils.checks.inputs import linear, whole_numbers
+from course_utils.checks.messages import NO_SUCH_RANK
+from course_utils.checks.mistakes import first_wrong, out_of_step, says, wrong_in
 from course_utils.checks.task import Mistake, Such, Task
 from course_utils.messages import put_back
 
 OURS = "course_utils.from_scratch.ddp"
-NO_RANK = says("there is no rank")
 DDP = "torch.nn.parallel.DistributedDataParallel"
 AVERAGES = (
     f"{OURS}.average_gradients",
@@ -36,15 +36,6 @@ WRAPPERS = (DDP, f"{OURS}.DDP", f"{OURS}.HookedDDP")
 
 
 MiB = 1 << 20
-
-
-def linear(inputs, outputs, seed, dtype=torch.float32):
-    """A linear layer of small whole numbers."""
-    layer = nn.Linear(inputs, outputs, dtype=dtype)
-    with torch.no_grad():
-        layer.weight.copy_(whole_numbers((outputs, inputs), seed))
-        layer.bias.copy_(whole_numbers((outputs,), seed))
-    return layer
 
 
 # --------------------------------------------------------------------- predict_bucket
@@ -301,12 +292,12 @@ BROADCAST_MODULE = Task(
         Mistake(
             when=lambda attempt: (
                 attempt.world_size == 1
-                and (attempt.error == "waiting" or NO_RANK(attempt))
+                and (attempt.error == "waiting" or NO_SUCH_RANK.when(attempt))
             ),
             says="With one rank there is no other to send to, and nothing to do.",
         ),
         Mistake(
-            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            when=out_of_step,
             says="`dist.broadcast` is called by every rank, also by those that "
             "receive.",
         ),
@@ -959,7 +950,8 @@ GRADIENTS = (
     Mistake(
         when=moved_parameters,
         says="The gradients are still each rank's own. What does the hook get, and "
-        "what does it send? It gets the *parameter*; the gradient is in its .grad.",
+        "what does it send? It gets the *parameter*; the gradient is in its .grad. (Or "
+        "did you average a copy, `clone()`, and leave .grad as it was?)",
     ),
     Mistake(
         when=gradients_like(combine=lambda rank: sum),
@@ -1030,7 +1022,7 @@ ASYNC_DDP = Task(
     where="ranks",
     run=try_wrapper,
     seconds=15.0,
-    world_sizes=(1, 2, 3),
+    world_sizes=(2, 3, 1),  # one rank alone hides what is sent
     cases=(
         (NET, NONE),
         (NET_FROZEN, NONE),
@@ -1090,7 +1082,7 @@ BUCKETED_DDP = Task(
     instead="Hooks, a flat tensor for each bucket, and `dist.all_reduce`.",
     mistakes=(
         Mistake(
-            when=lambda attempt: attempt.error in ("waiting", "CollectiveMismatch"),
+            when=out_of_step,
             says="The ranks have sent different buckets at the same time. Gradients "
             "get ready in another order on some ranks, so a bucket may be full early. "
             "It must wait until all buckets before it have been sent.",
@@ -1170,7 +1162,7 @@ SPOT_THE_HOOK = Task(
     where="ranks",
     run=try_wrapper,
     seconds=15.0,
-    world_sizes=(1, 2, 3),
+    world_sizes=(2, 3, 1),  # one rank alone hides what is sent
     cases=((NET, NONE), (NET_TIED, NONE), (NET, ZERO_OUT), (NET_TURNED, NEVER)),
     expect=wrapped_right,
     keeps_inputs=False,

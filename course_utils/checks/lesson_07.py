@@ -673,8 +673,9 @@ ALL_REDUCE = Task(
                 and attempt.got["bytes sent"] > 0
             ),
             says="Messages were sent, but the tensor is as it was. The work was done "
-            "on a copy (`contiguous()`, `reshape` and `flatten` make one where there "
-            "are gaps; `+` always does): write the result back, `tensor.copy_(...)`.",
+            "on a copy (`contiguous()` makes one where there are gaps, `reshape` and "
+            "`flatten` where they must, `+` always): write the result back, "
+            "`tensor.copy_(...)`.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -719,9 +720,10 @@ ALL_REDUCE = Task(
             "`tensor.contiguous().view(-1)`, and copy the result back.",
         ),
         Mistake(
-            when=says("must be contiguous", "non-contiguous", "overlapping and dense"),
+            when=says("be contiguous", "non-contiguous", "overlapping and dense"),
             says="A message must be without gaps. Work on `tensor.contiguous()`, and "
-            "copy the result back.",
+            "copy the result back. (`reshape(-1)` of a column is a view of it, with "
+            "all its gaps.)",
         ),
         Mistake(
             when=says("index out of range", "zero-dimensional", "at least a 1-d"),

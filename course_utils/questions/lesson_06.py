@@ -370,8 +370,9 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "06.scaling",
-        "From 16 to 1,024 GPUs the simulated efficiency of DDP falls from 99 % to "
-        "12 %, with the same tokens on each GPU and the same network. Why?",
+        "With one plain ring through all GPUs, the simulated efficiency of DDP falls "
+        "from 99 % on 16 GPUs to 12 % on 1,024, with the same tokens on each GPU and "
+        "the same network. Why?",
         [
             Choice(
                 "64 times as many gradients are added up, so each GPU sends 64 times "

@@ -164,7 +164,7 @@ QUESTIONS = lesson(
     SingleChoice(
         "07.ping_pong",
         "α and B are measured by ping-pong: two ranks send to each other, the others "
-        "wait. The machine has 2 cores. How long will a ring of 4 ranks really take, "
+        "wait. On a machine with 2 cores, how long will a ring of 4 ranks really take, "
         "compared with what the formula makes of these numbers?",
         [
             Choice(

@@ -13,28 +13,25 @@ QUESTIONS = lesson(
     "08",
     Number(
         "08.bytes",
-        "Weights and gradients in bfloat16. Adam, with a float32 copy of the weights. "
-        "How many bytes does training keep for each parameter, without activations?",
-        answer=16,
+        "Training in mixed precision with Adam keeps 16 bytes for each parameter, "
+        "without activations. Weight and gradient are bfloat16, and the optimizer also "
+        "keeps a float32 copy of the weight. How many of the 16 bytes are the "
+        "optimizer's?",
+        answer=12,
         tolerance=0.2,
         unit="bytes",
-        why="2 for the weight, 2 for its gradient, and 12 for the optimizer: a float32 "
-        "copy of the weight, and Adam's two means, 4 bytes each.",
-        hint="What does Adam keep for each parameter, and in which precision?",
+        why="A float32 copy of the weight, and Adam's two means: 4 bytes each. The "
+        "other 4 are the weight and its gradient.",
+        hint="What is left of the 16, without the weight and its gradient?",
         slips=[
-            Slip(4, "That is the weight and its gradient. The optimizer keeps more."),
-            Slip(12, "That is what the optimizer keeps. Weight and gradient come on."),
             Slip(
-                8,
-                "8 bytes are Adam's two means alone. Or were all four counted in "
-                "bfloat16? The optimizer's part is in float32.",
+                4,
+                "That is the weight and its gradient, 2 bytes each. The rest is the "
+                "optimizer's.",
             ),
-            Slip(
-                2, "That is the weight. Training also keeps a gradient, and Adam's own."
-            ),
+            Slip(8, "These are Adam's two means. A copy of the weight is kept, too."),
             Slip(14, "Weight and gradient are both there, with 2 bytes each."),
-            Slip(18, "So it is with gradients in float32. Here they are bfloat16."),
-            Slip(20, "Some also keep gradients in float32. Here they are bfloat16."),
+            Slip(16, "That is all. Weight and gradient are 4 bytes of it."),
         ],
         purpose="The next cell measures it.",
         measured=True,
