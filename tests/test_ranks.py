@@ -1041,7 +1041,7 @@ def test_what_the_helper_imports_first_its_ranks_have(watch):  # noqa: F811
     def there() -> bool:
         import sys
 
-        return "colorsys" in sys.modules
+        return "wsgiref.validate" in sys.modules
 
     with Ranks(1, quiet=True) as before:
         assert before.run(there) == [False]
@@ -1049,7 +1049,7 @@ def test_what_the_helper_imports_first_its_ranks_have(watch):  # noqa: F811
         zygote.import_first(
             "there_is_no_such_module"
         )  # the next ranks live all the same
-        zygote.import_first("colorsys")
+        zygote.import_first("wsgiref.validate")
         with Ranks(1, quiet=True) as after:
             assert after.run(there) == [True]
             works(after)
