@@ -7,7 +7,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from course_utils import costs
-from course_utils.checks import find_task
+from course_utils.checks import find_task, lesson_08
 from course_utils.from_scratch import fsdp
 from tests.answers import Answers
 
@@ -1091,3 +1091,11 @@ def test_each_task_has_wrong_and_right_answers():
         assert wrong[task_id] >= 4  # three, besides the stub
         assert right[task_id] >= 2
     assert len(wrong) == 7
+
+
+def test_what_goes_during_a_case_does_not_hide_what_is_new():
+    old = torch.zeros(4)
+    before = lesson_08.alive()
+    del old
+    new = torch.zeros(4)
+    assert lesson_08.new_bytes(before) == new.nbytes == 16

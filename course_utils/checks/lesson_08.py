@@ -281,12 +281,21 @@ def tensors_of(kind):
 
 
 def alive():
-    """Bytes of all tensors of this process, each memory counted once."""
+    """The memory of all tensors of this process, each once; kept while this is kept.
+
+    What was there before a case may go meanwhile (gloo lets go of a tensor late), and
+    a new tensor may take its place. To count what is new, hold on to the old.
+    """
     gc.collect()
     tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
     tensors = [one for one in tensors if one.device.type != "meta"]
-    storages = {one.untyped_storage().data_ptr(): one for one in tensors}
-    return sum(one.untyped_storage().nbytes() for one in storages.values())
+    storages = (one.untyped_storage() for one in tensors)
+    return {storage._cdata: storage for storage in storages}
+
+
+def new_bytes(before):
+    """Bytes of the tensors that were not there `before`."""
+    return sum(one.nbytes() for key, one in alive().items() if key not in before)
 
 
 def settled(count, limit, seconds=2.0):
@@ -304,11 +313,12 @@ def try_flat_shard(answer, kind):
     rank = dist.get_rank()
     before = alive()
     unit = answer(tensors_of(kind))
-    report = {WHOLE_SHARD: alive() - before, "the shard": unit.shard.detach().clone()}
+    report = {WHOLE_SHARD: new_bytes(before)}
+    report["the shard"] = unit.shard.detach().clone()
     noted = report["the shard"].untyped_storage().nbytes()
     unit.unshard()  # what it returns is thrown away
     report[AFTERWARDS] = settled(
-        lambda: alive() - before - noted, unit.shard.detach().nbytes
+        lambda: new_bytes(before) - noted, unit.shard.detach().nbytes
     )
     report["unshard()"] = unit.unshard()
     report["the shard after unshard()"] = unit.shard.detach().clone()
@@ -835,7 +845,7 @@ def try_unit(answer, kind, zero):
             report[IN_FORWARD] = forward.count(GATHERED)
             report[IN_BACKWARD] = backward.count(GATHERED)
             limit = may_stay(kind, dist.get_world_size())
-            report[KEPT] = settled(lambda: alive() - before, limit)
+            report[KEPT] = settled(lambda: new_bytes(before), limit)
         grad = unit.shard.grad
         report[f"step {step}: gradient of the shard"] = (
             None if grad is None else grad.clone()
