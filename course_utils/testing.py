@@ -29,7 +29,7 @@ give the same outputs again. The exit code is pytest's.
 
   --no-venv          use the current environment, as it is
   tests/test_x.py    run only this file, folder or notebook
-  -n 0               one file after the other; without a file's name several run at once
+  -n auto            several files at once, which takes half the time
   -k, -x, -q, ...    see: python3 -m pytest --help
 """
 PLACES = ("course_utils", "tests", "notebooks", "solutions")
@@ -72,7 +72,6 @@ def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:
 
     named = any(map(is_place, arguments))
     return [
-        *([] if named else ["--numprocesses=auto"]),
         "--doctest-modules",
         "--nbval",
         "--nbval-current-env",

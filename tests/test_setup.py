@@ -1209,11 +1209,11 @@ def test_test_runs_notebooks_strictly_and_returns_pytests_exit_code(
             timeout=120,
         )
 
-    result = run("-n0")
+    result = run()
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"^=+ 2 passed in .*=+$", result.stdout.splitlines()[-1])
     write_notebook(clone, "1 + 1", "3")
-    result = run("-n0")
+    result = run()
     assert result.returncode == 1
     assert "1 failed, 1 passed" in result.stdout.splitlines()[-1]
     result = run("tests/test_one.py", "-q")  # only what is named
@@ -1260,7 +1260,6 @@ def test_named_places_replace_all_places(
     made = test_command.pytest_arguments(tmp_path, arguments)
     assert [a for a in made if not a.startswith("--")] == places + arguments
     assert {"--nbval", "--doctest-modules"} <= set(made)
-    assert ("--numprocesses=auto" in made) == bool(places)  # not for a file or two
 
 
 # The files of this repository
