@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from test_lessons import stated_minutes
 
 from course_utils import checks, doctor, lab, progress, questions, room, testing
 from course_utils import exercises as exercises_module
@@ -98,11 +99,6 @@ def source(cell: dict) -> str:
 @cache
 def title_of(notebook: Path) -> str:
     return plain(re.match(r"# (.+)", source(cells_of(notebook)[0]))[1])
-
-
-def stated_minutes(notebook: Path) -> int:
-    text = source(cells_of(notebook)[0])
-    return int(re.search(r"\*\*Time:\*\* (?:about )?(\d+) minutes", text)[1])
 
 
 @dataclass

@@ -88,7 +88,7 @@ def test_a_lesson_opens_and_closes_like_the_others(lesson: Lesson):
     assert f"notebooks/{lesson.slug}.ipynb" in first
 
 
-def minutes(notebook: Path) -> int:
+def stated_minutes(notebook: Path) -> int:
     """The time that a lesson or an exercise states."""
     first = "".join(cells_of(notebook)[0]["source"])
     return int(re.search(r"\*\*Time:\*\* (?:about )?(\d+) minutes", first)[1])
@@ -102,7 +102,7 @@ def test_the_stated_time_is_what_reading_and_running_takes(lesson: Lesson):
     lines = sum(len("".join(cell["source"]).splitlines()) for cell in code)
     questions = len(load(lesson.number))
     takes = len(words) / 130 + lines / 15 + questions + 0.2 * len(code)
-    assert takes / 1.25 < minutes(lesson.notebook) < takes * 1.35 + 5, takes
+    assert takes / 1.25 < stated_minutes(lesson.notebook) < takes * 1.35 + 5, takes
 
 
 def test_the_readme_says_how_long_all_takes():
@@ -110,8 +110,8 @@ def test_the_readme_says_how_long_all_takes():
         r"together take\s+about\s+(\d+)\s+hours, the\s+exercises\s+(\d+)\s+more",
         (ROOT / "README.md").read_text(encoding="utf-8"),
     )
-    lessons = sum(minutes(lesson.notebook) for lesson in LESSONS)
-    exercises = sum(minutes(lesson.solution) for lesson in LESSONS)
+    lessons = sum(stated_minutes(lesson.notebook) for lesson in LESSONS)
+    exercises = sum(stated_minutes(lesson.solution) for lesson in LESSONS)
     assert tuple(map(int, said.groups())) == (
         round(lessons / 60),
         round(exercises / 60),

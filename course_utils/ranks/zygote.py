@@ -129,8 +129,6 @@ class Zygote:
 
     def _import_one(self) -> None:
         self._import(self.later.pop(0))
-        gc.collect()
-        gc.freeze()
         if not self.later:
             join_pages()
 
@@ -138,6 +136,7 @@ class Zygote:
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(name)
+        gc.collect()
         gc.freeze()
 
     def _report_ended(self) -> None:
