@@ -19,14 +19,17 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from ranks_support import settle
 
 from course_utils import checks, costs
-from course_utils.checks import check, hint, solution
+from course_utils.checks import check, hint, runner, solution
 from course_utils.checks.compare import Strange, difference, plain, show
 from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.runner import run_task
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task, wrap
 from course_utils.progress import attempts, record_attempt
+from course_utils.ranks import Ranks
+from course_utils.ranks.processes import start_method
 
 ROOT = Path(__file__).resolve().parent.parent
 HINTS = ("a", "b", "c")
@@ -75,8 +78,20 @@ def right_total(tensor):
     return total
 
 
+@pytest.fixture(scope="module")
+def settled():
+    """The helper that forks the ranks has imported what it imports while it is idle.
+
+    Meanwhile it can't see that a rank has ended.
+    """
+    if start_method() == "fork":
+        runner._keep_zygote()
+        with Ranks(1, quiet=True) as ranks:
+            settle(ranks)
+
+
 @pytest.fixture
-def nothing_left():
+def nothing_left(settled):
     """After the test no rank is left; only the helper that forks them may live."""
     yield
     give_up = time.monotonic() + 2
