@@ -93,13 +93,18 @@ def script(tmp_path):
 
 
 # -------------------------------------------------------------- what goes well
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_runs_as_under_torchrun_and_on_loopback_only(
-    script, tmp_path, mark, capfd
+    script, tmp_path, mark, capfd, monkeypatch, method
 ):
+    if method == "fork" and sys.platform != "linux":
+        pytest.skip("ranks are forks of torchrun's agent on Linux only")
+    monkeypatch.setenv("RANKS_START_METHOD", method)
     path = script(
         """
-        import json, os, pathlib, socket, subprocess, sys, time
-        import torch, torch.distributed as dist
+        import atexit, json, os, pathlib, random, signal, socket, subprocess, sys
+        import threading, time
+        import numpy, psutil, torch, torch.distributed as dist
         from torch import nn
 
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -110,6 +115,9 @@ def test_a_worker_runs_as_under_torchrun_and_on_loopback_only(
         assert os.environ["LOCAL_WORLD_SIZE"] == "2"
         assert torch.get_num_threads() == 1
         assert sys.stdin.read() == ""
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert os.getsid(0) == os.getpgid(0) == os.getpid()
 
         dist.init_process_group("gloo")
         total = torch.ones(1)
@@ -117,6 +125,10 @@ def test_a_worker_runs_as_under_torchrun_and_on_loopback_only(
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = [free.getsockname()[1]]
         dist.broadcast_object_list(port)
+        chance = random.random(), numpy.random.random(), torch.rand(1).item()
+        others = [None, None]
+        dist.all_gather_object(others, chance)
+        assert not set(others[0]) & set(others[1])  # without a seed each has its own
         dist.destroy_process_group()
 
         # A second meeting, which rank 0 serves itself.
@@ -138,7 +150,11 @@ def test_a_worker_runs_as_under_torchrun_and_on_loopback_only(
         else:
             print("\\n".join(str(n) for n in range(3000)))
             print("10 %\\r50 %\\r100 %", file=sys.stderr)
-            print("smörgås", total.item(), os.getcwd(), end="")
+            atexit.register(print, "smörgås", total.item(), os.getcwd(), end="")
+            last = "from a thread, after the script"
+            threading.Timer(0.2, print, [last]).start()
+            is_fork = "agent" in psutil.Process().cmdline()
+            print("fork" if is_fork else "spawn")
         """
     )
     listening, done = set(), threading.Event()
@@ -183,8 +199,10 @@ def test_a_worker_runs_as_under_torchrun_and_on_loopback_only(
     assert lines[2].startswith('[rank 0] {"epoch": 1')
     assert lines[3] == "[rank 0] {not JSON}"
     assert lines[4:1004] == [f"[rank 1] {n}" for n in range(1000)]
-    assert lines[1004] == "[rank 1] ... 1,901 lines left out ..."
-    assert lines[1005:-1] == [f"[rank 1] {n}" for n in range(2901, 3000)]
+    assert lines[1004] == "[rank 1] ... 1,903 lines left out ..."
+    assert lines[1005:-3] == [f"[rank 1] {n}" for n in range(2903, 3000)]
+    assert lines[-3] == f"[rank 1] {method}"
+    assert lines[-2] == "[rank 1] from a thread, after the script"
     assert lines[-1] == f"[rank 1] smörgås 2.0 {ROOT}"
     assert err == "[rank 1] 100 %\n"
     assert "[rank 1] 2000\n" in result.output  # all lines are kept
@@ -385,6 +403,24 @@ def outcomes(tmp_path_factory) -> dict[str, Outcome]:
         outcomes = dict(zip(FAULTS, pool.map(cause, FAULTS), strict=True))
     assert wait_until(lambda: marked(mark) == [], 1.0)
     return outcomes
+
+
+def test_ranks_that_are_fresh_processes_fail_with_the_same_words(
+    outcomes, tmp_path, monkeypatch
+):
+    """As they are where fork is not safe: on macOS, and beside a driver of GPUs."""
+    monkeypatch.setenv("RANKS_START_METHOD", "spawn")
+    for name in ("raise", "crash"):
+        nproc, code = FAULTS[name]
+        (tmp_path / name).mkdir()
+        file = tmp_path / name / f"{name}.py"
+        file.write_text(textwrap.dedent(code).lstrip("\n"))
+        with pytest.raises(LaunchError) as info:
+            launch(file, str(tmp_path / "fault"), nproc=nproc, quiet=True)
+        forked, fresh = outcomes[name].error, info.value
+        assert (fresh.cause, fresh.rank) == (forked.cause, forked.rank)
+        folder = re.compile(r'"\S+/')
+        assert folder.sub('"', str(fresh)) == folder.sub('"', str(forked))
 
 
 @pytest.mark.parametrize("name", sorted(set(FAULTS) - {"syntax"}))

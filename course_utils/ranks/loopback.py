@@ -18,6 +18,8 @@ from datetime import timedelta
 from torch.distributed import DistNetworkError, TCPStore
 
 _listeners: dict[int, int] = {}  # port -> descriptor of the server's socket
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_listeners.clear)  # its parent serves them
 
 
 def bind_stores_to_loopback() -> None:

@@ -537,7 +537,8 @@ def _start(script: str, arguments: list[str], pipes: list[int]) -> subprocess.Po
         "pipes": list(zip(pipes[::2], pipes[1::2], strict=True)),
     }
     return subprocess.Popen(
-        [sys.executable, FOLDER / "_runner.py", "agent", json.dumps(plan)],
+        # Unbuffered, as torchrun starts its ranks.
+        [sys.executable, "-u", FOLDER / "_runner.py", "agent", json.dumps(plan)],
         cwd=ROOT,
         env=environment,
         stdin=subprocess.PIPE,

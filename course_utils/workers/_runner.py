@@ -10,21 +10,29 @@ notebook's kernel does.
 ``python _runner.py rank AGENT SCRIPT ...`` runs the script as ``python SCRIPT ...``
 would, and says how it ended. Such a message is one line of JSON behind a control
 character on the rank's stderr; ``launch`` takes it out of what it shows.
+
+torchrun starts each rank as a fresh process, which imports torch again. On Linux without
+a GPU the agent forks itself instead: torch is then imported once, not once a rank.
 """
 
+import ast
+import atexit
 import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import NoReturn
 
@@ -97,6 +105,8 @@ def run_agent(plan_text: str) -> int:
             )
 
     bind_stores_to_loopback()
+    if _may_fork():
+        _fork_ranks(plan["script"])
     options = {
         "--nproc-per-node": len(plan["pipes"]),
         "--master-addr": "127.0.0.1",
@@ -118,6 +128,111 @@ def run_agent(plan_text: str) -> int:
     finally:
         kill_tree(os.getpid(), spare_root=True)  # what a rank has left running
     return 0
+
+
+def _may_fork() -> bool:
+    """Whether ranks can be forks: not where a driver of GPUs may be loaded before."""
+    from course_utils.ranks.processes import start_method
+
+    drivers = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, Windows's
+    return start_method() == "fork" and not any(map(os.path.exists, drivers))
+
+
+def _fork_ranks(script: str) -> None:
+    """From now on torchrun's agent forks its ranks, with torch and what they need."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import (
+        subprocess_handler,
+    )
+
+    for module in ("torch.distributed.nn.functional", *_torch_modules(script)):
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a rank would copy all pages with objects
+    subprocess_handler.SubprocessHandler._popen = lambda handler, words, environment: (
+        _Fork(words, environment, handler._stdout, handler._stderr)
+    )
+
+
+def _torch_modules(script: str) -> list[str]:
+    """The modules of torch that this script imports, or that it is going to need."""
+    try:
+        tree = ast.parse(Path(script).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []  # the ranks say so
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+        elif isinstance(node, ast.Attribute) and node.attr == "optim":
+            names.add("torch._dynamo")  # the first optimizer imports it, in 1.5 s
+    return sorted(name for name in names if name.split(".")[0] == "torch")
+
+
+class _Fork:
+    """A rank that is a fork of the agent: what torchrun uses of a ``Popen``.
+
+    Args:
+        words: the command that it stands for: ``python -u _runner.py rank ...``.
+        environment: its whole environment.
+        stdout: the open file for what it prints.
+        stderr: the same for its errors.
+    """
+
+    def __init__(self, words, environment, stdout, stderr) -> None:
+        self.words, self.returncode = words, None
+        with warnings.catch_warnings():  # the agent's other threads only wait
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.dup2(stdout.fileno(), 1)
+                os.dup2(stderr.fileno(), 2)
+                self._run(environment)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+                code = 1
+            finally:
+                os._exit(code)
+
+    def _run(self, environment: dict[str, str]) -> None:
+        """Be what a fresh process would be, and end as it would."""
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.clear()
+        os.environ.update(environment)
+        atexit._clear()
+        # Each rank has its own random numbers, unless the script says otherwise.
+        # Python's generator sees to it itself.
+        sys.modules["torch"].seed()
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()
+        run_rank(*self.words[self.words.index("rank") + 1 :])
+        threading._shutdown()  # waits for threads of the script
+        atexit._run_exitfuncs()
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus its signal; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.words, timeout)
+            time.sleep(0.01)
+        return self.returncode
 
 
 def run_rank(agent: str, script: str, *arguments: str) -> None:
