@@ -367,6 +367,7 @@ def test_two_notebooks_at_once(kernel, fresh, tmp_path):
 def test_the_magic_alone_makes_four_ranks(watch):  # noqa: F811
     with Notebook() as kernel:
         kernel.run_well("%load_ext course_utils")
+        assert kernel.value("__import__('gc').isenabled()") is True
         reply = kernel.run_well(WORKS)
         lines = [line for line in reply.text.splitlines() if line]
         assert lines[0].startswith("Ranks are real processes. ")

@@ -54,6 +54,7 @@ SEVER_AFTER = 0.1  # when a failed rank's own closed connections should have don
 # Steps of the ladder that ends a stuck rank: ask where it is, close its connections,
 # interrupt it (twice), kill it.
 ASK_SECONDS, SEVER_SECONDS, INTERRUPT_SECONDS = 0.4, 0.6, 0.7
+DUMP_SECONDS = 1.0  # for what a rank says to a signal if it cannot answer
 HEAD_START = 0.05  # of an interrupt before the connections are closed
 # Nothing printed, answered or computed for this long, and every rank that has not
 # finished waits for another one: a deadlock.
@@ -828,10 +829,13 @@ class Round:
         """End what has not ended: kindly first, in bounded time."""
         self.stopped |= self.pending
         self._ask_where(ASK_SECONDS)
-        for rank in self.pending - self.frames.keys():
-            # It holds the GIL in C code, or is stopped: only a signal gets through.
-            dump = frames_of_dump(self.team.processes[rank].stack_dump())
-            self.frames[rank] = dump
+        # These hold the GIL in C code, or are stopped: only a signal gets through.
+        silent = [self.team.processes[r] for r in self.pending - self.frames.keys()]
+        for process in silent:
+            process.ask_for_dump()
+        deadline = time.monotonic() + DUMP_SECONDS
+        for process in silent:
+            self.frames[process.rank] = frames_of_dump(process.wait_for_dump(deadline))
         running = {r for r in self.pending if not is_waiting(self.frames.get(r, []))}
         if running:
             # Before they begin a collective: see the delay in Rank.serve.
@@ -1006,5 +1010,5 @@ def interrupts_held(raise_after: bool = False) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came.is_set() and raise_after:
-        raise KeyboardInterrupt
+        if came.is_set() and raise_after:  # rather than what went wrong inside
+            raise KeyboardInterrupt

@@ -115,13 +115,22 @@ class RankProcess:
         """Has all arrived that it printed before this mark (infinity: its end)?"""
         return True  # once it has answered, all is in its pipe
 
-    def stack_dump(self) -> str:
-        """Where it is, as the signal handler of faulthandler tells it."""
+    def ask_for_dump(self) -> None:
+        """Have the signal handler of faulthandler write down where it is."""
         if hasattr(signal, "SIGUSR1"):
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGUSR1)
-                time.sleep(0.05)
-        return self.last_dump()
+
+    def wait_for_dump(self, deadline: float) -> str:
+        """What it wrote when asked; "" if nothing has come by then (monotonic)."""
+        dump = ""
+        while True:
+            more = self.last_dump()
+            dump += more
+            # It comes line by line.
+            if (dump and not more) or time.monotonic() > deadline:
+                return dump
+            time.sleep(0.02)
 
     def last_dump(self) -> str:
         """What faulthandler has written; also on a fatal signal."""
