@@ -179,7 +179,11 @@ def test_the_saved_form_is_text_with_the_same_content(explorer, monkeypatch):
     (text, raw), (view, raw_too) = shown
     assert raw and raw_too
     assert text["text/plain"] == explorer.text()
-    assert explorer.body in text["text/html"]
+    assert explorer._saved() in text["text/html"]
+    saved, whole = Reader(explorer._saved()).rows, Reader(explorer.body).rows
+    for row, in_widget in zip(saved, whole, strict=True):
+        assert row == in_widget[: len(row)]
+        assert all(cell.strip() for cell in row[1:])  # no column of bars without bars
     assert view["text/html"] == ""
     assert view[base._WIDGET]["model_id"] == explorer.model_id
     assert explorer.model_id not in text["text/html"] + text["text/plain"]

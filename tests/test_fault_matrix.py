@@ -197,7 +197,7 @@ class OnRanks:
             self.ranks.run_cell(cell)
 
     def at_once(self, code: str) -> None:
-        inside = self.folder / "inside"
+        inside = Path(tempfile.mkdtemp(dir=self.folder)) / "inside"
         cell = f"open({str(inside)!r}, 'w').close()\n{code}"
         other = threading.Thread(target=self.ranks.run_cell, args=(cell,))
         other.start()
@@ -285,9 +285,9 @@ class InACheck:
         checks.check("03.scatter", names["scatter"])
 
     def interrupted(self, code: str) -> None:
-        inside = self.folder / "inside"
+        inside = Path(tempfile.mkdtemp(dir=self.folder)) / "inside"
         touch = f"import time\nopen({str(inside)!r}, 'w').close()\n"
-        with ctrl_c(inside.exists, again=True):
+        with ctrl_c(inside.exists):
             self.check(self.function(touch + code))
 
     async def asynchronous(self, x: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,8 @@ from ranks_support import (
     works,
 )
 
-from course_utils.ranks import Ranks
+from course_utils.ranks import Ranks, RanksError
+from course_utils.ranks.driver import Round
 from course_utils.ranks.processes import Zygote, remove_folder
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
@@ -846,6 +847,39 @@ def test_an_interrupt_while_ranks_are_made(own_helper):
     assert Zygote._current is None
     with Ranks(2, quiet=True) as ranks:
         works(ranks)
+
+
+@pytest.mark.parametrize("step", ["hello", "group"])
+def test_an_interrupt_while_ranks_are_asked_and_meet(watch, monkeypatch, step):  # noqa: F811
+    """It comes when all ranks have their request: they may well finish it."""
+    interrupted_after(step, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        Ranks(2, quiet=True)
+    monkeypatch.undo()
+    with Ranks(2, quiet=True) as ranks:
+        works(ranks)
+
+
+def test_an_interrupt_of_what_is_just_done_is_not_lost(ranks, monkeypatch):
+    """Cells that wait for this one must not run: only an exception keeps them."""
+    interrupted_after("call", monkeypatch)
+    with pytest.raises((KeyboardInterrupt, RanksError)) as info:
+        ranks.run(int)
+    assert getattr(info.value, "cause", "interrupt") == "interrupt"
+    monkeypatch.undo()
+    kept(ranks)
+
+
+def interrupted_after(op, monkeypatch):
+    """As if Ctrl-C came as soon as all ranks have been sent a request of this kind."""
+    send = Round.send
+
+    def send_and_interrupt(self, request):
+        send(self, request)
+        if request["op"] == op:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Round, "send", send_and_interrupt)
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,16 @@ class Explorer(anywidget.AnyWidget):
         """What is shown, as plain text."""
         raise NotImplementedError
 
+    def _saved(self) -> str:
+        """The body where there is no widget: without what only its style draws."""
+        return self.body
+
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
         saved = (
             f'<details open class="course-explorer-text"><summary>'
-            f"{html.escape(self.summary)}</summary>{self.body}"
+            f"{html.escape(self.summary)}</summary>{self._saved()}"
             f"<p>Run this cell in JupyterLab to {self._invitation}.</p></details>"
         )
         display({"text/plain": self.text(), "text/html": saved + _STYLE}, raw=True)

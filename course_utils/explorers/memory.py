@@ -255,7 +255,10 @@ are activations. It fits on H100, A100 80GB, H200.
             "FlashAttention. Cards: the total that nvidia-smi reports.",
         ]
 
-    def _as_html(self) -> str:
+    def _saved(self) -> str:
+        return self._as_html(drawn=False)
+
+    def _as_html(self, drawn: bool = True) -> str:
         held = self.held()
         parts = [
             f'<tr><th scope="row">{_sample(kind)}{name}</th><td>{nbytes}</td>'
@@ -264,13 +267,16 @@ are activations. It fits on H100, A100 80GB, H200.
                 (*_PARTS, ""), self._rows(), strict=True
             )
         ]
-        bars = [
-            f'<tr><th scope="row">{name}</th><td>{has}</td><td>{verdict}</td>'
-            f'<td class="course-explorer-fill">{_bar(held, card)}</td></tr>'
-            for card, (name, has, verdict) in zip(
-                costs.CARDS, self._card_rows(), strict=True
+        bars = []
+        for card, (name, has, verdict) in zip(
+            costs.CARDS, self._card_rows(), strict=True
+        ):
+            fill = f'<td class="course-explorer-fill">{_bar(held, card)}</td>'
+            bars.append(
+                f'<tr><th scope="row">{name}</th><td>{has}</td><td>{verdict}</td>'
+                f"{fill * drawn}</tr>"
             )
-        ]
+        heads = ("", "has", "room", "filled") if drawn else ("", "has", "room")
         stages = []
         for stage, row in enumerate(self._stage_rows()):
             here = ' class="course-explorer-here"' if stage == self.stage else ""
@@ -279,8 +285,7 @@ are activations. It fits on H100, A100 80GB, H200.
         sources = "".join(f"<p>{html.escape(words)}</p>" for words in self._sources())
         return (
             f"{table(('', 'on each GPU', 'share'), parts)}"
-            f"<p>On real cards, all to one scale:</p>"
-            f"{table(('', 'has', 'room', 'filled'), bars)}"
+            f"<p>On real cards{', all to one scale' * drawn}:</p>{table(heads, bars)}"
             f"<p>With the other stages:</p>"
             f"{table(('', 'what it does', 'on each GPU'), stages)}{sources}"
         )

@@ -379,7 +379,11 @@ class Ranks:
         limit: float,
         printer: Printer | None,
     ) -> Round:
-        """Send a request and wait until every rank answered, died, or was stopped."""
+        """Send a request and wait until every rank answered, died, or was stopped.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted, and all ranks finished all the same.
+        """
         round_ = Round(self._team, next(self._ids), chosen, printer)
         try:
             round_.send(request)
@@ -390,6 +394,9 @@ class Ranks:
         if round_.pending:
             with interrupts_held():
                 round_.free()
+        if round_.cause == "interrupt" and not round_.failed:
+            self._group_ready = False  # its connections may be closed
+            raise KeyboardInterrupt
         return round_
 
     def _error(
@@ -442,6 +449,7 @@ class Ranks:
                 continue
             more = [rank for rank, count in counts.items() if count > fewest]
             fewer = [rank for rank, count in counts.items() if count == fewest]
+            self._group_ready = False
             asked = self._round({"op": "calls", "group": group}, more, 5, None)
             lists = asked.replies
             text = lists[more[0]]["texts"][fewest] if more[0] in lists else "one"
@@ -449,7 +457,6 @@ class Ranks:
             # leave a group before: close the connections, as after a failure.
             time.sleep(SEVER_AFTER)
             asked.sever_all()
-            self._group_ready = False
             absent = [rank for rank in fewer if rank not in replies]
             raise RanksError(
                 f"{rank_list(more).capitalize()} called {text}, but "
@@ -471,6 +478,8 @@ class Ranks:
     # -------------------------------------------------------------- processes and group
     def _choose_backend(self, quiet: bool) -> str:
         hello = self._round({"op": "hello"}, list(range(self.n)), GROUP_SECONDS, None)
+        if hello.cause == "interrupt":
+            raise KeyboardInterrupt
         if hello.failed:
             raise self._start_error(hello)
         gpus = min(reply["gpus"] for reply in hello.replies.values())

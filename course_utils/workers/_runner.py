@@ -13,6 +13,7 @@ character on the rank's stderr; ``launch`` takes it out of what it shows.
 
 torchrun starts each rank as a fresh process, which imports torch again. On Linux
 without a GPU the agent forks itself instead: torch is imported once, not once a rank.
+(With RANKS_START_METHOD=spawn in the environment it does as torchrun does.)
 """
 
 import ast
