@@ -184,7 +184,7 @@ def _update(change: Callable[[dict], None]) -> None:
 
 
 class _Damaged(Exception):
-    """The file is there and is not a progress file."""
+    """The file is there and can't be used: its text says why, and how it is named."""
 
 
 def _load(file: Path) -> dict:
@@ -193,9 +193,12 @@ def _load(file: Path) -> dict:
     except FileNotFoundError:
         return _empty()
     except (ValueError, RecursionError) as error:  # not JSON, or not even text
-        raise _Damaged from error
+        raise _Damaged("was damaged", "damaged") from error
+    version = state.get("version") if isinstance(state, dict) else None
+    if isinstance(version, int) and version != VERSION:
+        raise _Damaged("is of another version of the course", f"version-{version}")
     if not _looks_right(state):
-        raise _Damaged
+        raise _Damaged("was damaged", "damaged")
     return state
 
 
@@ -245,13 +248,17 @@ def _replace(new: Path, file: Path) -> None:
 
 
 def _set_aside(file: Path) -> None:
-    """Keep a damaged file under another name and say so. The caller has the lock."""
+    """Keep a file that can't be used under another name, and say so.
+
+    The caller has the lock.
+    """
     try:
         _load(file)
-    except _Damaged:
-        kept = _unused(file, "damaged")
+    except _Damaged as error:
+        why, word = error.args
+        kept = _unused(file, word)
         os.replace(file, kept)
-        _say(f"The progress file was damaged. It is kept as {kept}; a new one begins.")
+        _say(f"The progress file {why}. It is kept as {kept}; a new one begins.")
 
 
 def _unused(file: Path, word: str) -> Path:

@@ -220,7 +220,7 @@ def test_kill_9_at_any_moment_loses_nothing(own_state):
         b'{"version": 1, "tasks": {"00.aver',
         b"\x00\xff\xfe" * 100,
         b"[]",
-        b'{"version": 99, "tasks": {}, "questions": {}}',
+        b'{"version": "2", "tasks": {}, "questions": {}}',
         b'{"version": 1, "tasks": {"00.average": 3}, "questions": {}}',
         b'{"version": 1, "tasks": {"00.average": {}}, "questions": {}}',
         b'{"version": 1, "tasks": {}, "questions": {"00.a": {"answer": 1, "tries": 1,'
@@ -244,6 +244,20 @@ def test_a_damaged_file_is_set_aside_with_a_message(content, first, own_state, c
     message = capsys.readouterr().err
     assert message.count("The progress file was damaged.") == 1
     assert "progress.damaged-2.json" in message
+
+
+def test_a_file_of_another_version_is_kept_and_not_called_damaged(own_state, capsys):
+    own_state.mkdir()
+    content = b'{"version": 99, "tasks": {}, "questions": {}}'
+    progress_file().write_bytes(content)
+    record_attempt("00.average", "passed")
+    assert attempts()["00.average"]["passed"]
+    kept = own_state / "progress.version-99-1.json"
+    assert kept.read_bytes() == content
+    assert " ".join(capsys.readouterr().err.split()) == (
+        "Note: The progress file is of another version of the course. It is kept as "
+        f"{kept}; a new one begins."
+    )
 
 
 def test_a_file_cut_at_any_byte_is_never_lost_silently(own_state, capsys):
