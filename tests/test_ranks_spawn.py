@@ -505,7 +505,7 @@ def test_the_name_of_the_loopback_interface(monkeypatch):
 
 def test_nccl_is_taken_only_where_it_is(monkeypatch):
     windows = {rank: {"gpus": 2, "nccl": False} for rank in range(2)}
-    hello = SimpleNamespace(failed=False, replies=windows)
+    hello = SimpleNamespace(failed=False, cause="raised", replies=windows)
     ranks = Ranks.__new__(Ranks)
     ranks.n = 2
     monkeypatch.setattr(Ranks, "_round", lambda *_: hello)
