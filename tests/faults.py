@@ -959,9 +959,9 @@ mistake(
 mistake(
     "the progress file is of a newer course",
     progress=seen(
-        "Note: The progress file was damaged. It is kept as ",
+        "Note: The progress file is of another version of the course. It is kept as ",
         do=lambda place: place.damaged(
-            b'{"version": 99, "tasks": {}, "questions": {}}'
+            b'{"version": 99, "tasks": {}, "questions": {}}', "version-99"
         ),
     ),
 )
