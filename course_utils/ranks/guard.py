@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 
 import psutil
 
@@ -33,6 +34,14 @@ def kill_family(process: psutil.Process) -> None:
             member.kill()
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Also if nobody has asked yet how it ended: its new parent may take its time."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return True
+
+
 def main() -> None:
     """Wait for the end of the kernel, then tidy up after it."""
     ranks = []
@@ -42,7 +51,9 @@ def main() -> None:
     ranks = [process for process in ranks if process.is_running()]
     for process in ranks:
         kill_family(process)
-    psutil.wait_procs(ranks, GONE_SECONDS)
+    deadline = time.monotonic() + GONE_SECONDS
+    while not all(map(has_ended, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.01)
     shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 
