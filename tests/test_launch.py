@@ -379,16 +379,21 @@ class Outcome:
     seconds: float | None  # from the fault to the exception in the notebook
 
 
+def fault_script(folder: Path, name: str) -> Path:
+    """The script of one of FAULTS, in a folder of its own."""
+    file = folder / name / f"{name.replace(' ', '_')}.py"
+    file.parent.mkdir()
+    file.write_text(textwrap.dedent(FAULTS[name][1]).lstrip("\n"))
+    return file
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory) -> dict[str, Outcome]:
     """What became of every launch in FAULTS, two at a time."""
     folder = tmp_path_factory.mktemp("faults")
 
     def cause(name: str) -> Outcome:
-        nproc, code = FAULTS[name]
-        file = folder / name / f"{name.replace(' ', '_')}.py"
-        file.parent.mkdir()
-        file.write_text(textwrap.dedent(code).lstrip("\n"))
+        nproc, file = FAULTS[name][0], fault_script(folder, name)
         fault = file.with_suffix(".fault")
         with pytest.raises(LaunchError) as info:
             launch(file, str(fault), nproc=nproc, timeout=100.0, quiet=True)
@@ -411,10 +416,7 @@ def test_ranks_that_are_fresh_processes_fail_with_the_same_words(
     """As they are where fork is not safe: on macOS, and beside a driver of GPUs."""
     monkeypatch.setenv("RANKS_START_METHOD", "spawn")
     for name in ("raise", "crash"):
-        nproc, code = FAULTS[name]
-        (tmp_path / name).mkdir()
-        file = tmp_path / name / f"{name}.py"
-        file.write_text(textwrap.dedent(code).lstrip("\n"))
+        nproc, file = FAULTS[name][0], fault_script(tmp_path, name)
         with pytest.raises(LaunchError) as info:
             launch(file, str(tmp_path / "fault"), nproc=nproc, quiet=True)
         forked, fresh = outcomes[name].error, info.value

@@ -17,7 +17,6 @@ import linecache
 import mmap
 import os
 import queue
-import random
 import re
 import signal
 import socket
@@ -37,6 +36,7 @@ import torch.distributed as dist
 from course_utils.ranks.agreement import Agreement, CollectiveMismatch
 from course_utils.ranks.loopback import bind_stores_to_loopback
 from course_utils.ranks.output import output_mark
+from course_utils.ranks.zygote import own_random_numbers
 
 # How gloo, NCCL and the store say that another process is gone.
 PEER_GONE = re.compile(
@@ -95,11 +95,7 @@ class Rank:
         self.variables = main.__dict__
         self.variables.update(torch=torch, dist=dist, rank=rank, world_size=world_size)
         self.given = set(self.variables)
-        # All ranks are forks of one process: without this they draw the same numbers.
-        torch.seed()
-        random.seed()
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
+        own_random_numbers()
         torch.set_num_threads(1)
 
     # ---------------------------------------------------------------- the two threads

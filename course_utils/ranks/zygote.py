@@ -14,6 +14,7 @@ import importlib
 import mmap
 import os
 import pickle
+import random
 import select
 import shutil
 import signal
@@ -79,6 +80,15 @@ def import_all(names: Iterable[str]) -> None:
         gc.collect()
         gc.freeze()  # a collection in a fork would copy all pages with objects
         gc.enable()
+
+
+def own_random_numbers() -> None:
+    """In a fork: draw other numbers than the other forks of the same process."""
+    random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
 
 
 class Zygote:

@@ -201,6 +201,8 @@ class _Fork:
 
     def _run(self, environment: dict[str, str]) -> None:
         """Be what a fresh process would be, and end as it would."""
+        from course_utils.ranks.zygote import own_random_numbers
+
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
@@ -208,11 +210,7 @@ class _Fork:
         os.environ.clear()
         os.environ.update(environment)
         atexit._clear()
-        # Each rank has its own random numbers, unless the script says otherwise.
-        # Python's generator sees to it itself.
-        sys.modules["torch"].seed()
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
+        own_random_numbers()
         run_rank(*self.words[self.words.index("rank") + 1 :])
         threading._shutdown()  # waits for threads of the script
         atexit._run_exitfuncs()
