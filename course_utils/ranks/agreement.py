@@ -57,7 +57,12 @@ COLLECTIVES = {
     "scatter_object_list": (None, "src"),
 }
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
-
+# The zygote reads the signatures once, for all ranks. Not every torch has every name.
+ORIGINALS = {
+    name: (function, inspect.signature(function))
+    for name in (*COLLECTIVES, *POINT_TO_POINT)
+    if (function := getattr(distributed_c10d, name, None)) is not None
+}
 
 WAIT_STEP = datetime.timedelta(seconds=0.25)
 REST_SECONDS = 0.002  # after the key of a record the rest of it is there, too
@@ -110,11 +115,8 @@ class Agreement:
             wait_gone: asked now and then during a wait; True ends the wait with an
                 error, because nobody is left to wait for.
         """
-        for name in (*COLLECTIVES, *POINT_TO_POINT):
-            original = getattr(distributed_c10d, name, None)
-            if original is None:  # not in this version of torch
-                continue
-            wrapped = self._wrap(name, original)
+        for name in ORIGINALS:
+            wrapped = self._wrap(name)
             setattr(distributed_c10d, name, wrapped)
             setattr(dist, name, wrapped)
         wait = dist.Work.wait
@@ -145,8 +147,8 @@ class Agreement:
         dist.destroy_process_group = destroy_process_group
         distributed_c10d.destroy_process_group = destroy_process_group
 
-    def _wrap(self, name: str, original: Any) -> Any:
-        signature = inspect.signature(original)
+    def _wrap(self, name: str) -> Any:
+        original, signature = ORIGINALS[name]
         announce = (
             self._announce_p2p if name in POINT_TO_POINT else self._announce_collective
         )
