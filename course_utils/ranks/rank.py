@@ -49,7 +49,7 @@ SEVER_DELAY = 0.03
 LOST_SECONDS = 0.3  # after a sever, gloo's own error comes within milliseconds
 GUARD_SECONDS = 0.5  # for the guard of spawned ranks to end a rank with all it started
 
-# From 2.14 on torch looks for a backend in the metadata of every installed package: 9 of
+# From 2.14 on torch looks for a backend in the metadata of all installed packages: 9 of
 # the 12 ms in which a group starts. The zygote does it once, for all ranks to come.
 if hasattr(dist.Backend, "_ensure_backend_registered"):
     dist.Backend._ensure_backend_registered("gloo")
