@@ -65,6 +65,12 @@ READY = """async () => {
   await panel.sessionContext.ready;
   await panel.sessionContext.session.kernel.info;
 }"""
+# A new page would load all of JupyterLab again: five seconds of a processor.
+SHOW = """async (path) => {
+  const app = window.jupyterapp;
+  [...app.shell.widgets("main")].forEach((widget) => widget.dispose());
+  await app.commands.execute("docmanager:open", {path});
+}"""
 # What JupyterLab says of itself while a kernel restarts.
 JUPYTERLAB_SAYS = ("Could not restore the debugger state", "Canceled future for")
 # Playwright waits for a promise for ever; this gives up.
@@ -87,6 +93,15 @@ def pytest_terminal_summary(terminalreporter) -> None:
     if _find_browser() is None:
         terminalreporter.section("skipped", red=True)
         terminalreporter.line(NO_BROWSER)
+
+
+def _others(node: dict) -> list[str]:
+    """The elements that axe-core names beside the one that is wrong."""
+    return [
+        related["html"]
+        for check in (*node["any"], *node["all"], *node["none"])
+        for related in check["relatedNodes"]
+    ]
 
 
 class Lab:
@@ -216,14 +231,15 @@ def window(browser: Browser) -> Iterator[BrowserContext]:
 def open_notebook(
     lab: Lab, window: BrowserContext, request: pytest.FixtureRequest
 ) -> Iterator[Callable[..., Notebook]]:
-    """A function that opens a notebook in a page of its own.
+    """A function that opens a notebook, once in a test.
 
     It takes the sources of the cells, or the path of a notebook, which is copied. The
     learner's progress is empty at the start of each test. When the test is over, no
-    page may have sent a request beyond the server.
+    page may have sent a request beyond the server. The next test of the file goes on
+    in the same page, unless this one leaves a question of JupyterLab unanswered.
     """
     shutil.rmtree(lab.state, ignore_errors=True)
-    pages = []
+    opened: list[Notebook] = []
     outside: list[str] = []
 
     def note_outside(sent) -> None:
@@ -232,7 +248,7 @@ def open_notebook(
 
     def open_(*cells: str, path: Path | None = None) -> Notebook:
         name = re.sub(r"\W+", "-", request.node.name).strip("-")
-        target = lab.folder / f"{name}-{len(pages)}.ipynb"
+        target = lab.folder / f"{name}.ipynb"
         if path is None:
             notebook = nbformat.v4.new_notebook(
                 cells=[nbformat.v4.new_code_cell(source) for source in cells],
@@ -242,15 +258,15 @@ def open_notebook(
             nbformat.write(notebook, target)
         else:
             shutil.copy(path, target)
-        page = window.new_page()
-        pages.append(page)
-        return Notebook(page, lab, target)
+        page = window.pages[0] if window.pages else window.new_page()
+        opened.append(Notebook(page, lab, target))
+        return opened[-1]
 
     window.on("request", note_outside)
     yield open_
     window.remove_listener("request", note_outside)
-    for page in pages:
-        page.close()
+    for notebook in opened:
+        notebook.leave()
     lab.end_kernels()
     assert not outside, f"requests beyond the server: {outside}"
 
@@ -270,22 +286,38 @@ class Notebook:
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.errors: list[str] = []
         page.set_default_timeout(1000 * WAIT_SECONDS)
-        page.on("console", self._note_console)
-        page.on("pageerror", lambda error: self._note_error(str(error)))
-        workspace = path.stem
-        page.goto(
-            f"{lab.url}lab/workspaces/{workspace}/tree/{path.name}"
-            f"?reset&token={lab.token}"
+        self.listeners = {"console": self._note_console, "pageerror": self._note_error}
+        for event, listener in self.listeners.items():
+            page.on(event, listener)
+        if page.url.startswith(lab.url):
+            self.evaluate(SHOW, path.name)
+            self.wait()
+        else:
+            self.load()
+
+    def load(self) -> None:
+        """Load the whole page, with this notebook and nothing from before."""
+        self.page.goto(
+            f"{self.lab.url}lab/workspaces/tests/tree/{self.path.name}"
+            f"?reset&token={self.lab.token}"
         )
         self.wait()
+
+    def leave(self) -> None:
+        """The page is for the next notebook; it is closed if a dialog is open."""
+        for event, listener in self.listeners.items():
+            self.page.remove_listener(event, listener)
+        self.page.emulate_media(reduced_motion="null")
+        if self.page.locator(".jp-Dialog").count():
+            self.page.close()
 
     def _note_console(self, message) -> None:
         if message.type == "error":
             self._note_error(f"{message.text} ({message.location['url']})")
 
-    def _note_error(self, text: str) -> None:
-        if not any(known in text for known in JUPYTERLAB_SAYS):
-            self.errors.append(text)
+    def _note_error(self, error: object) -> None:
+        if not any(known in str(error) for known in JUPYTERLAB_SAYS):
+            self.errors.append(str(error))
 
     def wait(self) -> None:
         """Wait until the notebook's cells are in the page."""
@@ -297,14 +329,15 @@ class Notebook:
         self.command("notebook:run-all-cells", wait=wait, seconds=seconds)
 
     def run_cells(self, places: Iterable[int], *, seconds: float = 60) -> None:
-        """Run the cells at these places one after the other, each to its end."""
+        """Run the cells at these places, one after the other to the last one's end."""
         self.evaluate(READY)
-        choose = """async (place) => {
-          window.jupyterapp.shell.currentWidget.content.activeCellIndex = place;
+        choose = """async (places) => {
+          const notebook = window.jupyterapp.shell.currentWidget.content;
+          notebook.activeCellIndex = places[0];
+          places.forEach((place) => notebook.select(notebook.widgets[place]));
         }"""
-        for place in places:
-            self.evaluate(choose, place)
-            self.command("notebook:run-cell", seconds=seconds)
+        self.evaluate(choose, list(places))
+        self.command("notebook:run-cell", seconds=seconds)
 
     def command(
         self, name: str, *, wait: bool = True, seconds: float = 60, **arguments: object
@@ -330,8 +363,7 @@ class Notebook:
     def save_and_reload(self) -> None:
         """Save the notebook and load the page anew. The kernel goes on."""
         self.command("docmanager:save")
-        self.page.reload()
-        self.wait()
+        self.load()
 
     def cell(self, index: int) -> Locator:
         """A cell by its position, from 0."""
@@ -341,15 +373,16 @@ class Notebook:
         """What axe-core finds wrong in the outputs (not in JupyterLab's own page)."""
         # JupyterLab's body has no height and hides what overflows. axe-core takes its
         # whole content for invisible then, and looks at next to nothing.
-        self.page.add_style_tag(content="body { height: 100vh; }")
+        height = self.page.add_style_tag(content="body { height: 100vh; }")
         with self._whole():  # out of sight, a text has no background to compare with
             found = Axe().run(self.page, context={"include": [[selector]]}).response
+        height.evaluate("element => element.remove()")
         checked = {
             rule["id"] for part in ("violations", "passes") for rule in found[part]
         }
         assert "color-contrast" in checked, f"axe-core saw no text in {selector}"
         return [
-            f"{rule['id']}: {node['failureSummary']} {node['html']}"
+            f"{rule['id']}: {node['failureSummary']} {node['html']} {_others(node)}"
             for rule in (*found["violations"], *found["incomplete"])
             for node in rule["nodes"]
         ]

@@ -198,8 +198,7 @@ def test_the_page_gets_the_key_only_after_an_answer(open_notebook) -> None:
         socket.on("framereceived", keep)
 
     notebook.page.on("websocket", listen)
-    notebook.page.reload()  # so that every socket of the page is heard
-    notebook.wait()
+    notebook.load()  # so that every socket of the page is heard
     notebook.run_all()
     expect(notebook.cell(2).get_by_role("textbox", name="Your")).to_be_visible()
 
