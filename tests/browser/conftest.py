@@ -374,6 +374,7 @@ class Notebook:
         # JupyterLab's body has no height and hides what overflows. axe-core takes its
         # whole content for invisible then, and looks at next to nothing.
         height = self.page.add_style_tag(content="body { height: 100vh; }")
+        self.page.mouse.move(0, 0)  # what it hovers over may show a toolbar
         with self._whole():  # out of sight, a text has no background to compare with
             found = Axe().run(self.page, context={"include": [[selector]]}).response
         height.evaluate("element => element.remove()")
