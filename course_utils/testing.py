@@ -25,11 +25,12 @@ usage: python3 -m course_utils test [--no-venv] [arguments of pytest]
 
 Sets the course up together with what its tests need, then runs all tests: tests/, the
 examples in the docstrings, and the notebooks in notebooks/ and solutions/, which must
-give the same outputs again. The exit code is pytest's.
+give the same outputs again. Several files run at once, unless places are named. The
+exit code is pytest's.
 
   --no-venv          use the current environment, as it is
   tests/test_x.py    run only this file, folder or notebook
-  -n auto            several files at once, which takes half the time
+  -n 0               one file after the other, which takes twice the time
   -k, -x, -q, ...    see: python3 -m pytest --help
 """
 PLACES = ("course_utils", "tests", "notebooks", "solutions")
@@ -65,7 +66,10 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
 
 
 def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:
-    """What to tell pytest: notebooks strictly, and all places unless one is named."""
+    """What to tell pytest: notebooks strictly, and all places unless one is named.
+
+    All places are run by several processes (pytest-xdist).
+    """
 
     def is_place(text: str) -> bool:
         return not text.startswith("-") and (root / text.partition("::")[0]).exists()
@@ -77,6 +81,7 @@ def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:
         "--nbval-current-env",
         "--nbval-cell-timeout=300",
         "--nbval-sanitize-with=tests/nbval.cfg",
+        *([] if named else ["--numprocesses=auto"]),
         *(place for place in PLACES if not named and (root / place).exists()),
         *arguments,
     ]

@@ -1211,10 +1211,12 @@ def test_test_runs_notebooks_strictly_and_returns_pytests_exit_code(
 
     result = run()
     assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"^\d workers \[2 items\]", result.stdout, re.MULTILINE)
     assert re.search(r"^=+ 2 passed in .*=+$", result.stdout.splitlines()[-1])
     write_notebook(clone, "1 + 1", "3")
-    result = run()
+    result = run("-n", "0")
     assert result.returncode == 1
+    assert "workers" not in result.stdout
     assert "1 failed, 1 passed" in result.stdout.splitlines()[-1]
     result = run("tests/test_one.py", "-q")  # only what is named
     assert result.returncode == 0
