@@ -357,7 +357,7 @@ datasets.MNIST.mirrors = ["http://127.0.0.1:9/"]
 
 def test_a_wrong_option_shows_those_there_are(forks):
     run = forks(1, "--bach-size", 3)
-    assert run.codes == [2]
+    assert run.codes == [2], run.err
     assert "unrecognized arguments: --bach-size 3" in run.err[0]
 
 

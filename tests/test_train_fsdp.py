@@ -92,7 +92,7 @@ def unbroken(forks) -> dict[int, Run]:
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_the_curve_is_that_of_one_process_with_the_whole_batch(unbroken, reference, n):
     run = unbroken[n]
-    assert run.codes == [0] * n
+    assert run.codes == [0] * n, run.err
     assert run.err == [""] * n
     assert run.out[1:] == [""] * (n - 1)
     for strategy in STRATEGIES:
@@ -151,7 +151,7 @@ def test_the_model_comes_close_to_the_best_loss_and_not_below(forks):
 
 def test_bf16_rounds_and_still_learns_the_same(forks, reference):
     run = forks.several(2, with_each(STRATEGIES, "--bf16", "--steps", 10))
-    assert run.codes == [0, 0]
+    assert run.codes == [0, 0], run.err
     for strategy in STRATEGIES:
         losses = run.curve(strategy=strategy)
         assert not the_same(losses, reference), strategy
@@ -168,7 +168,7 @@ def saved(forks, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     runs = with_each(STRATEGIES, "--steps", 4, folder=folder / "new")
     run = forks.several(4, runs)  # --resume without a checkpoint: from the start
-    assert run.codes == [0] * 4
+    assert run.codes == [0] * 4, run.err
     return folder / "new"
 
 
@@ -204,7 +204,7 @@ def test_a_run_can_go_on_with_another_strategy(forks, saved, reference, tmp_path
         runs.append(["--strategy", after, *SMALL, "--steps", 6, "--resume"])
         runs[-1] += ["--checkpoint", tmp_path / before]
     run = forks.several(2, runs)
-    assert run.codes == [0, 0]
+    assert run.codes == [0, 0], run.err
     for strategy in STRATEGIES:
         assert the_same(run.curve(strategy=strategy), reference[2:3]), strategy
 
@@ -242,12 +242,12 @@ def test_with_as_many_ranks_a_resumed_run_is_the_same_to_the_last_bit(
     sharded = STRATEGIES[1:]  # DDP sorts its buckets anew after the first step
     first = with_each(sharded, "--steps", 4, "--async-save", folder=tmp_path)
     run = forks.several(2, first, code=SLOW)
-    assert run.codes == [0, 0]
+    assert run.codes == [0, 0], run.err
     for strategy in sharded:
         shutil.rmtree(tmp_path / strategy / "step_000004")
     second = with_each(sharded, "--steps", 10, folder=tmp_path)
     run = forks.several(2, second + second)  # the second time nothing is left to do
-    assert run.codes == [0, 0]
+    assert run.codes == [0, 0], run.err
     done = "step 10 is done: nothing is left of --steps 10"
     assert run.err[0].count(done) == len(sharded) and done not in run.err[1]
     for strategy in sharded:

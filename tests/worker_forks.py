@@ -34,10 +34,12 @@ torch.set_num_threads(1)
 with torch.device("meta"):  # what is imported for it takes a second
     torch.nn.init.normal_(torch.nn.Linear(2, 2).weight)
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def hold_port():
+    # Nobody else gets this port; on Linux a socket with the same option may listen there.
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 def run_rank(rank, ranks, ports, runs, code, files):
     for number, file in enumerate(files, 1):
@@ -70,7 +72,11 @@ def run_rank(rank, ranks, ports, runs, code, files):
 WORKER, LIMIT = sys.argv[1], int(sys.argv[2])
 for line in sys.stdin:
     ranks, runs, code = json.loads(line)
-    ports = [free_port() for _ in runs]
+    holders = [hold_port() for _ in runs]
+    ports = [holder.getsockname()[1] for holder in holders]
+    if sys.platform != "linux":
+        for holder in holders:
+            holder.close()
     files = [[tempfile.TemporaryFile("w+") for _ in range(2)] for _ in range(ranks)]
     pids = []
     for rank in range(ranks):
@@ -93,6 +99,8 @@ for line in sys.stdin:
             for other in left:
                 os.kill(other, signal.SIGTERM)
     signal.alarm(0)
+    for holder in holders:
+        holder.close()
     texts = []
     for kind in range(2):
         for pair in files:
