@@ -910,6 +910,39 @@ def test_the_check_itself_may_make_the_call():
     assert "Your code calls all_reduce" in text_of(run_task(task, in_a_helper))
 
 
+@pytest.mark.skipif(start_method() != "fork", reason="ranks are kept there")
+def test_what_is_forbidden_is_looked_for_once_for_all_ranks():
+    names = ("torch.distributed.all_reduce", "torch.distributed.all_gather")
+
+    def look():  # inside the test, so that a rank need not import this module
+        import sys
+
+        from course_utils.checks import on_rank
+
+        before = len(on_rank._looked.get(names, ((),))[0])
+        found = on_rank.places_of(names)[names[0]]
+        original = on_rank.find(names[0])
+        everywhere = {
+            (home, name)
+            for home, module in list(sys.modules.items())
+            if home.partition(".")[0] == "torch"
+            for name, value in list(vars(module).items())
+            if value is original
+        }
+        places = {(m.__name__, name) for m, name in found if vars(m)[name] is original}
+        return before, len(on_rank._looked[names][0]), places, everywhere
+
+    task = make_task(forbids=("all_reduce", "all_gather"))
+    for _ in range(2):
+        ranks = runner._take(2, task)
+        for before, now, places, everywhere in ranks.run(look):
+            assert before > 500
+            assert now - before < 20  # a rank has a few modules of its own
+            assert places == everywhere
+            assert ("torch.distributed", "all_reduce") in places
+        ranks.close()
+
+
 # -------------------------------------------------------------- other kinds of tasks
 
 

@@ -108,25 +108,25 @@ def find(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-@functools.cache
-def places_of(
-    names: tuple[str, ...], loaded: int
-) -> dict[str, list[tuple[types.ModuleType, str]]]:
-    """Where these functions stand, under whatever name.
+# By names: the modules that were looked through, and what was found there.
+_looked: dict[tuple[str, ...], tuple[set[str], dict[str, list]]] = {}
 
-    One of torch is looked for in all modules of torch, any other one in its own. The
-    first look on a fresh rank costs some 30 ms: it copies much of the memory.
 
-    Args:
-        names: full names.
-        loaded: how many modules there are. When there are more, it looks again.
+def places_of(names: tuple[str, ...]) -> dict[str, list[tuple[types.ModuleType, str]]]:
+    """Where the objects of these full names stand, under whatever name.
+
+    One of torch is looked for in all modules of torch, any other one in its own. That
+    takes a fork some 30 ms, because it copies much of the memory. So the zygote looks
+    first, and a fork only into modules that are new.
     """
     wanted: dict[str, dict[int, str]] = {}
     for name in names:
         home = "torch" if name.startswith("torch.") else name.rpartition(".")[0]
         wanted.setdefault(home, {})[id(find(name))] = name
-    places = {name: [] for name in names}
-    for home, module in list(sys.modules.items()):
+    seen, places = _looked.setdefault(names, (set(), {name: [] for name in names}))
+    for home in [home for home in sys.modules if home not in seen]:
+        seen.add(home)
+        module = sys.modules[home]
         here = wanted.get("torch" if home.partition(".")[0] == "torch" else home)
         if here and isinstance(module, types.ModuleType):
             for attribute, value in list(vars(module).items()):
@@ -158,15 +158,12 @@ class Guards:
 
     def __enter__(self) -> Guards:
         try:
-            functions = []
+            places = places_of(self.forbids)
             for name in self.forbids:
                 if isinstance(find(name), type):
                     self._replace_class(name, find(name))
                 else:
-                    functions.append(name)
-            places = places_of(tuple(functions), len(sys.modules))
-            for name in functions:
-                self._replace_function(name, places[name])
+                    self._replace_function(name, places[name])
         except BaseException:
             self.__exit__()
             raise
@@ -199,8 +196,9 @@ class Guards:
             functools.update_wrapper(one, original)
             del one.__wrapped__  # it would lead around the guard
         for module, attribute in places:
-            self._replaced.append((module, attribute, original, guard))
-            setattr(module, attribute, stop)
+            if vars(module).get(attribute) is original:
+                self._replaced.append((module, attribute, original, guard))
+                setattr(module, attribute, stop)
 
     def _replace_class(self, name: str, original: type) -> None:
         make = original.__init__

@@ -17,7 +17,7 @@ from course_utils.checks.learner_code import (
     is_unchanged,
     pack,
 )
-from course_utils.checks.on_rank import call_on_rank, full_name
+from course_utils.checks.on_rank import call_on_rank, full_name, places_of
 from course_utils.checks.task import Attempt, Mistake, Outcome, Task, call_it
 from course_utils.exercises import reference
 from course_utils.ranks import RankFailure, Ranks, RanksError
@@ -185,7 +185,7 @@ def _check_world_size(
     task: Task, answer: Any, packed: bytes, world_size: int
 ) -> Outcome | None:
     """The outcome of the first case that is not right; None if all are."""
-    ranks = _take(world_size, task.where == "ranks", task.run.__module__)
+    ranks = _take(world_size, task)
     clean = False
     try:
         for number, case in enumerate(task.cases):
@@ -507,7 +507,7 @@ _zygote: Zygote | None = None
 _kept: dict[tuple[int, bool], Ranks] = {}
 
 
-def _take(world_size: int, init: bool, module: str) -> Ranks:
+def _take(world_size: int, task: Task) -> Ranks:
     """Ranks on which no learner's code has left anything behind.
 
     Where a rank is a fork (Linux) new ones take a tenth of a second, given a zygote
@@ -516,9 +516,11 @@ def _take(world_size: int, init: bool, module: str) -> Ranks:
     """
     if start_method() == "fork":
         _keep_zygote()
-        for name in (call_on_rank.__module__, module):
+        for name in (call_on_rank.__module__, task.run.__module__):
             if name.startswith("course_utils."):
                 _zygote.import_first(name)
+        _zygote.call_first(places_of, tuple(map(full_name, task.forbids)))
+    init = task.where == "ranks"
     kept = _kept.pop((world_size, init), None)
     return kept or Ranks(
         world_size, backend="gloo", output="grouped", init=init, quiet=True

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,17 @@ class Zygote:
             self.imported.add(module)
             with contextlib.suppress(OSError):  # the next fork tells what is wrong
                 self.socket.sendall(pickle.dumps({"import": module}))
+
+    def call_first(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call this before the next fork: the ranks have what it remembers.
+
+        Args:
+            function: of a module that was imported with :meth:`import_first`.
+            args: plain data.
+        """
+        name = (function.__module__, function.__name__)
+        with contextlib.suppress(OSError):
+            self.socket.sendall(pickle.dumps({"call": name, "args": args}))
 
     def pump(self) -> None:
         """Read what it has to say, without waiting."""
