@@ -35,7 +35,7 @@ with torch.device("meta"):  # what is imported for it takes a second
     torch.nn.init.normal_(torch.nn.Linear(2, 2).weight)
 
 def hold_port():
-    # Nobody else gets this port; on Linux a socket with the same option may listen there.
+    # Nobody else gets it; on Linux a socket with the same option may listen there.
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))
