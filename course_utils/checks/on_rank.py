@@ -7,9 +7,9 @@ import dis
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import pickle
-import random
 import sys
 import traceback
 import types
@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
-import torch
 
 from course_utils.checks.compare import plain
 from course_utils.ranks.report import is_learners, place
+from course_utils.ranks.zygote import seed_here
 
 
 class StillAStub(Exception):
@@ -33,7 +33,7 @@ class ForbiddenCall(Exception):
 
 def call_on_rank(
     packed_answer: bytes,
-    packed_inputs: bytes,
+    packed_inputs: list[bytes],
     run: Callable[..., Any],
     forbids: tuple[str, ...],
     seed: int,
@@ -45,7 +45,7 @@ def call_on_rank(
 
     Args:
         packed_answer: the learner's function, class or value, pickled.
-        packed_inputs: the arguments of every rank, pickled; a rank takes its own.
+        packed_inputs: the pickled arguments of every rank; a rank takes its own.
         run: ``run(answer, *args)``.
         forbids: full names of what the learner's code must not call.
         seed: ranks draw different random numbers, the same ones at every check.
@@ -55,13 +55,10 @@ def call_on_rank(
         Exception: whatever the learner's code raises.
     """
     rank = int(os.environ["RANK"])
-    random.seed(seed + rank)
-    torch.manual_seed(seed + rank)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed + rank)
+    seed_here(seed + rank)
     # In a notebook it is there without an import, and shows what print shows.
     vars(builtins).setdefault("display", print)
-    args = pickle.loads(packed_inputs)[rank]
+    args = pickle.loads(packed_inputs[rank])
     with Guards(forbids) as guards:
         answer = cloudpickle.loads(packed_answer)
         guards.let_the_checks_pass()
@@ -108,8 +105,8 @@ def find(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-# By names: the modules that were looked through, and what was found there.
-_looked: dict[tuple[str, ...], tuple[set[str], dict[str, list]]] = {}
+# By names: how many modules were looked through, and what was found there.
+_looked: dict[tuple[str, ...], tuple[int, dict[str, list]]] = {}
 
 
 def places_of(names: tuple[str, ...]) -> dict[str, list[tuple[types.ModuleType, str]]]:
@@ -117,21 +114,22 @@ def places_of(names: tuple[str, ...]) -> dict[str, list[tuple[types.ModuleType, 
 
     One of torch is looked for in all modules of torch, any other one in its own. That
     takes a fork some 30 ms, because it copies much of the memory. So the zygote looks
-    first, and a fork only into modules that are new.
+    first, and a fork only into modules that are new: the last ones of `sys.modules`.
     """
     wanted: dict[str, dict[int, str]] = {}
     for name in names:
         home = "torch" if name.startswith("torch.") else name.rpartition(".")[0]
         wanted.setdefault(home, {})[id(find(name))] = name
-    seen, places = _looked.setdefault(names, (set(), {name: [] for name in names}))
-    for home in [home for home in sys.modules if home not in seen]:
-        seen.add(home)
-        module = sys.modules[home]
+    seen, places = _looked.get(names, (0, {name: [] for name in names}))
+    newest = reversed(sys.modules.items())
+    new = list(itertools.islice(newest, max(0, len(sys.modules) - seen)))
+    for home, module in reversed(new):
         here = wanted.get("torch" if home.partition(".")[0] == "torch" else home)
         if here and isinstance(module, types.ModuleType):
             for attribute, value in list(vars(module).items()):
                 if id(value) in here:
                     places[here[id(value)]].append((module, attribute))
+    _looked[names] = seen + len(new), places
     return places
 
 

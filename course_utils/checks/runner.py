@@ -219,7 +219,7 @@ class _Look:
                 results = ranks.run(
                     call_on_rank,
                     packed,
-                    pickle.dumps(self.inputs),
+                    list(map(pickle.dumps, self.inputs)),
                     task.run,
                     tuple(map(full_name, task.forbids)),
                     seed,
