@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import textwrap
 import threading
@@ -846,6 +847,24 @@ def test_the_environment_is_torchruns(watch):  # noqa: F811
         assert found == [[str(r), str(r), "2", "2", "127.0.0.1"] for r in range(2)]
         ports = ranks.run(lambda: int(os.environ["MASTER_PORT"]))
         assert ports[0] == ports[1] > 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a port can't be held there")
+def test_nobody_else_gets_the_port_while_the_ranks_live(watch):  # noqa: F811
+    with Ranks(2, init=False, quiet=True) as ranks:
+        (port, _) = ranks.run(lambda: int(os.environ["MASTER_PORT"]))
+        for attempt in range(2):  # a server of a rank may come and go
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+            with pytest.raises(OSError, match="refused"):  # nobody listens there
+                socket.create_connection(("127.0.0.1", port))
+            if attempt == 0:
+                ranks.run_cell(BY_HAND["tcp"])
+                works(ranks)
+                ranks.run_cell("dist.destroy_process_group()")
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+    watch.assert_no_strays()
 
 
 # ------------------------------------------------------------------------- several

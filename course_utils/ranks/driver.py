@@ -528,7 +528,7 @@ class Ranks:
                     "WORLD_SIZE": str(self.n),
                     "LOCAL_WORLD_SIZE": str(self.n),
                     "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(free_port()),
+                    "MASTER_PORT": str(self._team.new_port()),
                 },
             }
             result = self._round(request, everybody, GROUP_SECONDS, None)
@@ -575,6 +575,7 @@ class Team:
         self.zygote: Zygote | None = None
         self.shared: list[int] = []  # files in memory: the board, the meeting file
         self.folder: SharedFolder | None = None  # the same for spawned ranks
+        self.port = contextlib.ExitStack()  # holds MASTER_PORT
         self.forks = start_method() == "fork"
 
     def start(self, which: Any) -> None:
@@ -620,6 +621,22 @@ class Team:
         """Where spawned ranks find each other; None: they have another way."""
         return self.folder.meeting_file(generation) if self.folder else None
 
+    def new_port(self) -> int:
+        """A TCP port on loopback that nobody else gets until the next call.
+
+        A learner's ``init_process_group`` may take it much later. On Linux a bound
+        socket that does not listen holds it: a server may listen beside that if it has
+        SO_REUSEADDR, as PyTorch's has. Elsewhere the port is only free now.
+        """
+        self.port.close()
+        holder = self.port.enter_context(socket.socket())
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        if sys.platform != "linux":
+            self.port.close()
+        return port
+
     def close(self) -> None:
         """End everything; safe to call in a forked child of the kernel (no effect)."""
         if os.getpid() != self.owner:
@@ -631,6 +648,7 @@ class Team:
         for descriptor in self.shared:
             os.close(descriptor)
         self.shared = []
+        self.port.close()
         if self.zygote is not None:
             self.zygote.release()
             self.zygote = None
@@ -953,13 +971,6 @@ def loopback_interface() -> str:
         if any(address.address == "127.0.0.1" for address in addresses):
             return name
     return "lo"
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nobody uses just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def pickled(value: Any, what: str) -> bytes:
