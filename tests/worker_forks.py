@@ -22,24 +22,18 @@ LIMIT = 300  # seconds: then a run has failed
 # A job is a JSON line on stdin: [ranks, arguments of each run, code to run first].
 # The answer: [exit codes, stdout of each rank, stderr of each rank].
 FORKS = """
-import contextlib, json, os, runpy, signal, socket, sys, tempfile, traceback
+import contextlib, json, os, runpy, signal, sys, tempfile, traceback
 import torch, torch._dynamo, torch.distributed as dist
 import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
 import torch.distributed.nn.functional
 from course_utils import data
+from course_utils.ranks.driver import hold_port
 from course_utils.ranks.loopback import bind_stores_to_loopback
 
 bind_stores_to_loopback()
 torch.set_num_threads(1)
 with torch.device("meta"):  # what is imported for it takes a second
     torch.nn.init.normal_(torch.nn.Linear(2, 2).weight)
-
-def hold_port():
-    # Nobody else gets it; on Linux a socket with the same option may listen there.
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
-    return holder
 
 def run_rank(rank, ranks, ports, runs, code, files):
     for number, file in enumerate(files, 1):
@@ -72,11 +66,8 @@ def run_rank(rank, ranks, ports, runs, code, files):
 WORKER, LIMIT = sys.argv[1], int(sys.argv[2])
 for line in sys.stdin:
     ranks, runs, code = json.loads(line)
-    holders = [hold_port() for _ in runs]
-    ports = [holder.getsockname()[1] for holder in holders]
-    if sys.platform != "linux":
-        for holder in holders:
-            holder.close()
+    held = contextlib.ExitStack()
+    ports = [hold_port(held) for _ in runs]
     files = [[tempfile.TemporaryFile("w+") for _ in range(2)] for _ in range(ranks)]
     pids = []
     for rank in range(ranks):
@@ -99,8 +90,7 @@ for line in sys.stdin:
             for other in left:
                 os.kill(other, signal.SIGTERM)
     signal.alarm(0)
-    for holder in holders:
-        holder.close()
+    held.close()
     texts = []
     for kind in range(2):
         for pair in files:

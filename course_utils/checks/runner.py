@@ -83,7 +83,7 @@ def run_task(task: Task, answer: Any) -> Outcome:
         is_stub = "raise NotImplementedError" in given
         what = "Write your code" if is_stub else "Repair the code"
         return Outcome(task, "not attempted", _begin(task, what))
-    called = forbidden_call(answer, tuple(map(full_name, task.forbids)))
+    called = forbidden_call(answer, _forbidden_names(task))
     if called:
         return _forbidden(task, called)
     try:
@@ -121,6 +121,10 @@ def _not_callable(task: Task, answer: Any) -> str:
         f'{kind(plain(answer))}. Write check("{task.id}", my_function), without '
         "parentheses after the name."
     )
+
+
+def _forbidden_names(task: Task) -> tuple[str, ...]:
+    return tuple(map(full_name, task.forbids))
 
 
 def _forbidden(task: Task, called: str) -> Outcome:
@@ -221,7 +225,7 @@ class _Look:
                     packed,
                     list(map(pickle.dumps, self.inputs)),
                     task.run,
-                    tuple(map(full_name, task.forbids)),
+                    _forbidden_names(task),
                     seed,
                     timeout=task.seconds,
                 )
@@ -519,7 +523,7 @@ def _take(world_size: int, task: Task) -> Ranks:
         for name in (call_on_rank.__module__, task.run.__module__):
             if name.startswith("course_utils."):
                 _zygote.import_first(name)
-        _zygote.call_first(places_of, tuple(map(full_name, task.forbids)))
+        _zygote.call_first(places_of, _forbidden_names(task))
     init = task.where == "ranks"
     kept = _kept.pop((world_size, init), None)
     return kept or Ranks(

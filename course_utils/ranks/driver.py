@@ -622,20 +622,9 @@ class Team:
         return self.folder.meeting_file(generation) if self.folder else None
 
     def new_port(self) -> int:
-        """A TCP port on loopback that nobody else gets until the next call.
-
-        A learner's ``init_process_group`` may take it much later. On Linux a bound
-        socket that does not listen holds it: a server may listen beside that if it has
-        SO_REUSEADDR, as PyTorch's has. Elsewhere the port is only free now.
-        """
+        """For ``MASTER_PORT``: a learner's ``init_process_group`` may take it later."""
         self.port.close()
-        holder = self.port.enter_context(socket.socket())
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
-        if sys.platform != "linux":
-            self.port.close()
-        return port
+        return hold_port(self.port)
 
     def close(self) -> None:
         """End everything; safe to call in a forked child of the kernel (no effect)."""
@@ -971,6 +960,21 @@ def loopback_interface() -> str:
         if any(address.address == "127.0.0.1" for address in addresses):
             return name
     return "lo"
+
+
+def hold_port(until: contextlib.ExitStack) -> int:
+    """A TCP port on loopback that nobody else gets until this stack is closed.
+
+    On Linux a bound socket that does not listen holds it: a server may listen beside
+    that if it has SO_REUSEADDR, as PyTorch's has. Elsewhere the port is only free now.
+    """
+    holder = until.enter_context(socket.socket())
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    port = holder.getsockname()[1]
+    if sys.platform != "linux":
+        holder.close()
+    return port
 
 
 def pickled(value: Any, what: str) -> bytes:
