@@ -379,6 +379,16 @@ mistake(
     check=seen(PASSED),
 )
 mistake(
+    "only one rank joins a process group",
+    "dist.destroy_process_group()\nif rank == 0:\n    dist.init_process_group('gloo')",
+    ranks=seen(
+        "Deadlock: nothing moves, and nothing will.",
+        "Rank 0 was stuck in init_process_group, line 3 of the cell",
+        "A process group is ready when all ranks have called init_process_group,",
+        KEPT,
+    ),
+)
+mistake(
     "only some ranks run the cell",
     ranks=seen(
         "Deadlock: nothing moves, and nothing will.",

@@ -38,6 +38,8 @@ from course_utils.ranks.report import (
     exit_text,
     find_where,
     frames_of_dump,
+    is_at_store,
+    is_meeting,
     is_waiting,
     learner_lines,
     rank_list,
@@ -59,6 +61,12 @@ HEAD_START = 0.05  # of an interrupt before the connections are closed
 # Nothing printed, answered or computed for this long, and every rank that has not
 # finished waits for another one: a deadlock.
 QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
+STORE_CPU = (
+    0.15  # what it takes rank 0, in that time, to look who has come to its store
+)
+# Ranks that make a group may be quiet for longer: one that finds nobody tries again
+# after a while.
+MEETING_SECONDS = 4.0
 OUTPUT_SECONDS = 1.0  # for output to arrive; a rank may also print without end
 
 
@@ -807,16 +815,34 @@ class Round:
             return False
         used = self._cpu_seconds()
         before = self.samples[-1][1] if self.samples else {}
-        if any(s - before.get(rank, 0.0) > QUIET_CPU for rank, s in used.items()):
+        spent = {rank: s - before.get(rank, 0.0) for rank, s in used.items()}
+        if any(seconds > STORE_CPU for seconds in spent.values()):
             self.samples = [(now, used)]
             return False
         self._ask_where(0.2)
         used = self._cpu_seconds()
-        if not all(is_waiting(self.frames.get(r, [])) for r in self.pending):
+        computing = {rank for rank, seconds in spent.items() if seconds > QUIET_CPU}
+        if not all(is_waiting(self.frames.get(r, [])) for r in self.pending) or any(
+            not is_at_store(self.frames.get(r, [])) for r in computing
+        ):
             self.samples = [(now, used)]
             return False
         self.samples.append((now, used))
-        return len(self.samples) > QUIET_SAMPLES
+        if len(self.samples) <= QUIET_SAMPLES:
+            return False
+        return now - self.samples[0][0] >= self._patience()
+
+    def _patience(self) -> float:
+        """How long ranks can be quiet that still come to something.
+
+        Two or more that make a group may find each other. A rank that came too early
+        to a ``TCPStore`` tries again after longer and longer pauses: about as long as
+        it has been trying.
+        """
+        meeting = any(is_meeting(self.frames[rank]) for rank in self.pending)
+        if not meeting or len(self.pending) < 2:
+            return 0.0
+        return max(MEETING_SECONDS, self.samples[0][0] - self.started)
 
     def _cpu_seconds(self) -> dict[int, float]:
         """CPU time that each rank has used so far."""

@@ -18,6 +18,12 @@ from collections import deque
 
 HEAD_LINES, TAIL_LINES = 1000, 100  # of one rank in one cell; the middle is left out
 LINE_CHARS = 10_000  # of one line; the rest is left out
+# torch logs a network error with some thirty lines about the C++ code it came from.
+C10D_LOG = re.compile(r"\[[IWEF]\d{4} [\d:.]+ \w+\.[ch]pp:\d+\] \[c10d\]")
+C10D_STACK = re.compile(
+    r"Exception raised from .* \(most recent call first\):$|frame #\d+: "
+    r"|<omitting python frames>$|$"
+)
 TIDY_SECONDS = 0.25  # a short cell is over before that: then its lines are in order
 
 
@@ -59,6 +65,7 @@ class RankOutput:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.count = 0
         self.left_out = 0  # characters of the partial line
+        self.in_log = False  # the line before was one of c10d's log
 
     def feed(self, data: bytes) -> None:
         """Take in what the rank has printed."""
@@ -89,6 +96,9 @@ class RankOutput:
         left_out, self.left_out = self.left_out, 0
         if is_bar and not text:
             return
+        if self.in_log and C10D_STACK.match(text):
+            return
+        self.in_log = bool(C10D_LOG.match(text))
         if left_out:
             text += f" ... {left_out:,} characters left out ..."
         self.count += 1

@@ -276,6 +276,9 @@ class Rank:
         if dist.is_initialized():
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
+        # The number in the next group's name, by which ranks find each other. Where
+        # init_process_group has failed it has counted, on this rank alone.
+        dist.distributed_c10d._world.group_count = 0
 
     def do_cell(self, request: dict[str, Any]) -> dict[str, Any]:
         source, name = request["source"], request["name"]

@@ -32,7 +32,9 @@ WAITING_PARTS = (
     f"{os.sep}torch{os.sep}autograd{os.sep}graph.py",
     f"{os.sep}torch{os.sep}nn{os.sep}parallel{os.sep}distributed.py",
     f"course_utils{os.sep}ranks{os.sep}agreement.py",
+    f"course_utils{os.sep}ranks{os.sep}loopback.py",  # a TCPStore is being made
 )
+MEETING_NAMES = ("init_process_group", "new_group")
 INNER_NAMES = ("wrapper", "checked", "work_wait", "<lambda>", "decorate_context")
 
 
@@ -139,6 +141,17 @@ def find_where(frames: list[Frame]) -> str:
 def is_waiting(frames: list[Frame]) -> bool:
     """Is its innermost frame in a call that waits for other ranks?"""
     return bool(frames) and any(part in frames[0][0] for part in WAITING_PARTS)
+
+
+def is_at_store(frames: list[Frame]) -> bool:
+    """Does it wait in the constructor of a TCPStore? There rank 0 looks again and again
+    whether all have come; the others try to connect, and sleep longer each time."""
+    return bool(frames) and WAITING_PARTS[-1] in frames[0][0]
+
+
+def is_meeting(frames: list[Frame]) -> bool:
+    """Does it wait for the other ranks of a group that is being made?"""
+    return is_at_store(frames) or any(name in MEETING_NAMES for *_, name in frames)
 
 
 def frames_of_dump(dump: str) -> list[Frame]:
@@ -292,7 +305,12 @@ def describe_failures(
     if left_out and (stuck or peers):
         verb = "was" if len(left_out) == 1 else "were"
         parts.append(f"{rank_list(left_out)} {verb} left out of this cell.")
-    if any(f.error == "waiting" for f in stuck):
+    if any(f.where.startswith("init_process_group") for f in stuck):
+        parts.append(
+            "A process group is ready when all ranks have called init_process_group, "
+            "with the same address and the same world_size."
+        )
+    elif any(f.error == "waiting" for f in stuck):
         parts.append(
             "A collective returns only when every rank of its group calls it; "
             "a recv needs its send."
