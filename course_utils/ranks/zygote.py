@@ -31,10 +31,12 @@ REQUEST_BYTES = 1 << 20
 HUGE, COLLAPSE = 1 << 21, 25  # a big page, and madvise's MADV_COLLAPSE (Linux 6.1)
 FIRST_IMPORTS = (
     "cloudpickle",
+    "numpy.random",  # to have other random numbers, each rank would import it
     "torch",
     "torch.distributed",
     "torch.nn.parallel",
     "torch.utils.data",
+    "torch.utils.serialization",  # the first tensor to be pickled would import it
     "course_utils.ranks.rank",
 )
 # The first optimizer of a process imports this, about 1.5 s. The zygote does it once,
