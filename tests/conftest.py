@@ -34,6 +34,9 @@ ALONE = (
 )
 LISTED_SECONDS = 5.0  # files that took less are one row together
 
+# torch.multiprocessing.spawn never removes what a process wrote that failed. Lesson 04
+# shows such a failure.
+LEFT_BY_TORCH = "pytorch-errorfile-"
 
 # What is imported while tests are collected stays. To look through it for garbage again
 # and again takes a fifth of that time.
@@ -53,13 +56,22 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Turns(config.workerinput["turns"]), "turns")
     if several or "COURSE_STATE" not in os.environ:
         before = os.environ.get("COURSE_STATE")
-        state = tempfile.mkdtemp(prefix="course-state-")
-        os.environ["COURSE_STATE"] = state
+        os.environ["COURSE_STATE"] = own_folder(config, "course-state-")
         config.add_cleanup(lambda: put_back(before))
-        config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
     RunningKernel.stop = end_kernel
     if not several:
         config.pluginmanager.register(Times(), "times")
+    if config.getoption("numprocesses", None) and not several:
+        config.turns = own_folder(config, "course-turns-")
+        leftovers = Leftovers(config, own_folder(config, "course-tests-"))
+        config.pluginmanager.register(leftovers, "leftovers")
+
+
+def own_folder(config: pytest.Config, prefix: str) -> str:
+    """A temporary folder, until pytest ends."""
+    folder = tempfile.mkdtemp(prefix=prefix)
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    return folder
 
 
 def end_kernel(kernel: RunningKernel) -> None:
@@ -101,11 +113,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
 
 def pytest_configure_node(node: WorkerController) -> None:
     """Give each process with tests the folder of the locks that they share."""
-    if not hasattr(node.config, "turns"):
-        node.config.turns = tempfile.mkdtemp(prefix="course-turns-")
-        node.config.add_cleanup(
-            lambda: shutil.rmtree(node.config.turns, ignore_errors=True)
-        )
     node.workerinput["turns"] = node.config.turns
 
 
@@ -140,6 +147,51 @@ class Turns:
             self.kept = alone and nextitem and nextitem.nodeid.startswith(ALONE)
             if not self.kept:
                 fcntl.flock(self.room, fcntl.LOCK_UN)
+
+
+class Leftovers:
+    """An error for each thing that is left in the folder of temporary files.
+
+    The processes with tests, and all that they start, have a folder to themselves.
+    It is looked at when they have ended. Tests' own folders (``tmp_path``) stay where
+    pytest puts them: it keeps those of the last three runs.
+    """
+
+    def __init__(self, config: pytest.Config, folder: str) -> None:
+        self.config = config
+        self.folder = folder
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        os.environ["TMPDIR"] = folder
+        tempfile.tempdir = None
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None]:
+        yield  # until xdist has ended the processes
+        for name in sorted(os.listdir(self.folder)):
+            if name.startswith(LEFT_BY_TORCH):
+                continue
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            report = pytest.TestReport(
+                nodeid=name,
+                location=(name, None, name),
+                keywords={},
+                outcome="failed",
+                longrepr=f"{name} was left in the folder of temporary files\n"
+                + "\n".join(self.inside(os.path.join(self.folder, name))),
+                when="teardown",
+            )
+            self.config.hook.pytest_runtest_logreport(report=report)
+
+    def inside(self, path: str) -> list[str]:
+        """The first files in it, and how each of them begins."""
+        paths = [path] if os.path.isfile(path) else []
+        for folder, _, names in os.walk(path):
+            paths += [os.path.join(folder, name) for name in sorted(names)]
+        lines = []
+        for path in paths[:5]:
+            with open(path, "rb") as file:
+                lines.append(f"{os.path.relpath(path, self.folder)}: {file.read(300)}")
+        return lines
 
 
 class Times:

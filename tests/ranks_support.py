@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
+import socket
+import struct
 import sys
 import threading
 import time
@@ -214,17 +217,35 @@ def shared_memory_of_others() -> set[str]:
 
 
 def listening_beyond_loopback() -> dict[str, str]:
-    """inode -> address of every TCP socket that listens not only on loopback."""
-    loopback = ("0100007F", "00000000000000000000000001000000")
-    mapped = "0000000000000000FFFF00000100007F"  # ::ffff:127.0.0.1
+    """inode -> address of every TCP socket that listens not only on loopback.
+
+    Asked of the kernel (sock_diag(7)), for sockets that listen: /proc/net/tcp walks
+    through its whole table of connections, which takes 300 times as long. And this is
+    asked ten times a second.
+    """
     found = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                parts = line.split()
-                address = parts[1].partition(":")[0]
-                if parts[3] == "0A" and address not in (*loopback, mapped):
-                    found[parts[9]] = parts[1]
+    if not LINUX:
+        return found
+    dump, done, listening = 20, 3, 1 << 10
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:
+        for family, size in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
+            ask = (72, dump, 0x301, 0, 0, family, socket.IPPROTO_TCP, 0, 0, listening)
+            kernel.send(struct.pack("=IHHIIBBBBI48x", *ask))
+            kind = None
+            while kind != done:
+                data = kernel.recv(1 << 16)
+                while data and kind != done:
+                    length, kind = struct.unpack_from("=IH", data)
+                    if kind == dump:
+                        (port,) = struct.unpack_from("!H", data, 20)
+                        address = ipaddress.ip_address(data[24 : 24 + size])
+                        (inode,) = struct.unpack_from("=I", data, 84)
+                        inner = getattr(address, "ipv4_mapped", None) or address
+                        if str(inner) not in ("127.0.0.1", "::1"):
+                            found[str(inode)] = f"{inner} port {port}"
+                    elif kind != done:
+                        raise OSError(f"the kernel does not say who listens: {data!r}")
+                    data = data[-(-length // 4) * 4 :]
     return found
 
 

@@ -74,6 +74,8 @@ def run(clone: Path) -> Run:
     }
     kept["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
     kept["COURSE_STATE"] = str(clone.parent / "state")
+    kept["TMPDIR"] = str(clone.parent / "tmp")
+    os.mkdir(kept["TMPDIR"])
 
     def run(lines: str, **more: str) -> subprocess.CompletedProcess:
         lines = lines.replace("course_utils test", "course_utils test --no-venv")

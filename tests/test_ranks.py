@@ -16,6 +16,7 @@ from ranks_support import (
     LINUX,
     failure_of,
     four,  # noqa: F401 - a fixture
+    listening_beyond_loopback,
     own_descriptors,
     settle,
     watch,  # noqa: F401 - a fixture
@@ -394,6 +395,21 @@ def test_output_without_a_newline_is_a_line(shown):
     assert shown("print('no end', rank, end='')") == "".join(
         f"[rank {r}] no end {r}\n" for r in range(4)
     )
+
+
+def test_of_an_error_that_torch_logs_the_c_calls_are_left_out(shown):
+    log = "[W1122 18:54:28.330164397 TCPStore.cpp:106] [c10d] sendBytes failed"
+    calls = (
+        "Exception raised from sendBytes at Utils.hpp:761 (most recent call first):\n"
+        "frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7fb1 in libc10.so)\n"
+        "<omitting python frames>\n"
+        "frame #47: <unknown function> + 0x2724a (0x7fb1 in /lib/libc.so.6)\n"
+        "\n"
+    )
+    lines = shown(f"print({log!r})\nprint({calls!r} + 'mine')\nprint()", only=[0])
+    assert lines == f"[rank 0] {log}\n[rank 0] mine\n[rank 0] \n"
+    # Where no such error stands before them, they are somebody's own lines.
+    assert shown(f"print({calls!r})", only=[0]).count("\n") == 6
 
 
 def test_output_from_c_and_stderr_and_subprocesses_too(shown):
@@ -838,6 +854,76 @@ def test_the_group_is_the_learners_with_init_false(watch, tmp_path, way):  # noq
             ranks.run_cell(BY_HAND[way])
             works(ranks)
     watch.assert_no_strays()
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_only_one_rank_joins(watch, capsys, who):  # noqa: F811
+    with Ranks(2, init=False, output="grouped", quiet=True) as ranks:
+        ranks.status()
+        with within(6):
+            error = failure_of(
+                ranks, f"if rank == {who}:\n    dist.init_process_group('gloo')"
+            )
+        first, stuck, finished, why, _ = str(error).splitlines()
+        assert first == "Deadlock: nothing moves, and nothing will."
+        assert stuck.startswith(
+            f"Rank {who} was stuck in init_process_group, line 2 of"
+        )
+        assert finished == f"Rank {1 - who} finished the cell."
+        assert why.startswith("A process group is ready when all ranks have called")
+        # What torch logs when its connection is closed: without the C++ calls.
+        printed = capsys.readouterr().out
+        assert printed.count("\n") == 1 and "[c10d]" in printed, printed
+        # One rank more has tried to join: they find each other all the same.
+        ranks.run_cell("dist.init_process_group('gloo')")
+        works(ranks)
+
+
+def test_all_wait_for_a_rank_that_does_not_exist(watch):  # noqa: F811
+    with Ranks(2, init=False, output="grouped", quiet=True) as ranks:
+        ranks.status()
+        with within(8):
+            error = failure_of(
+                ranks, "dist.init_process_group('gloo', rank=rank, world_size=3)"
+            )
+        assert "Ranks 0 and 1 were stuck in init_process_group" in str(error)
+        assert "with the same address and the same world_size." in str(error)
+
+
+def test_a_pause_between_two_tries_to_connect_is_no_deadlock(watch):  # noqa: F811
+    with Ranks(2, init=False, output="grouped", quiet=True) as ranks:
+        ranks.run_cell(
+            """
+import ctypes
+from course_utils.ranks import loopback
+if rank == 1:  # it pauses in C++, in the constructor of its store
+    exec(compile("ctypes.CDLL(None).sleep(3)", loopback.__file__, "exec"))
+dist.init_process_group("gloo")
+"""
+        )
+        works(ranks)
+
+
+@pytest.mark.skipif(not LINUX, reason="the watch looks at sockets on Linux only")
+def test_the_watch_sees_who_listens():
+    # The machine's own address would be seen by others: this one stands for it.
+    for family, address, seen in (
+        (socket.AF_INET, "127.0.0.2", "127.0.0.2"),
+        (socket.AF_INET6, "::ffff:127.0.0.2", "127.0.0.2"),
+        (socket.AF_INET, "127.0.0.1", None),
+        (socket.AF_INET6, "::ffff:127.0.0.1", None),
+        (socket.AF_INET6, "::1", None),
+    ):
+        with socket.socket(family) as one:
+            try:
+                one.bind((address, 0))
+            except OSError:  # no IPv6 here
+                continue
+            inode = str(os.fstat(one.fileno()).st_ino)
+            assert inode not in listening_beyond_loopback()
+            one.listen()
+            found = listening_beyond_loopback().get(inode)
+            assert found == (seen and f"{seen} port {one.getsockname()[1]}"), address
 
 
 def test_the_environment_is_torchruns(watch):  # noqa: F811

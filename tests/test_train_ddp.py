@@ -157,12 +157,13 @@ def test_four_ranks_launched_from_a_notebook_reach_97_percent(two_ranks):
     assert last["images_per_second"] > 0
 
 
-def test_torchrun_in_a_terminal_runs_the_same_file(two_ranks):
+def test_torchrun_in_a_terminal_runs_the_same_file(two_ranks, tmp_path):
+    mine = {"TMPDIR": str(tmp_path)}  # torchrun leaves a folder there
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
         + [WORKER, "--epochs", "1"],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | mine | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=100,
