@@ -348,6 +348,12 @@ mistake(
         KEPT,
     ),
     check=seen(STUCK, "Rank 0 waits in recv, line 3", "Rank 1 waits in recv, line 3"),
+    worker=seen(
+        "LaunchError: deadlock: nothing moves, and nothing will. Stopped.",
+        "rank 0 was in recv, called in line",
+        "rank 1 was in recv, called in line",
+        nproc=2,
+    ),
 )
 mistake(
     "a neighbour that there is not",
@@ -386,6 +392,12 @@ mistake(
         "Rank 0 was stuck in init_process_group, line 3 of the cell",
         "A process group is ready when all ranks have called init_process_group,",
         KEPT,
+    ),
+    worker=seen(
+        "LaunchError: deadlock: nothing moves, and nothing will. Stopped.",
+        "rank 0 was in init_process_group, called in line",
+        "rank 1 had finished",
+        nproc=2,
     ),
 )
 mistake(

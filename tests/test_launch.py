@@ -564,6 +564,53 @@ def test_after_the_time_every_rank_says_where_it_is(script, tmp_path, monkeypatc
     )
 
 
+BEGUN = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+"""
+
+
+def test_ranks_that_wait_for_each_other_are_stopped(script, mark, monkeypatch):
+    monkeypatch.setattr(workers, "SECONDS_STILL", 1.0)
+    waiting = "dist.recv(torch.ones(1), src=1 - dist.get_rank())"
+    path = script(f"{BEGUN}{waiting}", "dead.py")
+    started = time.monotonic()
+    with pytest.raises(LaunchError) as info:
+        launch(path, quiet=True)
+    assert time.monotonic() - started < 60
+    assert info.value.cause == "timeout"
+    call = f"recv, called in line 3 of dead.py: {waiting}"
+    first, *where = str(info.value).splitlines()
+    assert first == "deadlock: nothing moves, and nothing will. Stopped."
+    assert where == [f"  rank {rank} was in {call}" for rank in (0, 1)]
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize(
+    "pause",
+    [
+        # In the script: the others wait for this rank, and it goes on.
+        "if dist.get_rank() == 1: time.sleep(4)",
+        # In torch, while a group is made: it tries again after a while.
+        "def init_process_group(): dist.recv(torch.ones(1), src=1, tag=1)\n"
+        "time.sleep(3)\n"
+        "if dist.get_rank() == 0: init_process_group()\n"
+        "else:\n"
+        "    import ctypes\n"
+        "    exec(compile('ctypes.CDLL(None).sleep(4)', dist.__file__, 'exec'))\n"
+        "    dist.send(torch.ones(1), dst=0, tag=1)",
+        # All of them, in C: nobody can say where it is.
+        "import ctypes; ctypes.PyDLL(None).sleep(4)",
+    ],
+)
+def test_ranks_that_do_nothing_for_a_while_go_on(script, monkeypatch, pause):
+    monkeypatch.setattr(workers, "SECONDS_STILL", 1.0)
+    path = script(f"{BEGUN}{pause}\ndist.barrier()\nprint('end')")
+    result = launch(path, quiet=True)
+    # What they were asked meanwhile is not in their output.
+    assert result.output == "[rank 0] end\n[rank 1] end\n"
+
+
 # --------------------------------------------------------- what goes wrong around it
 def test_an_unknown_worker_lists_those_there_are(capsys):
     with pytest.raises(LaunchError) as info:

@@ -40,6 +40,9 @@ KEPT_LINES = 100_000  # of one stream, in LaunchResult.output
 ERROR_LINES = 12  # of stderr, in the message of a LaunchError
 SECONDS_TO_ANSWER = 1.0  # for ranks that are asked where they are
 SECONDS_OF_GRACE = 5.0  # for ranks that do not go when another one has failed
+# Ranks that have printed and computed nothing for so long are asked where they are.
+# They are looked at so often; less of a processor than this is not computing.
+SECONDS_STILL, SECONDS_OF_LOOK, STILL_CPU = 8.0, 1.0, 0.05
 
 _NAMES = ("out", "err")
 
@@ -49,8 +52,9 @@ class LaunchError(RuntimeError):
 
     Attributes:
         cause: ``"raised"`` (a Python exception), ``"exited"`` (an exit code other
-            than 0), ``"killed"`` (a signal), ``"timeout"``, ``"torchrun"`` (it failed
-            before or beside the ranks), or ``"usage"`` (nothing was started).
+            than 0), ``"killed"`` (a signal), ``"timeout"`` (the time was up, or all
+            ranks waited for each other), ``"torchrun"`` (it failed before or beside
+            the ranks), or ``"usage"`` (nothing was started).
         rank: The rank that failed first, where one did.
         returncode: Its exit code; minus the signal if it was killed; else None.
         traceback: The lines of the worker that led to the exception, or "".
@@ -144,6 +148,7 @@ def launch(
     However it ends, no process is left and no file of its own. The first line of a
     worker comes after about 2 s, most of them for ``import torch``. On macOS, and
     beside a GPU, every rank imports it: 6 s for 2 ranks on 2 cores, 9 s for 4.
+    Ranks that wait for each other are stopped after some ten seconds.
     """
     _check(nproc, timeout, show)
     script = _short(_find(worker))
@@ -249,6 +254,7 @@ class _Job:
             (rank.number, name): _Lines() for rank in self.ranks for name in _NAMES
         }
         self.agent = {name: b"" for name in _NAMES}
+        self.deadlock = False
 
     def run(self, script: str, arguments: list[str], timeout: float) -> None:
         """Start, follow and clean up; a failure is a :class:`LaunchError`."""
@@ -271,7 +277,7 @@ class _Job:
                     stack.enter_context(pipe)
                     selector.register(pipe, selectors.EVENT_READ, (None, name))
                 in_time = self._follow(selector, process, start + timeout)
-                if not in_time:
+                if not in_time and not self.deadlock:
                     self._ask_where(selector)
             finally:
                 self._clean_up(process)
@@ -287,10 +293,19 @@ class _Job:
     def _follow(self, selector, process: subprocess.Popen, deadline: float) -> bool:
         """Read until the agent has ended. Returns whether it has, in time."""
         failed_at = None
+        still = _Stillness(self.ranks)
         while process.poll() is None:
             now = time.monotonic()
             if now > deadline:
                 return False
+            if still.is_long(now):
+                self._ask_where(selector)
+                self.deadlock = still.is_deadlock()
+                if self.deadlock:
+                    return False
+                still.begin_again()
+                for rank in self.ranks:
+                    rank.stack = None
             if failed_at is None and any(map(_has_failed, self.ranks)):
                 failed_at = now
             # torchrun sends SIGTERM to the others, and waits 30 s for them.
@@ -299,7 +314,8 @@ class _Job:
                     if rank.pid and not is_dead(rank.pid):
                         rank.end = rank.end or {"kind": "ended"}
                         rank.kill()
-            self._read(selector, min(deadline - now, 0.1))
+            if self._read(selector, min(deadline - now, 0.1)):
+                still.begin_again()
         return True
 
     def _ask_where(self, selector) -> None:
@@ -467,6 +483,8 @@ class _Job:
     def _too_slow(self, timeout: float) -> LaunchError:
         """The error for a launch that has not ended in time."""
         text = f"not finished after {timeout:g} s (timeout={timeout:g}): stopped."
+        if self.deadlock:
+            text = "deadlock: nothing moves, and nothing will. Stopped."
         for rank in self.ranks:
             if rank.pid is None:
                 where = "had not started"
@@ -481,6 +499,58 @@ class _Job:
                 where = f"was {_where(rank.stack)}"
             text += f"\n  rank {rank.number} {where}"
         return LaunchError(text, cause="timeout")
+
+
+class _Stillness:
+    """Watches over ranks that do nothing, and says whether they ever will."""
+
+    def __init__(self, ranks: list[_Rank]) -> None:
+        self.ranks = ranks
+        self.started = self.looked = time.monotonic()
+        self.spent: dict[int, float] = {}  # pid -> seconds of processor time, then
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Something has happened."""
+        self.since = time.monotonic()
+
+    def is_long(self, now: float) -> bool:
+        """Have all that run done nothing for ``SECONDS_STILL``?"""
+        if now < self.looked + SECONDS_OF_LOOK:
+            return False
+        spent, before = self._processor_times(), self.spent
+        most = STILL_CPU * (now - self.looked)
+        self.looked, self.spent = now, spent
+        begun = all(rank.pid for rank in self.ranks)
+        if not begun or any(spent[pid] - before.get(pid, 0.0) > most for pid in spent):
+            self.since = now
+        return now > self.since + SECONDS_STILL
+
+    def is_deadlock(self) -> bool:
+        """Is each of them, where it says it is, in a call that waits for others?
+
+        Ranks that make a group may find each other: see ``Round._patience``.
+        """
+        from course_utils.ranks import report
+
+        running = [rank for rank in self.ranks if not is_dead(rank.pid)]
+        frames = [report.frames_of_dump("\n".join(r.stack or [])) for r in running]
+        if not frames or not all(map(report.is_waiting, frames)):
+            return False
+        patience = 0.0
+        if len(frames) > 1 and any(map(report.is_meeting, frames)):
+            patience = self.since - self.started
+        return time.monotonic() - self.since >= patience
+
+    def _processor_times(self) -> dict[int, float]:
+        import psutil
+
+        found = {}
+        for pid in filter(None, (rank.pid for rank in self.ranks)):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                times = psutil.Process(pid).cpu_times()
+                found[pid] = times.user + times.system
+        return found
 
 
 class _Lines:
@@ -606,7 +676,8 @@ def _has_failed(rank: _Rank) -> bool:
 
 def _is_complete(rank: _Rank) -> bool:
     """Whether the rank has written its stack down to where it began."""
-    return bool(rank.stack) and _runner.__file__ in rank.stack[-1]
+    last = rank.stack[-1] if rank.stack else ""
+    return _runner.__file__ in last and last.endswith(" in <module>")
 
 
 def _signal_name(number: int) -> str:
