@@ -406,8 +406,9 @@ def test_of_an_error_that_torch_logs_the_c_calls_are_left_out(shown):
         "frame #47: <unknown function> + 0x2724a (0x7fb1 in /lib/libc.so.6)\n"
         "\n"
     )
-    lines = shown(f"print({log!r})\nprint({calls!r} + 'mine')\nprint()", only=[0])
-    assert lines == f"[rank 0] {log}\n[rank 0] mine\n[rank 0] \n"
+    for text in (log, f"[rank0]:{log}"):  # before and after it knows its rank
+        lines = shown(f"print({text!r})\nprint({calls!r} + 'mine')\nprint()", only=[0])
+        assert lines == f"[rank 0] {text}\n[rank 0] mine\n[rank 0] \n"
     # Where no such error stands before them, they are somebody's own lines.
     assert shown(f"print({calls!r})", only=[0]).count("\n") == 6
 
@@ -888,6 +889,21 @@ def test_all_wait_for_a_rank_that_does_not_exist(watch):  # noqa: F811
             )
         assert "Ranks 0 and 1 were stuck in init_process_group" in str(error)
         assert "with the same address and the same world_size." in str(error)
+
+
+def test_a_host_that_does_not_exist(watch, capsys):  # noqa: F811
+    with Ranks(2, init=False, output="grouped", quiet=True) as ranks:
+        ranks.status()
+        with within(15):
+            error = failure_of(
+                ranks,
+                "import os\n"
+                "if rank == 1: os.environ['MASTER_ADDR'] = 'nowhere.invalid'\n"
+                "dist.init_process_group('gloo')",
+            )
+        assert "Ranks 0 and 1 were stuck in init_process_group" in str(error)
+        # What rank 1 prints again and again while it tries is no progress.
+        assert "addresses of (nowhere.invalid, " in capsys.readouterr().out
 
 
 def test_a_pause_between_two_tries_to_connect_is_no_deadlock(watch):  # noqa: F811

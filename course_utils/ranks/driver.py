@@ -21,7 +21,7 @@ from typing import Any
 import cloudpickle
 import psutil
 
-from course_utils.ranks.output import Printer, choose_output
+from course_utils.ranks.output import Printer, choose_output, is_c10d_log
 from course_utils.ranks.processes import (
     ForkedRank,
     RankProcess,
@@ -770,7 +770,8 @@ class Round:
         while True:
             if data := process.read_output():
                 found = True
-                self.last_event = time.monotonic()
+                if not is_c10d_log(data):
+                    self.last_event = time.monotonic()
                 if self.printer is not None:
                     self.printer.feed(rank, data)
             elif mark is not None and not process.output_is_complete(mark):

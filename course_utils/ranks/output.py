@@ -19,7 +19,9 @@ from collections import deque
 HEAD_LINES, TAIL_LINES = 1000, 100  # of one rank in one cell; the middle is left out
 LINE_CHARS = 10_000  # of one line; the rest is left out
 # torch logs a network error with some thirty lines about the C++ code it came from.
-C10D_LOG = re.compile(r"\[[IWEF]\d{4} [\d:.]+ \w+\.[ch]pp:\d+\] \[c10d\]")
+C10D_LOG = re.compile(
+    r"(\[rank\d+\]:)?\[[IWEF]\d{4} [\d:.]+ \w+\.[ch]pp:\d+\] \[c10d\]"
+)
 C10D_STACK = re.compile(
     r"Exception raised from .* \(most recent call first\):$|frame #\d+: "
     r"|<omitting python frames>$|$"
@@ -53,6 +55,12 @@ def choose_output(output: str) -> str:
         return told
     compared = os.environ.get("CI") or os.environ.get("PYTEST_CURRENT_TEST")
     return "grouped" if compared else "stream"
+
+
+def is_c10d_log(data: bytes) -> bool:
+    """Is this only what torch logs while it tries to connect, again and again?"""
+    lines = data.decode("utf-8", "replace").splitlines()
+    return all(C10D_LOG.match(line) or C10D_STACK.match(line) for line in lines)
 
 
 class RankOutput:
