@@ -393,12 +393,6 @@ mistake(
         "A process group is ready when all ranks have called init_process_group,",
         KEPT,
     ),
-    worker=seen(
-        "LaunchError: deadlock: nothing moves, and nothing will. Stopped.",
-        "rank 0 was in init_process_group, called in line",
-        "rank 1 had finished",
-        nproc=2,
-    ),
 )
 mistake(
     "only some ranks run the cell",

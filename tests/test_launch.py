@@ -586,6 +586,27 @@ def test_ranks_that_wait_for_each_other_are_stopped(script, mark, monkeypatch):
     assert marked(mark) == []
 
 
+def test_a_rank_that_joins_a_group_alone_is_stopped(script, mark, monkeypatch):
+    monkeypatch.setattr(workers, "SECONDS_STILL", 1.0)
+    path = script(
+        """
+        import os, torch.distributed as dist
+        if os.environ["RANK"] == "0":
+            dist.init_process_group("gloo")
+        """,
+        "alone.py",
+    )
+    with pytest.raises(LaunchError) as info:
+        launch(path, quiet=True)
+    assert str(info.value) == (
+        "deadlock: nothing moves, and nothing will. Stopped.\n"
+        "  rank 0 was in init_process_group, called in line 3 of alone.py: "
+        'dist.init_process_group("gloo")\n'
+        "  rank 1 had finished"
+    )
+    assert marked(mark) == []
+
+
 @pytest.mark.parametrize(
     "pause",
     [

@@ -823,10 +823,14 @@ class Round:
         self._ask_where(0.2)
         used = self._cpu_seconds()
         computing = {rank for rank, seconds in spent.items() if seconds > QUIET_CPU}
-        if not all(is_waiting(self.frames.get(r, [])) for r in self.pending) or any(
-            not is_at_store(self.frames.get(r, [])) for r in computing
+        asked = self.pending & self.frames.keys()
+        if not all(is_waiting(self.frames[rank]) for rank in asked) or any(
+            not is_at_store(self.frames.get(rank, [])) for rank in computing
         ):
             self.samples = [(now, used)]
+            return False
+        if asked != self.pending:  # too busy a machine to answer in time: ask again
+            self.samples[-1:] = [(now, used)]
             return False
         self.samples.append((now, used))
         if len(self.samples) <= QUIET_SAMPLES:
@@ -840,10 +844,11 @@ class Round:
         to a ``TCPStore`` tries again after longer and longer pauses: about as long as
         it has been trying.
         """
-        meeting = any(is_meeting(self.frames[rank]) for rank in self.pending)
-        if not meeting or len(self.pending) < 2:
+        frames = [self.frames[rank] for rank in self.pending]
+        if len(frames) < 2 or not any(map(is_meeting, frames)):
             return 0.0
-        return max(MEETING_SECONDS, self.samples[0][0] - self.started)
+        tried = self.samples[0][0] - self.started
+        return max(MEETING_SECONDS, tried if any(map(is_at_store, frames)) else 0.0)
 
     def _cpu_seconds(self) -> dict[int, float]:
         """CPU time that each rank has used so far."""

@@ -21,6 +21,7 @@ LINE_CHARS = 10_000  # of one line; the rest is left out
 # torch logs a network error with some thirty lines about the C++ code it came from.
 C10D_LOG = re.compile(
     r"(\[rank\d+\]:)?\[[IWEF]\d{4} [\d:.]+ \w+\.[ch]pp:\d+\] \[c10d\]"
+    r"|\[\S+/gloo/\S+:\d+\] "
 )
 C10D_STACK = re.compile(
     r"Exception raised from .* \(most recent call first\):$|frame #\d+: "

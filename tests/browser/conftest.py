@@ -377,6 +377,9 @@ class Notebook:
         self.page.mouse.move(0, 0)  # what it hovers over may show a toolbar
         with self._whole():  # out of sight, a text has no background to compare with
             found = Axe().run(self.page, context={"include": [[selector]]}).response
+            if found["incomplete"]:  # what still moves hides others for a moment
+                self.page.wait_for_timeout(1000)
+                found = Axe().run(self.page, context={"include": [[selector]]}).response
         height.evaluate("element => element.remove()")
         checked = {
             rule["id"] for part in ("violations", "passes") for rule in found[part]
@@ -403,5 +406,15 @@ class Notebook:
         self.page.set_viewport_size({"width": size["width"], "height": height})
         scroller = self.panel.locator(".jp-WindowedPanel-outer")
         scroller.evaluate("element => element.scrollTo(0, 0)")
+        # JupyterLab lays the cells out anew some frames later.
+        scroller.evaluate(
+            "async element => {"
+            "  const frame = () => new Promise(requestAnimationFrame);"
+            "  for (let i = 0; i < 120; i++) {"
+            "    await frame();"
+            "    if (i > 3 && element.scrollHeight <= element.clientHeight) break;"
+            "  }"
+            "}"
+        )
         yield
         self.page.set_viewport_size(size)
