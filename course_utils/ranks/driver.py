@@ -61,7 +61,7 @@ HEAD_START = 0.05  # of an interrupt before the connections are closed
 # Nothing printed, answered or computed for this long, and every rank that has not
 # finished waits for another one: a deadlock.
 QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
-STORE_CPU = (
+MEETING_CPU = (
     0.15  # what it takes rank 0, in that time, to look who has come to its store
 )
 # Ranks that make a group may be quiet for longer: one that finds nobody tries again
@@ -817,7 +817,7 @@ class Round:
         used = self._cpu_seconds()
         before = self.samples[-1][1] if self.samples else {}
         spent = {rank: s - before.get(rank, 0.0) for rank, s in used.items()}
-        if any(seconds > STORE_CPU for seconds in spent.values()):
+        if any(seconds > MEETING_CPU for seconds in spent.values()):
             self.samples = [(now, used)]
             return False
         self._ask_where(0.2)
@@ -825,7 +825,7 @@ class Round:
         computing = {rank for rank, seconds in spent.items() if seconds > QUIET_CPU}
         asked = self.pending & self.frames.keys()
         if not all(is_waiting(self.frames[rank]) for rank in asked) or any(
-            not is_at_store(self.frames.get(rank, [])) for rank in computing
+            not is_meeting(self.frames.get(rank, [])) for rank in computing
         ):
             self.samples = [(now, used)]
             return False
