@@ -61,12 +61,9 @@ HEAD_START = 0.05  # of an interrupt before the connections are closed
 # Nothing printed, answered or computed for this long, and every rank that has not
 # finished waits for another one: a deadlock.
 QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
-MEETING_CPU = (
-    0.15  # what it takes rank 0, in that time, to look who has come to its store
-)
-# Ranks that make a group may be quiet for longer: one that finds nobody tries again
-# after a while.
-MEETING_SECONDS = 4.0
+# Ranks that make a group look again and again who has come, which takes some CPU time,
+# and may be quiet for longer: one that finds nobody tries again after a while.
+MEETING_CPU, MEETING_SECONDS = 0.15, 4.0
 OUTPUT_SECONDS = 1.0  # for output to arrive; a rank may also print without end
 
 

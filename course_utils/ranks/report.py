@@ -25,6 +25,7 @@ LIBRARIES = tuple(
 )
 Frame = tuple[str, int, str]  # file, line, function
 
+STORE_PART = f"course_utils{os.sep}ranks{os.sep}loopback.py"  # a TCPStore is being made
 # Calls in which a rank waits for other ranks. A rank whose innermost Python frame
 # is in one of these and that uses no CPU waits for a peer.
 WAITING_PARTS = (
@@ -32,7 +33,7 @@ WAITING_PARTS = (
     f"{os.sep}torch{os.sep}autograd{os.sep}graph.py",
     f"{os.sep}torch{os.sep}nn{os.sep}parallel{os.sep}distributed.py",
     f"course_utils{os.sep}ranks{os.sep}agreement.py",
-    f"course_utils{os.sep}ranks{os.sep}loopback.py",  # a TCPStore is being made
+    STORE_PART,
 )
 MEETING_NAMES = ("init_process_group", "new_group")
 INNER_NAMES = ("wrapper", "checked", "work_wait", "<lambda>", "decorate_context")
@@ -146,7 +147,7 @@ def is_waiting(frames: list[Frame]) -> bool:
 def is_at_store(frames: list[Frame]) -> bool:
     """Does it wait in the constructor of a TCPStore? There rank 0 looks again and again
     whether all have come; the others try to connect, and sleep longer each time."""
-    return bool(frames) and WAITING_PARTS[-1] in frames[0][0]
+    return bool(frames) and STORE_PART in frames[0][0]
 
 
 def is_meeting(frames: list[Frame]) -> bool:
