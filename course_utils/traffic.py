@@ -1,4 +1,4 @@
-"""Which collectives a rank calls, and how many bytes it sends with them.
+"""Which collectives a rank calls, and how many bytes it has to send for them.
 
 On a rank, around any code::
 
@@ -9,6 +9,10 @@ On a rank, around any code::
 
 Seen is what passes PyTorch's dispatcher: all of `torch.distributed`, also what DDP and
 `fully_shard` call by themselves, and the functional collectives, which DTensor uses.
+
+Calls and sizes are counted, not what goes over the wire. The bytes are those of the
+best algorithm; a backend may send more. gloo's reduce-scatter is an all-reduce, which
+sends twice as much as is counted here.
 """
 
 from typing import Any
@@ -66,7 +70,7 @@ class Watch(TorchDispatchMode):
         return False
 
     def note(self, name: str, nbytes: float) -> None:
-        """Called with a name such as "all-gather", and the bytes that are sent."""
+        """Called with a name such as "all-gather", and the bytes to send at least."""
         raise NotImplementedError
 
     def __torch_dispatch__(
@@ -81,10 +85,11 @@ class Watch(TorchDispatchMode):
 
 
 class Sent(Watch):
-    """Notes the collectives of this rank, and the bytes that it sends.
+    """Notes the collectives of this rank, and the bytes that it has to send.
 
-    Bytes are those of the best algorithm: of an all-reduce of S bytes 2(n - 1)/n·S. The
-    sizes of groups are not looked at: n is that of the whole job.
+    Bytes are those of the best algorithm, computed and not measured: of an all-reduce
+    of S bytes 2(n - 1)/n·S. The sizes of groups are not looked at: n is that of the
+    whole job.
 
     Attributes:
         calls: the name and the bytes of each, in order.

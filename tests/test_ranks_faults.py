@@ -15,6 +15,7 @@ import psutil
 import pytest
 from ranks_support import (
     LINUX,
+    LOAD,
     MARK,
     eventually,
     failure_of,
@@ -506,6 +507,57 @@ def test_the_helper_process_is_killed_during_a_cell(own_helper, tmp_path):
             )
         killer.join()
         assert error.cause == "died"
+        works(ranks)
+
+
+CRASH = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_ranks_crash_while_the_helper_imports(own_helper, tmp_path, monkeypatch, deaf):
+    begun = tmp_path / "begun"
+    held_back = "{signal.SIGCHLD}" if deaf else "()"
+    (tmp_path / "takes_its_time.py").write_text(
+        "import signal, time\n"
+        f"signal.pthread_sigmask(signal.SIG_BLOCK, {held_back})\n"
+        f"open({str(begun)!r}, 'w').close()\n"
+        "time.sleep(2.5)\n"
+        "signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Ranks(2, output="grouped", quiet=True) as ranks:
+        ranks._team.zygote.import_first("takes_its_time")
+        eventually(begun.exists)
+        error = failure_of(ranks, CRASH)
+        assert str(error).startswith("Ranks 0 and 1 died (SIGSEGV)")
+        assert "helper" not in str(error)
+        assert deaf or error.root.seconds < 1 * LOAD
+        works(ranks)
+
+
+def test_ranks_crash_while_the_helper_is_stopped(own_helper, monkeypatch):
+    monkeypatch.setattr("course_utils.ranks.driver.STATUS_SECONDS", 0.5)
+    with Ranks(2, output="grouped", quiet=True) as ranks:
+        helper, start = ranks._team.zygote.process.pid, ranks._team.start
+
+        def go_on_and_start(which):
+            os.kill(helper, signal.SIGCONT)
+            start(which)
+
+        monkeypatch.setattr(ranks._team, "start", go_on_and_start)
+        os.kill(helper, signal.SIGSTOP)
+        try:
+            with within(4):
+                error = failure_of(ranks, CRASH)
+        finally:
+            os.kill(helper, signal.SIGCONT)
+        assert str(error) == (
+            "Ranks 0 and 1 died (unknown exit status) at line 2 of the cell: "
+            "os.kill(os.getpid(), signal.SIGSEGV).\n"
+            "  The connection closed; how the process ended was not known in time.\n"
+            "(Ranks 0 and 1 were started afresh, without variables. "
+            "The next cell gets a new process group.)"
+        )
         works(ranks)
 
 

@@ -1411,8 +1411,12 @@ def test_kernels_run_this_python_and_all_stays_on_this_computer(real_lab) -> Non
     tree = psutil.Process(process.process.pid)
 
     def kernels() -> list[psutil.Process]:
-        every = tree.children(recursive=True)
-        return [p for p in every if "ipykernel_launcher" in " ".join(p.cmdline())]
+        found = []
+        for one in tree.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if "ipykernel_launcher" in " ".join(one.cmdline()):
+                    found.append(one)
+        return found
 
     assert until(kernels, 30)
     kernel = kernels()[0]
@@ -1422,12 +1426,13 @@ def test_kernels_run_this_python_and_all_stays_on_this_computer(real_lab) -> Non
     assert until(lambda: (history / "history.sqlite").exists(), 30)
 
     def listening() -> list[str]:
-        return [
-            connection.laddr.ip
-            for one in (tree, *tree.children(recursive=True))
-            for connection in one.net_connections(kind="inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
+        found = []
+        for one in (tree, *tree.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for connection in one.net_connections(kind="inet"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        found.append(connection.laddr.ip)
+        return found
 
     assert until(
         lambda: len(listening()) >= 6, 30

@@ -15,6 +15,7 @@ buckets of DDP) is not seen here.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import hashlib
@@ -200,7 +201,7 @@ class Agreement:
             members = tuple(dist.get_process_group_ranks(group))
         except (RuntimeError, ValueError, AttributeError):
             return  # not a group of ours: torch explains it better
-        fingerprint, text = describe(name, arguments)
+        fingerprint, text = describe(name, arguments, group)
         with self.lock:
             place = ("collective", group.group_name)
             self.counts[place] += 1
@@ -289,7 +290,7 @@ def uses_gloo() -> bool:
     return dist.is_initialized() and dist.get_backend() == "gloo"
 
 
-def describe(name: str, arguments: dict[str, Any]) -> tuple[str, str]:
+def describe(name: str, arguments: dict[str, Any], group: Any) -> tuple[str, str]:
     """The fingerprint of a call (what must agree) and its text for a person."""
     tensor_name, *fields = COLLECTIVES[name]
     tensor = arguments.get(tensor_name) if tensor_name else None
@@ -306,9 +307,11 @@ def describe(name: str, arguments: dict[str, Any]) -> tuple[str, str]:
         shown.append(op_name)
     for field in ("src", "dst"):
         if field in fields:
-            value = arguments.get(field)
-            if value is None:
-                value = arguments.get(f"group_{field}")
+            value, local = arguments.get(field), arguments.get(f"group_{field}")
+            if value is None and local is not None:
+                value = local
+                with contextlib.suppress(ValueError):  # torch explains it better
+                    value = dist.get_global_rank(group, local)
             value = 0 if value is None else value
             must_agree.append(f"{field}={value}")
             shown.append(f"{field}={value}")

@@ -28,9 +28,12 @@ from course_utils.ranks.processes import (
     SharedFolder,
     SpawnedRank,
     Zygote,
+    cpu_seconds,
     start_method,
 )
 from course_utils.ranks.report import (
+    HELPER_ENDED,
+    NOT_TOLD,
     RankFailure,
     RanksError,
     choose_root,
@@ -38,10 +41,10 @@ from course_utils.ranks.report import (
     exit_text,
     find_where,
     frames_of_dump,
-    is_at_store,
     is_meeting,
     is_waiting,
     learner_lines,
+    patience,
     rank_list,
 )
 
@@ -52,6 +55,7 @@ GROUP_SECONDS = 60.0  # to form a process group
 GROUP_TIMEOUT = 1800.0  # of a collective; the driver sees a deadlock long before
 # After one rank has failed, how long may a rank that still computes go on?
 PEER_SECONDS = 2.0
+STATUS_SECONDS = 5.0  # to learn how a rank ended whose connection has closed
 SEVER_AFTER = 0.1  # when a failed rank's own closed connections should have done it
 # Steps of the ladder that ends a stuck rank: ask where it is, close its connections,
 # interrupt it (twice), kill it.
@@ -61,9 +65,8 @@ HEAD_START = 0.05  # of an interrupt before the connections are closed
 # Nothing printed, answered or computed for this long, and every rank that has not
 # finished waits for another one: a deadlock.
 QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
-# Ranks that make a group look again and again who has come, which takes some CPU time,
-# and may be quiet for longer: one that finds nobody tries again after a while.
-MEETING_CPU, MEETING_SECONDS = 0.15, 4.0
+# Ranks that make a group look again and again who has come, which takes some CPU time.
+MEETING_CPU = 0.15
 OUTPUT_SECONDS = 1.0  # for output to arrive; a rank may also print without end
 
 
@@ -661,6 +664,7 @@ class Round:
     printer: Printer | None
     replies: dict[int, dict[str, Any]] = field(default_factory=dict)
     died: dict[int, int | None] = field(default_factory=dict)
+    untold: dict[int, str] = field(default_factory=dict)  # why it is unknown how
     frames: dict[int, list] = field(default_factory=dict)  # innermost first
     stopped: set[int] = field(default_factory=set)  # had not finished by themselves
     killed: set[int] = field(default_factory=set)
@@ -783,7 +787,11 @@ class Round:
             return
         process = self.team.processes[rank]
         if status is None:
-            status = process.exit_status(wait=1.0)
+            # Once, even if nothing is told of many ranks.
+            status = process.exit_status(wait=0.0 if self.untold else STATUS_SECONDS)
+            if status is None:
+                ended = process.helper_ended()
+                self.untold[rank] = HELPER_ENDED if ended else NOT_TOLD
         self.last_event = time.monotonic()
         self._drain(rank, math.inf)
         self.died[rank] = status
@@ -811,14 +819,15 @@ class Round:
             return False
         if self.samples and now - self.samples[-1][0] < QUIET_SECONDS:
             return False
-        used = self._cpu_seconds()
+        pids = {rank: one.pid for rank, one in self.team.processes.items()}
+        used = cpu_seconds(pids)
         before = self.samples[-1][1] if self.samples else {}
         spent = {rank: s - before.get(rank, 0.0) for rank, s in used.items()}
         if any(seconds > MEETING_CPU for seconds in spent.values()):
             self.samples = [(now, used)]
             return False
         self._ask_where(0.2)
-        used = self._cpu_seconds()
+        used = cpu_seconds(pids)
         computing = {rank for rank, seconds in spent.items() if seconds > QUIET_CPU}
         asked = self.pending & self.frames.keys()
         if not all(is_waiting(self.frames[rank]) for rank in asked) or any(
@@ -832,29 +841,9 @@ class Round:
         self.samples.append((now, used))
         if len(self.samples) <= QUIET_SAMPLES:
             return False
-        return now - self.samples[0][0] >= self._patience()
-
-    def _patience(self) -> float:
-        """How long ranks can be quiet that still come to something.
-
-        Two or more that make a group may find each other. A rank that came too early
-        to a ``TCPStore`` tries again after longer and longer pauses: about as long as
-        it has been trying.
-        """
         frames = [self.frames[rank] for rank in self.pending]
-        if len(frames) < 2 or not any(map(is_meeting, frames)):
-            return 0.0
-        tried = self.samples[0][0] - self.started
-        return max(MEETING_SECONDS, tried if any(map(is_at_store, frames)) else 0.0)
-
-    def _cpu_seconds(self) -> dict[int, float]:
-        """CPU time that each rank has used so far."""
-        used = {}
-        for rank, process in self.team.processes.items():
-            with contextlib.suppress(psutil.Error):  # it has just died
-                times = psutil.Process(process.pid).cpu_times()
-                used[rank] = times.user + times.system
-        return used
+        still_since = self.samples[0][0]
+        return now - still_since >= patience(frames, still_since - self.started)
 
     def _ask_where(self, seconds: float) -> None:
         """Fill ``frames`` of the pending ranks, as far as they answer in time."""
@@ -939,9 +928,13 @@ class Round:
             frames = self.frames.get(rank, [])
             seconds = time.monotonic() - self.started
             if rank in self.died and rank not in self.killed:
-                status = exit_text(self.died[rank])
                 found[rank] = RankFailure(
-                    rank, "died", status, where=find_where(frames), seconds=seconds
+                    rank,
+                    "died",
+                    exit_text(self.died[rank]),
+                    self.untold.get(rank, ""),
+                    where=find_where(frames),
+                    seconds=seconds,
                 )
             elif rank in self.stopped or rank in self.killed:
                 kind = "peer" if others_failed and is_waiting(frames) else "stuck"

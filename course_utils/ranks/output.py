@@ -64,6 +64,20 @@ def is_c10d_log(data: bytes) -> bool:
     return all(C10D_LOG.match(line) or C10D_STACK.match(line) for line in lines)
 
 
+class LogFilter:
+    """Leaves out what torch writes about C++ code below a line of its log."""
+
+    def __init__(self) -> None:
+        self.in_log = False  # the line before was one of the log, or left out
+
+    def leaves_out(self, line: str) -> bool:
+        """Asked of each line in turn: is it such a one?"""
+        if self.in_log and C10D_STACK.match(line):
+            return True
+        self.in_log = bool(C10D_LOG.match(line))
+        return False
+
+
 class RankOutput:
     """The bytes of one rank, cut into lines."""
 
@@ -74,7 +88,7 @@ class RankOutput:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.count = 0
         self.left_out = 0  # characters of the partial line
-        self.in_log = False  # the line before was one of c10d's log
+        self.log = LogFilter()
 
     def feed(self, data: bytes) -> None:
         """Take in what the rank has printed."""
@@ -105,9 +119,8 @@ class RankOutput:
         left_out, self.left_out = self.left_out, 0
         if is_bar and not text:
             return
-        if self.in_log and C10D_STACK.match(text):
+        if self.log.leaves_out(text):
             return
-        self.in_log = bool(C10D_LOG.match(text))
         if left_out:
             text += f" ... {left_out:,} characters left out ..."
         self.count += 1

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,16 @@ def current_folder() -> str | None:
         return os.getcwd()
     except FileNotFoundError:
         return None
+
+
+def cpu_seconds(pids: Mapping[int, int]) -> dict[int, float]:
+    """Rank -> CPU time that its process has used so far; without those that ended."""
+    used = {}
+    for rank, pid in pids.items():
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            used[rank] = times.user + times.system
+    return used
 
 
 def temporary_folder() -> str:
@@ -140,6 +150,10 @@ class RankProcess:
     def exit_status(self, wait: float = 0.0) -> int | None:
         """How it ended: exit code, or -signal; None while it runs or if unknown."""
         raise NotImplementedError
+
+    def helper_ended(self) -> bool:
+        """Has the process ended that would say how this rank ended?"""
+        return False
 
     def kill(self) -> None:
         """End the rank and what it has started; close its channel."""
@@ -271,6 +285,7 @@ class Zygote:
                     self.ready = True
                 elif "forked" in message:
                     self.forked[message["forked"]] = message["pid"]
+                    self.ended.pop(message["pid"], None)  # of an earlier rank
                 elif "ended" in message:
                     self.ended[message["ended"]] = os.waitstatus_to_exitcode(
                         message["status"]
@@ -354,9 +369,14 @@ class ForkedRank(RankProcess):
         while True:
             self.zygote.pump()
             status = self.zygote.ended.get(self.pid)
-            if status is not None or time.monotonic() >= deadline:
+            if status is not None or self.helper_ended():
                 return status
+            if time.monotonic() >= deadline:
+                return None
             time.sleep(0.005)
+
+    def helper_ended(self) -> bool:
+        return self.zygote.failure is not None
 
     def kill(self) -> None:
         if self.pid is not None:

@@ -23,6 +23,8 @@ LIBRARIES = tuple(
         )
     }
 )
+# What is called by a worker: neither a learner's script nor one of the course.
+BELOW_WORKERS = (*LIBRARIES, os.path.join(PACKAGE, "ranks", ""))
 Frame = tuple[str, int, str]  # file, line, function
 
 STORE_PART = f"course_utils{os.sep}ranks{os.sep}loopback.py"  # a TCPStore is being made
@@ -36,6 +38,7 @@ WAITING_PARTS = (
     STORE_PART,
 )
 MEETING_NAMES = ("init_process_group", "new_group")
+MEETING_SECONDS = 4.0  # for ranks that may find each other
 INNER_NAMES = ("wrapper", "checked", "work_wait", "<lambda>", "decorate_context")
 
 
@@ -79,7 +82,7 @@ class RankFailure:
         kind: ``"raised"``, ``"died"``, ``"stuck"``, or ``"peer"`` (it failed only
             because another rank did).
         error: name of the exception class, ``"exit code 3"``, or ``"SIGKILL"``.
-        message: the exception's text.
+        message: the exception's text; why it is unknown how a rank died.
         traceback: the learner's own lines, as text.
         where: for example ``"all_reduce, line 3 of the cell"``; empty if unknown.
         seconds: from the start of the cell to the failure.
@@ -155,6 +158,22 @@ def is_meeting(frames: list[Frame]) -> bool:
     return is_at_store(frames) or any(name in MEETING_NAMES for *_, name in frames)
 
 
+def patience(frames: list[list[Frame]], tried: float) -> float:
+    """How many seconds waiting ranks can be still, and yet come to something.
+
+    Two or more that make a group may find each other. A rank that came too early to a
+    ``TCPStore`` tries again after longer and longer pauses: about as long as it has
+    been trying.
+
+    Args:
+        frames: where each of them is, innermost first.
+        tried: seconds from their start until they became still.
+    """
+    if len(frames) < 2 or not any(map(is_meeting, frames)):
+        return 0.0
+    return max(MEETING_SECONDS, tried if any(map(is_at_store, frames)) else 0.0)
+
+
 def frames_of_dump(dump: str) -> list[Frame]:
     """The frames in faulthandler's text, innermost first."""
     pattern = re.compile(r'^\s+File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
@@ -177,10 +196,10 @@ DEATHS = {
     "SIGKILL": "It was killed from outside; on Linux often because memory ran out.",
     "SIGSEGV": "The process crashed in C or C++ code.",
     "SIGABRT": "C++ code ended the process; its last words are above.",
-    "unknown exit status": "The helper process that starts ranks was ended, and with "
-    "it all ranks.",
     "exit code 0": "Something called os._exit(): a rank must go on living.",
 }
+HELPER_ENDED = "The helper process that starts ranks was ended, and with it all ranks."
+NOT_TOLD = "The connection closed; how the process ended was not known in time."
 
 
 def rank_list(ranks: list[int]) -> str:
@@ -256,8 +275,9 @@ def describe_failures(
     for ranks, failure in group_same(by_kind["died"]):
         where = f" at {failure.where}" if failure.where else ""
         parts.append(f"{rank_list(ranks)} died ({failure.error}){where}.")
-        if failure.error in DEATHS:
-            parts.append(indent(DEATHS[failure.error], "  "))
+        why = failure.message or DEATHS.get(failure.error)
+        if why:
+            parts.append(indent(why, "  "))
     raised = sorted(by_kind["raised"], key=first)
     mismatches = [f for f in raised if f.error == "CollectiveMismatch"]
     told = [f for f in raised if f not in mismatches[1:]]  # one tells it all

@@ -22,7 +22,7 @@ import socket
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -172,11 +172,22 @@ class Zygote:
     def _import_one(self) -> None:
         self._import(self.later.pop(0))
         if not self.later:
-            join_pages()
+            with self._reporting():
+                join_pages()
 
     def _import(self, name: str) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), self._reporting():
             import_all([name])
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """What is inside takes seconds: report at once which ranks end meanwhile."""
+        nothing = signal.signal(signal.SIGCHLD, lambda *_: self._report_ended())
+        try:
+            self._report_ended()
+            yield
+        finally:
+            signal.signal(signal.SIGCHLD, nothing)
 
     def _report_ended(self) -> None:
         while True:

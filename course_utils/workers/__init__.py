@@ -11,7 +11,7 @@ and prints the command that does the same in a terminal. It differs in three thi
 listens on loopback only, a failure is one exception in the notebook that says what
 happened on which rank, and nothing is left behind, however it ends.
 
-The standard library is enough for this module: torch is imported by the ranks.
+This module does not import torch: the ranks do.
 """
 
 import codecs
@@ -19,7 +19,6 @@ import contextlib
 import json
 import linecache
 import os
-import re
 import selectors
 import shlex
 import signal
@@ -31,6 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course_utils.environment import ROOT, STATE
+from course_utils.ranks import report
+from course_utils.ranks.output import LogFilter, choose_output, is_c10d_log
+from course_utils.ranks.processes import cpu_seconds
 from course_utils.workers import _runner
 from course_utils.workers._runner import MARK, is_dead, kill_tree
 
@@ -244,8 +246,6 @@ class _Job:
     """One run of torchrun: its processes, what they print, how they end."""
 
     def __init__(self, nproc: int, show: str) -> None:
-        from course_utils.ranks.output import choose_output
-
         self.ranks = [_Rank(number) for number in range(nproc)]
         self.show = show
         self.stream = choose_output("auto") == "stream"
@@ -303,7 +303,6 @@ class _Job:
                 self.deadlock = still.is_deadlock()
                 if self.deadlock:
                     return False
-                still.begin_again()
                 for rank in self.ranks:
                     rank.stack = None
             if failed_at is None and any(map(_has_failed, self.ranks)):
@@ -314,7 +313,8 @@ class _Job:
                     if rank.pid and not is_dead(rank.pid):
                         rank.end = rank.end or {"kind": "ended"}
                         rank.kill()
-            if self._read(selector, min(deadline - now, 0.1)):
+            came = self._read(selector, min(deadline - now, 0.1))
+            if not all(map(is_c10d_log, came)):
                 still.begin_again()
         return True
 
@@ -340,11 +340,12 @@ class _Job:
         process.wait()
 
     # ---------------------------------------------------------------- what they print
-    def _read(self, selector, seconds: float) -> bool:
+    def _read(self, selector, seconds: float) -> list[bytes]:
         """Take in what has come, waiting at most so long for the first of it."""
-        ready = selector.select(seconds)
-        for key, _ in ready:
+        came = []
+        for key, _ in selector.select(seconds):
             data = os.read(key.fd, 1 << 16)
+            came.append(data)
             number, name = key.data
             if not data:
                 selector.unregister(key.fileobj)
@@ -353,7 +354,7 @@ class _Job:
             else:
                 for line in self.outputs[key.data].feed(data):
                     self._line(self.ranks[number], name, line)
-        return bool(ready)
+        return came
 
     def _line(self, rank: _Rank, name: str, line: str) -> None:
         """One line that a rank has written."""
@@ -507,50 +508,40 @@ class _Stillness:
     def __init__(self, ranks: list[_Rank]) -> None:
         self.ranks = ranks
         self.started = self.looked = time.monotonic()
-        self.spent: dict[int, float] = {}  # pid -> seconds of processor time, then
+        self.spent: dict[int, float] = {}  # rank -> seconds of processor time, then
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Something has happened."""
+        """They are not still, or not any more."""
         self.since = time.monotonic()
 
     def is_long(self, now: float) -> bool:
         """Have all that run done nothing for ``SECONDS_STILL``?"""
         if now < self.looked + SECONDS_OF_LOOK:
             return False
-        spent, before = self._processor_times(), self.spent
+        pids = {rank.number: rank.pid for rank in self.ranks if rank.pid}
+        spent, before = cpu_seconds(pids), self.spent
         most = STILL_CPU * (now - self.looked)
         self.looked, self.spent = now, spent
-        begun = all(rank.pid for rank in self.ranks)
-        if not begun or any(spent[pid] - before.get(pid, 0.0) > most for pid in spent):
+        begun = len(pids) == len(self.ranks)
+        if not begun or any(
+            s - before.get(rank, 0.0) > most for rank, s in spent.items()
+        ):
             self.since = now
         return now > self.since + SECONDS_STILL
 
     def is_deadlock(self) -> bool:
         """Is each of them, where it says it is, in a call that waits for others?
 
-        Ranks that make a group may find each other: see ``Round._patience``.
+        If not, it begins again. Ranks that may find each other get more time.
         """
-        from course_utils.ranks import report
-
         running = [rank for rank in self.ranks if not is_dead(rank.pid)]
         frames = [report.frames_of_dump("\n".join(r.stack or [])) for r in running]
         if not frames or not all(map(report.is_waiting, frames)):
+            self.begin_again()
             return False
-        patience = 0.0
-        if len(frames) > 1 and any(map(report.is_meeting, frames)):
-            patience = self.since - self.started
-        return time.monotonic() - self.since >= patience
-
-    def _processor_times(self) -> dict[int, float]:
-        import psutil
-
-        found = {}
-        for pid in filter(None, (rank.pid for rank in self.ranks)):
-            with contextlib.suppress(psutil.Error):  # it has ended
-                times = psutil.Process(pid).cpu_times()
-                found[pid] = times.user + times.system
-        return found
+        patience = report.patience(frames, self.since - self.started)
+        return time.monotonic() >= self.since + patience
 
 
 class _Lines:
@@ -560,6 +551,7 @@ class _Lines:
         self.kept: deque[str] = deque(maxlen=KEPT_LINES)
         self.partial = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._log = LogFilter()
         self._waiting: list[str] = []
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._count = 0
@@ -568,7 +560,8 @@ class _Lines:
         """Take in bytes; returns the lines that are complete with them."""
         *lines, self.partial = (self.partial + self._decoder.decode(data)).split("\n")
         # A progress bar writes over its line again and again. The last state counts.
-        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        return [line for line in lines if not self._log.leaves_out(line)]
 
     def keep(self, line: str) -> None:
         """This line is to be shown, and is part of the output."""
@@ -640,18 +633,12 @@ def _without_times(metrics: dict) -> str:
 
 
 def _where(stack: list[str]) -> str:
-    """Where a rank was, from what faulthandler has written; the innermost is first."""
-    from course_utils.ranks.report import LIBRARIES
-
+    """Where a rank was, from what faulthandler has written."""
     call = ""
-    for line in stack:
-        found = re.match(r'  File "(.+)", line (\d+) in (.+)', line)
-        if not found:
-            continue
-        file, number, function = found[1], int(found[2]), found[3]
+    for file, number, function in report.frames_of_dump("\n".join(stack)):
         if file.startswith("<") or file == _runner.__file__:
             continue
-        if os.path.realpath(file).startswith(LIBRARIES):
+        if os.path.realpath(file).startswith(report.BELOW_WORKERS):
             call = function if function != "wrapper" else call
             continue
         place = f"in line {number} of {os.path.basename(file)}"

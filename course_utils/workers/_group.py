@@ -32,7 +32,7 @@ def join_group(backend: str, *, bind: bool = False) -> torch.device:
                 f"for {LOCAL_WORLD_SIZE} ranks. Use --backend gloo."
             )
         device = torch.device("cuda", LOCAL_RANK)
-        torch.cuda.set_device(device)  # or every rank would use the first GPU
+        torch.cuda.set_device(device)  # else "cuda" is the first GPU, everywhere
     else:
         device = torch.device("cpu")
         torch.set_num_threads(1)  # the ranks share the cores

@@ -26,7 +26,6 @@ import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -90,6 +89,7 @@ def run_agent(plan_text: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
+    from course_utils.ranks.driver import hold_port
     from course_utils.ranks.loopback import bind_stores_to_loopback
 
     class Pipes(LogsSpecs):
@@ -109,10 +109,11 @@ def run_agent(plan_text: str) -> int:
     if _may_fork():
         _fork_ranks(plan["script"])
     gc.enable()
+    port_is_ours = contextlib.ExitStack()
     options = {
         "--nproc-per-node": len(plan["pipes"]),
         "--master-addr": "127.0.0.1",
-        "--master-port": _free_port(),
+        "--master-port": hold_port(port_is_ours),
         "--local-addr": "127.0.0.1",
         "--log-dir": os.devnull,  # without one torchrun leaves a folder in /tmp
     }
@@ -122,7 +123,8 @@ def run_agent(plan_text: str) -> int:
     config.logs_specs = Pipes()
     has_begun.set()
     try:
-        elastic_launch(config, command)(*command_words)
+        with port_is_ours:
+            elastic_launch(config, command)(*command_words)
     except ChildFailedError as error:
         codes = [(rank, failure.exitcode) for rank, failure in error.failures.items()]
         print(json.dumps(codes), flush=True)
@@ -317,7 +319,7 @@ def _end(code: int) -> NoReturn:
 def _own_lines(error: BaseException) -> str:
     """The traceback without the lines of Python, torch and this file."""
     from course_utils.environment import ROOT
-    from course_utils.ranks.report import LIBRARIES
+    from course_utils.ranks.report import BELOW_WORKERS
 
     def tidy(report: traceback.TracebackException) -> None:
         report.stack[:] = [frame for frame in report.stack if is_own(frame.filename)]
@@ -333,7 +335,7 @@ def _own_lines(error: BaseException) -> str:
     def is_own(file: str) -> bool:
         if file.startswith("<frozen") or file == __file__:
             return False
-        return not os.path.realpath(file).startswith(LIBRARIES)
+        return not os.path.realpath(file).startswith(BELOW_WORKERS)
 
     report = traceback.TracebackException.from_exception(error)
     tidy(report)
@@ -377,12 +379,6 @@ def _set_option(option: int, value: int) -> None:
     """Linux's prctl(); elsewhere nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":
