@@ -6,6 +6,7 @@ import time
 from collections import namedtuple
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -301,6 +302,14 @@ def test_scatter_of_nested_inputs_is_torchs(name, n):
     torchs = parallel.scatter(NESTED[name], DEVICES[n])
     assert [type(part) for part in own] == [type(part) for part in torchs]
     same(list(own), list(torchs))
+
+
+def test_whatever_is_no_tensor_goes_to_every_device_as_it_is():
+    array = numpy.array([1, 2])  # whether it is true cannot be asked
+    pieces = ours.scatter((x, array), [0, 1])
+    assert [len(rows) for rows, _ in pieces] == [4, 4]
+    assert all(each is array for _, each in pieces)
+    assert all(each is array for each in ours.scatter(array, [0, 1]))
 
 
 def test_scatter_copies_only_what_must_move(gpus):

@@ -263,6 +263,38 @@ def test_dtypes_do_not_share_a_bucket(ranks):
     ranks.run(check_dtypes)
 
 
+class Complex(nn.Module):
+    """Rank 0 uses the first two parameters, the others the first, nobody the last."""
+
+    def __init__(self):
+        super().__init__()
+        start = complex(dist.get_rank(), 1)
+        self.weights = nn.ParameterList([torch.full((2,), start) for _ in range(3)])
+
+    def forward(self, factor):
+        first, second, _ = self.weights
+        value = (first * factor).real.sum()
+        return value if dist.get_rank() else value + (second * 2).imag.sum()
+
+
+def check_complex():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    module = Complex()
+    model = ddp.DDP(module)
+    first, second, unused = module.weights
+    assert all(weight.eq(1j).all() for weight in module.weights)
+    model(complex(rank + 1, rank)).backward()
+    # For autograd the gradient of (w·z).real is the conjugate of z.
+    mean = sum(complex(r + 1, -r) for r in range(n)) / n
+    torch.testing.assert_close(first.grad, torch.full((2,), mean))
+    torch.testing.assert_close(second.grad, torch.full((2,), 2j / n))
+    assert unused.grad is None
+
+
+def test_complex_parameters(ranks):
+    ranks.run(check_complex)
+
+
 def check_tied():
     rank, n = dist.get_rank(), dist.get_world_size()
     module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))

@@ -1043,6 +1043,106 @@ def test_an_output_that_hides_its_tensors_is_refused(started):
     started[2].run(check_hidden)
 
 
+class Turned(nn.Linear):
+    """Returns a view of its result."""
+
+    def forward(self, rows):
+        return super().forward(rows).transpose(0, 1)
+
+
+class Adding(nn.Linear):
+    """Changes its input, and returns that: a view of what the unit before returned."""
+
+    def forward(self, rows):
+        rows += super().forward(rows)
+        return rows
+
+
+class InPlace(nn.Module):
+    """Changes what its units return. With three dimensions those are all views."""
+
+    def __init__(self):
+        super().__init__()
+        kinds = (nn.Linear, Turned, Adding, Turned)
+        self.layers = nn.ModuleList(kind(8, 8) for kind in kinds)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, rows):
+        first, second, third, fourth = self.layers
+        rows = second(first(rows).relu_()).tanh_()
+        rows = third(rows * 1.0)
+        rows += 1.0
+        rows = fourth(rows)
+        rows[:2] *= 2.0
+        return self.out(rows)
+
+
+def check_views():
+    torch.manual_seed(0)
+    plain = InPlace()
+    torch.manual_seed(1)
+    rows = torch.randn(4, 5, 8)
+    plain(rows).pow(2).mean().backward()
+    for options in (
+        {"prefetch": 0},
+        {"prefetch": 1},
+        {"prefetch": 5, "reshard_after_forward": True},
+    ):
+        torch.manual_seed(0)
+        module = InPlace()
+        model = fsdp.FSDP(module, [*module.layers, module.out], **options)
+        for _ in range(2):  # in the second step the order is known
+            model.zero_grad()
+            model(rows).pow(2).mean().backward()
+            assert not any(flat.gathered for flat in model.flats)
+        for flat in model.flats:
+            parts = flat.parts(fsdp.all_gather(flat.shard.grad))
+            for name, part in zip(flat.names, parts, strict=True):
+                expected = plain.get_parameter(name).grad
+                torch.testing.assert_close(part, expected, msg=f"{name}, {options}")
+
+
+def test_a_view_that_a_unit_returns_may_be_changed_in_place(started):
+    started[2].run(check_views)
+
+
+class Positions(nn.Module):
+    """Returns a part of its parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 2))
+
+    def forward(self, rows):
+        return self.weight[: len(rows)]
+
+
+class Placed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.positions, self.out = Positions(), nn.Linear(2, 2)
+
+    def forward(self, rows):
+        return self.out(rows + self.positions(rows))
+
+
+def check_own_parameters():
+    for trained in (True, False):
+        module = Placed()
+        module.positions.requires_grad_(trained)
+        model = fsdp.FSDP(module, [module.positions])
+        for recording in (True, False):
+            with torch.set_grad_enabled(recording):
+                with pytest.raises(
+                    RuntimeError, match=r"'positions' returns one of its own.*clone"
+                ):
+                    model(torch.ones(3, 2))
+
+
+def test_a_unit_that_returns_a_view_of_its_parameter_is_refused(started):
+    started[2].run(check_own_parameters)
+
+
 def test_misuse_is_named(started):
     started[2].run(check_misuse)
 

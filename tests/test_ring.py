@@ -178,6 +178,20 @@ def test_the_halves_hold_what_they_say(ranks):
     ranks.run(check_halves)
 
 
+def check_the_mean_of_the_first_half():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mine = (rank + 1) % n
+    for dtype in (torch.float32, torch.complex64):
+        chunks = numbers(rank, (2 * n + 1,), dtype).tensor_split(n)
+        ring.reduce_scatter_ring(chunks, ReduceOp.AVG)
+        mean = expected_of(0, (2 * n + 1,), dtype, ReduceOp.AVG)
+        assert torch.equal(chunks[mine], mean.tensor_split(n)[mine])
+
+
+def test_the_first_half_gives_the_mean_if_asked_for(ranks):
+    ranks.run(check_the_mean_of_the_first_half)
+
+
 def count(nbytes):
     """Bytes that this rank sends, by function, and how many messages."""
     n, sent = dist.get_world_size(), []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import doctest
 import random
+import sys
 from collections import Counter
 from itertools import product
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -89,6 +91,9 @@ def test_every_item_is_in_exactly_one_part(items, n):
         (10, [3, 0, 7], [3, 0, 7]),
         (7, [7], [7]),
         (0, [0, 0], [0, 0]),
+        (10, [numpy.int64(6), numpy.int64(4)], [6, 4]),
+        (10, numpy.array([6, 4]), [6, 4]),
+        (10, numpy.array([0.6, 0.4]), [6, 4]),
     ],
 )
 def test_sizes_are_fractions_or_counts(items, sizes, counts):
@@ -105,6 +110,7 @@ def test_sizes_are_fractions_or_counts(items, sizes, counts):
         ([3, 3, 3], "sum to 9, but there are 10 items"),
         ([1], "sum to 1, but there are 10 items. As integers they are numbers"),
         ([], "one or more numbers from 0 on, not"),
+        ([numpy.int64(3)] * 3, "sum to 9, but there are 10 items"),
         ([1.5, -0.5], r"from 0 on, not \[1.5, -0.5\]"),
         ([float("nan"), 1.0], "sum to nan, not to 1"),
     ],
@@ -729,6 +735,34 @@ def test_evaluate_counts_each_row_once(on, n):
         assert abs(sum(means) / n - accuracy) > 0.1
 
 
+class Merging(nn.Linear):
+    """As layers that change their weights in train(): setting a flag is not enough."""
+
+    merged = False
+
+    def train(self, mode=True):
+        self.merged = not mode
+        return super().train(mode)
+
+
+def test_evaluate_leaves_each_module_in_its_mode(on):
+    def run():
+        model = nn.Sequential(Merging(2, 2), nn.BatchNorm1d(2), nn.Dropout())
+        model[1].eval()  # frozen on purpose
+        before = [module.training for module in model.modules()]
+        batches = [(torch.ones(3, 2), torch.tensor([0, 1, 0]))]
+        ours.evaluate(model, batches)
+        modes = [[module.training for module in model.modules()], model[0].merged]
+        with pytest.raises(IndexError):  # there is no class 2
+            ours.evaluate(model, [(torch.ones(1, 2), torch.tensor([2]))])
+        after = [[module.training for module in model.modules()], model[0].merged]
+        return before, modes, after
+
+    for before, modes, after in on(2, run):
+        assert before == [True, True, False, True]
+        assert modes == after == [before, False]
+
+
 def test_evaluate_needs_a_row(on):
     with pytest.raises(RanksError, match="No rank has a row"):
         on(2, lambda: ours.evaluate(nn.Linear(1, 1), []))
@@ -824,7 +858,7 @@ def test_it_imports_torch_alone():
             modules |= {name.name.partition(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             modules.add(node.module.partition(".")[0])
-    assert modules <= {"torch", "collections", "itertools", "math", "typing"}
+    assert modules - sys.stdlib_module_names == {"torch"}
 
 
 def test_the_examples_are_true():

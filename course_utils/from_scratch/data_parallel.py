@@ -42,7 +42,7 @@ def scatter(inputs: Any, target_gpus: Sequence[Device], dim: int = 0) -> Sequenc
     if isinstance(inputs, Tensor):
         pieces = inputs.chunk(len(devices), dim)
         return tuple(p.to(device) for p, device in zip(pieces, devices, strict=False))
-    if not inputs or not isinstance(inputs, dict | list | tuple):
+    if not isinstance(inputs, dict | list | tuple) or not inputs:
         return [inputs] * len(devices)
     values = inputs.values() if isinstance(inputs, dict) else inputs
     parts = zip(*(scatter(value, devices, dim) for value in values), strict=False)

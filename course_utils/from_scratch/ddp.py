@@ -228,7 +228,8 @@ class _Bucket:
         # there. The memory is kept: to get it anew in each step would cost more.
         sizes = [parameter.numel() for parameter in parameters]
         self.flat = parameters[0].detach().new_empty(sum(sizes) + len(sizes))
-        *parts, self.there = self.flat.split([*sizes, len(sizes)])
+        *parts, there = self.flat.split([*sizes, len(sizes)])
+        self.there = there.real  # itself, unless the parameters are complex
         self.means = [
             part.view(p.shape) for part, p in zip(parts, parameters, strict=True)
         ]

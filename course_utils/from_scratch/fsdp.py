@@ -628,7 +628,7 @@ class FSDP(nn.Module):
         module: overwritten with the parameters and buffers of rank 0. Its parameters
             have values only while their unit runs, nan otherwise. Its units return
             tensors, or tuples, lists and dicts of them; in other objects they would
-            not be found.
+            not be found. None returns a parameter of its own, or a view of one.
         units: submodules that are units. What is in none is the root unit, the module
             itself; that stays gathered from the beginning of forward to the end.
         reshard_after_forward: whether units are freed after their forward. By default
@@ -767,14 +767,21 @@ class FSDP(nn.Module):
         if torch._C._current_graph_task_id() != -1:
             return
         self.ended.append(unit)
+        leaves = tree_leaves(output)
+        self._refuse_own_parameters(unit, leaves)
         reshard = self.reshard_after_forward
         if not torch.is_grad_enabled():
             reshard = True
         else:
-            leaves = tree_leaves(output)
+            enter = partial(self._enter_backward, unit)
             for value in leaves:
                 if isinstance(value, Tensor) and value.requires_grad:
-                    value.register_hook(partial(self._enter_backward, unit))
+                    value.register_hook(enter)
+                    # A view that is changed in place later gets a new history, without
+                    # this hook. The history of what it is a view of stays part of it.
+                    base = value._base
+                    if base is not None and base.grad_fn is not None:
+                        base.register_hook(enter)
             self._refuse_if_hidden(unit, leaves)
         if reshard or (reshard is None and unit.name):
             unit.free()
@@ -813,6 +820,17 @@ class FSDP(nn.Module):
         self.in_backward = False
         for unit in self.units:
             unit.free()
+
+    @staticmethod
+    def _refuse_own_parameters(unit: Unit, leaves: list[Any]) -> None:
+        tensors = [value for value in leaves if isinstance(value, Tensor)]
+        for flat in unit.flats:
+            if any(torch._C._is_alias_of(value, flat.full) for value in tensors):
+                raise RuntimeError(
+                    f"unit {unit.name or 'root'!r} returns one of its own parameters, "
+                    "or a view of one. Their memory is freed when the unit is done, "
+                    "and that tensor would be lost: return a copy, made with .clone()"
+                )
 
     @staticmethod
     def _refuse_if_hidden(unit: Unit, leaves: list[Any]) -> None:

@@ -46,7 +46,10 @@ def reduce_scatter_ring(
     Args:
         chunks: n tensors without gaps, chunk i of one size on all ranks; overwritten.
             Only chunk (r + 1) mod n is a result, the others are partial sums.
-        op: SUM, PRODUCT, MIN or MAX.
+        op: SUM, PRODUCT, MIN, MAX or AVG, the sum divided by n.
+
+    Raises:
+        ValueError: there is no such `op` for this dtype.
 
     Cost: (n-1)/n·S sent by each rank; n-1 steps.
     """
@@ -58,6 +61,8 @@ def reduce_scatter_ring(
         received = incoming[: len(mine)]
         _exchange(outgoing, (rank + 1) % n, received, (rank - 1) % n, group)
         combine(mine, received, out=mine)
+    if op == ReduceOp.AVG:
+        chunks[(rank + 1) % n].div_(n)
 
 
 @torch.no_grad()
@@ -96,9 +101,11 @@ def all_reduce_ring(
 
     Cost: 2(n-1)/n·S sent by each rank; 2(n-1) steps.
     """
+    _combine(op, tensor)  # refuses what does not fit
     flat = _flat(tensor)
     chunks = flat.tensor_split(dist.get_world_size(group))  # sizes differ by 1 at most
-    reduce_scatter_ring(chunks, op, group)
+    # Sums go around; a mean is made of them at the end.
+    reduce_scatter_ring(chunks, ReduceOp.SUM if op == ReduceOp.AVG else op, group)
     all_gather_ring(chunks, group)
     _finish(tensor, flat, op, group)
 

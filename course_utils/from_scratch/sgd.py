@@ -18,8 +18,10 @@ but not exactly as one process does. Shares of different size need weights.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, cycle, islice
 from math import fsum, isclose
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -90,15 +92,15 @@ class DataPartitioner:
 
 def _counts(sizes: Sequence[float], total: int) -> list[int]:
     """The number of items of each part."""
-    if not sizes or min(sizes) < 0:
+    if len(sizes) == 0 or min(sizes) < 0:
         raise ValueError(f"sizes must be one or more numbers from 0 on, not {sizes}.")
-    if all(isinstance(size, int) for size in sizes):
+    if all(isinstance(size, Integral) for size in sizes):  # NumPy's, too
         if sum(sizes) != total:
             raise ValueError(
                 f"The sizes {list(sizes)} sum to {sum(sizes)}, but there are {total} "
                 "items. As integers they are numbers of items, as floats fractions."
             )
-        return list(sizes)
+        return [int(size) for size in sizes]
     if not isclose(fsum(sizes), 1, abs_tol=1e-9):
         raise ValueError(
             f"The fractions {list(sizes)} sum to {fsum(sizes):g}, not to 1: items "
@@ -373,20 +375,31 @@ def evaluate(
     Cost: one all-reduce of 24 bytes.
     """
     device = next(model.parameters(), torch.empty(0)).device
-    was_training = model.training
-    model.eval()
     loss_sum, correct, rows = 0.0, 0, 0
-    for inputs, labels in batches:
-        labels = labels.to(device)
-        logits = model(inputs.to(device))
-        loss_sum += F.cross_entropy(logits, labels, reduction="sum").item()
-        correct += (logits.argmax(dim=1) == labels).sum().item()
-        rows += len(labels)
-    model.train(was_training)
+    with _evaluating(model):
+        for inputs, labels in batches:
+            labels = labels.to(device)
+            logits = model(inputs.to(device))
+            loss_sum += F.cross_entropy(logits, labels, reduction="sum").item()
+            correct += (logits.argmax(dim=1) == labels).sum().item()
+            rows += len(labels)
     loss_sum, correct, rows = sum_over_ranks(loss_sum, correct, rows, device=device)
     if rows == 0:
         raise ValueError("No rank has a row: there is nothing to evaluate.")
     return loss_sum / rows, correct / rows
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """In eval mode; afterwards each module is in the mode that it was in before."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(modes[0][1])
+        for module, was_training in modes:  # such as a frozen BatchNorm
+            module.training = was_training
 
 
 # ------------------------------------------------------------------------- all of it
