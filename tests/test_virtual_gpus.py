@@ -305,6 +305,49 @@ def test_default_device(gpus):
     assert torch.zeros(1).device.type == "cpu"
 
 
+@pytest.mark.parametrize("make", [torch.as_tensor, torch.asarray])
+def test_a_gpu_does_not_share_the_memory_of_an_array(gpus, make):
+    buffer, batches = np.zeros(2, np.float32), []
+    for i in range(3):
+        buffer[:] = i
+        batches.append(make(buffer, device=ONE))
+    assert torch.stack(batches).tolist() == [[0, 0], [1, 1], [2, 2]]
+    batches[0] += 5
+    assert buffer.tolist() == [2, 2]
+    assert [t.bytes for t in gpus.transfers if t.destination == "cuda:1"] == [8, 8, 8]
+    assert gpus.memory()[1].now == 3 * 512
+    with torch.device("cuda:2"):
+        make(buffer).zero_()
+    assert buffer.tolist() == [2, 2]
+    make(buffer).zero_()  # the CPU does
+    assert buffer.tolist() == [0, 0]
+
+
+def test_a_tensor_of_a_tensor_from_elsewhere_is_one_copy(gpus):
+    x = torch.ones(2, requires_grad=True)
+    for make, keeps in (
+        (torch.as_tensor, True),
+        (torch.asarray, False),
+        (lambda x, **how: torch.tensor(x.detach(), **how), False),
+    ):
+        gpus.clear_transfers()
+        y = make(x, device=ONE)
+        assert y.device == ONE
+        assert y.requires_grad == keeps
+        assert [(t.source, t.destination) for t in gpus.transfers] == [
+            ("cpu", "cuda:1")
+        ]
+        z = make(y, device="cuda:2", dtype=torch.float64)
+        assert (z.device.index, z.dtype) == (2, torch.float64)
+    w = torch.asarray(np.ones(2), device=ONE, requires_grad=True)
+    assert w.is_leaf
+    w.sum().backward()
+    assert gpus.memory()[1].now_by_kind["gradients"] == 512
+    for data in (np.ones(2), x, x.to("cuda:2")):
+        with pytest.raises(ValueError, match="can't alias tensor from .* to 'cuda:1'"):
+            torch.asarray(data, device=ONE, copy=False)
+
+
 def test_a_number_alone_is_a_gpu(gpus):
     # A build of torch without CUDA knows no device of that name: it gets one here.
     assert surface.named_device(1) == torch.device("cuda", 1)
@@ -326,6 +369,17 @@ def test_current_device(gpus):
     assert torch.zeros(1).to("cuda").device.index == 2
     torch.accelerator.set_device_index(0)
     assert torch.cuda.current_device() == 0
+    for choose in (torch.cuda.set_device, torch.accelerator.set_device_index):
+        for which in ("cuda", torch.device("cuda")):
+            assert error_of(lambda c=choose, w=which: c(w), ValueError) == (
+                "Expected a torch.device with a specified index or an integer, but "
+                "got:cuda"
+            )
+        choose(-1)
+        assert torch.cuda.current_device() == 0
+        choose(torch.device("cuda:3"))
+        assert torch.cuda.current_device() == 3
+        choose(0)
 
 
 def test_legacy_types(gpus):
@@ -505,6 +559,66 @@ def test_device_errors_are_pytorchs_own(gpus):
     assert found in error_of(lambda: torch._foreach_add([x, y], [x, x]))
 
 
+def test_a_number_from_the_cpu_goes_only_where_cuda_takes_it(gpus):
+    x, number, index = torch.rand(3, device=ONE), torch.tensor(0.5), torch.tensor(1)
+    mask = x > 0.5
+    for goes in (
+        lambda: x + number,
+        lambda: number * x,
+        lambda: torch.where(mask, x, number),
+        lambda: torch.lerp(x, x, number),
+        lambda: x.masked_fill(mask, number),
+        lambda: x.clone().fill_(number),
+        lambda: F.mse_loss(x.sum(), number),
+        lambda: x[index],
+        lambda: sum([number, x.sum()]),
+    ):
+        assert goes().device == ONE
+
+    def refused(argument: str, there: str, others: str, method: str) -> str:
+        return SAME + (
+            f"got {argument} is on {there}, different from other tensors on {others} "
+            f"(when checking argument in method wrapper_CUDA_{method})"
+        )
+
+    for wrong, method in (
+        (lambda: torch.stack([x.sum(), number]), ("tensors", "cat")),
+        (lambda: F.cross_entropy(x, index), ("target", "nll_loss_forward")),
+        (lambda: nn.Embedding(3, 2).to(ONE)(index), ("index", "_index_select")),
+        (lambda: x.index_select(0, index), ("index", "_index_select")),
+        (lambda: x.gather(0, index), ("index", "gather")),
+        (lambda: x.clamp(min=number), ("min", "clamp_Tensor")),
+        (lambda: torch.logaddexp(x, number), ("other", "logaddexp")),
+    ):
+        assert error_of(wrong) == refused(method[0], "cpu", "cuda:1", method[1])
+    assert error_of(lambda: torch.stack([number, x.sum()])) == refused(
+        "tensors", "cuda:1", "cpu", "cat"
+    )
+
+
+def test_a_gradient_is_where_its_tensor_is(gpus):
+    weight, bias = nn.Parameter(torch.ones(2, device=ONE)), nn.Parameter(torch.ones(2))
+
+    def given(x: torch.Tensor, gradient: torch.Tensor) -> str:
+        return error_of(lambda: setattr(x, "grad", gradient))
+
+    wrong = "attempting to assign a gradient "
+    end = ". Please ensure that the gradient and the tensor are on the same device"
+    kinds = "with device type '{}' to a tensor with device type '{}'"
+    assert given(weight, torch.ones(2)) == wrong + kinds.format("cpu", "cuda") + end
+    assert given(bias, torch.ones(2).cuda()) == wrong + kinds.format("cuda", "cpu") + (
+        end
+    )
+    assert given(weight, torch.ones(2).cuda(2)) == (
+        f"{wrong}located on device with index '2' to a tensor located on device with "
+        f"index '1'{end}"
+    )
+    weight.grad, bias.grad = torch.ones(2, device=ONE), torch.ones(2)
+    nn.ParameterList([weight, bias]).to("cuda:2")
+    assert weight.grad.device.index == bias.grad.device.index == 2
+    weight.grad = None
+
+
 def test_errors_of_convolutions_and_recurrent_layers(gpus):
     conv, image = nn.Conv2d(3, 4, 3).cuda(), torch.randn(1, 3, 8, 8)
     assert error_of(lambda: conv(image)) == (
@@ -586,6 +700,12 @@ def test_what_is_beyond_them_is_said_in_one_line(gpus):
         ),
         (lambda: x.__dlpack__(), BufferError, "__dlpack__"),
         (
+            torch.cuda.memory._record_memory_history,
+            RuntimeError,
+            "torch.cuda.memory._record_memory_history",
+        ),
+        (torch.cuda.memory._snapshot, RuntimeError, "_snapshot"),
+        (
             lambda: torch.multiprocessing.SimpleQueue().put(x),
             RuntimeError,
             "Sharing a tensor on cuda:1 with another process",
@@ -595,6 +715,42 @@ def test_what_is_beyond_them_is_said_in_one_line(gpus):
         assert what in message
         assert "cannot run on virtual GPUs: " in message
         assert "\n" not in message
+
+
+def test_inference_mode(gpus):
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(3, 4)
+
+    @torch.inference_mode()
+    def evaluate() -> torch.Tensor:
+        model.eval().to(ONE)
+        return model(x.to(ONE))
+
+    out = evaluate()
+    assert out.is_inference()
+    assert out.device == model[0].weight.device == ONE
+    assert torch.equal(out.cpu(), model.cpu()(x))
+    there = torch.ones(4, 4, device="cuda:2")
+    wave = torch.randn(2, 3, 4, dtype=torch.complex64)
+    with torch.inference_mode():
+        for views in (lambda x: x.chunk(2)[1], lambda x: x.narrow(0, 1, 2)):
+            assert torch.equal(views(there).cpu(), views(there.cpu()))
+        conjugated = torch.fft.hfftn(wave.to(ONE)).cpu()
+        assert torch.equal(conjugated, torch.fft.hfftn(wave))
+        assert nn.Linear(4, 4).cuda(2).half()(out.cuda(2).half()).device.index == 2
+        messages = [
+            error_of(lambda: F.linear(out, there)),
+            error_of(lambda: out.cpu() @ there),
+        ]
+    with torch.no_grad():  # an inference tensor stays one
+        messages += [
+            error_of(lambda: F.linear(out, there)),
+            error_of(lambda: out.cpu() @ there),
+        ]
+    assert messages == 2 * [
+        SAME + f"got mat2 is on cuda:2, different from other tensors on {place} "
+        "(when checking argument in method wrapper_CUDA_mm)"
+        for place in ("cuda:1", "cpu")
+    ]
 
 
 def test_a_failed_op_leaves_the_machine_usable(gpus):
@@ -810,7 +966,11 @@ def test_queries(gpus):
     assert torch.accelerator.current_accelerator().type == "cuda"
     assert torch.cuda.get_device_name(1) == "Virtual GPU"
     assert torch.cuda.get_device_capability(0) == (9, 0)
-    assert torch.cuda.get_device_properties("cuda:1").total_memory == 2**30
+    properties = [torch.cuda.get_device_properties(i) for i in range(4)]
+    assert properties[1].total_memory == 2**30
+    assert properties[1].L2_cache_size == 50 * 2**20
+    assert properties[1].shared_memory_per_block == 48 * 2**10
+    assert len({str(gpu.uuid) for gpu in properties}) == 4
     assert torch.cuda.is_bf16_supported()
     assert torch.cuda.mem_get_info(2) == (2**30, 2**30)
     x = torch.zeros(1000, device=ONE)
@@ -857,8 +1017,13 @@ def test_streams_and_events(gpus):
     torch.cuda.synchronize()
     assert stream.query()
     assert begin.elapsed_time(end) > 0
-    with pytest.raises(RuntimeError, match="must be recorded"):
-        begin.elapsed_time(torch.cuda.Event())
+    with pytest.raises(ValueError, match="must be recorded"):
+        begin.elapsed_time(torch.cuda.Event(True))
+    untimed = stream.record_event()
+    for one, other in ((begin, untimed), (untimed, end)):
+        assert error_of(lambda a=one, b=other: a.elapsed_time(b), ValueError) == (
+            "Both events must be created with argument 'enable_timing=True'."
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -889,6 +1054,79 @@ def test_mixed_precision(gpus, dtype):
     scaler.step(optimizer)
     scaler.update()
     assert not torch.equal(model.weight, weight)
+
+
+def test_cudas_autocast_has_cudas_lists_of_ops(gpus):
+    x = torch.rand(4, 4, device=ONE)
+    with torch.autocast("cuda"):
+        h = x @ x
+        image, volume = h[None, None], h[None, None, None]
+        for y in (
+            h.logsumexp(0),
+            torch.linalg.vector_norm(h),
+            torch.linalg.matrix_norm(h),
+            torch.linalg.norm(h),
+            nn.RMSNorm(4).to(ONE)(h),
+            F.huber_loss(h, h),
+            F.interpolate(image, scale_factor=2),
+            nn.Upsample(scale_factor=2, mode="bilinear")(image),
+            torch.tensordot(h, x, 1),  # the widest of both
+            F.grid_sample(image, torch.zeros(1, 2, 2, 2).to(ONE), align_corners=True),
+            torch.dot(h[0], x[0]),
+        ):
+            assert y.dtype == torch.float32
+        for y in (
+            F.pad(image, (1, 1, 1, 1), mode="replicate"),
+            F.max_pool3d(volume, (1, 2, 2)),
+            h.trace(),
+            torch.mv(x, x[0]),
+            torch.einsum("ij,jk->ik", x, x),
+            nn.LSTMCell(4, 4).to(ONE)(x)[0],
+            nn.GRUCell(4, 4).to(ONE)(x),
+            nn.GRU(4, 4).to(ONE)(x)[0],
+            nn.RNN(4, 4).to(ONE)(x)[0],
+            nn.LSTM(4, 4).to(ONE)(x)[0],
+        ):
+            assert y.dtype == torch.float16
+            assert y.device == ONE
+        large = torch.full((8, 8), 80.0, device=ONE)
+        norm = torch.linalg.vector_norm(large @ large)  # 64 times 51,200
+        assert norm.item() == pytest.approx(8 * 51_200)
+    lstm = nn.LSTM(4, 4).to(ONE)
+    with torch.autocast("cuda"):
+        loss = lstm(x)[0].float().sum()
+    loss.backward()
+    assert lstm.weight_ih_l0.grad.dtype == torch.float32
+
+
+def test_each_device_has_its_own_autocast(gpus):
+    here, there = torch.rand(2, 2), torch.rand(2, 2, device=ONE)
+    layer = nn.Linear(2, 2)
+
+    def dtypes() -> tuple:
+        return layer(here).dtype, (here @ here).dtype, (there @ there).dtype
+
+    full, half, brain = torch.float32, torch.float16, torch.bfloat16
+    with torch.autocast("cuda"):
+        assert dtypes() == (full, full, half)
+        assert not torch.is_autocast_enabled("cpu")
+        with torch.autocast("cpu"):
+            assert dtypes() == (brain, brain, half)
+            assert torch.get_autocast_dtype("cpu") == brain
+            with torch.autocast("cuda", enabled=False):
+                assert dtypes() == (brain, brain, full)
+        with torch.autocast("cpu", enabled=False):
+            assert dtypes() == (full, full, half)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            here @ torch.rand(3, 3)
+        assert dtypes() == (full, full, half)
+    with torch.autocast("cpu"):
+        assert dtypes() == (brain, brain, full)
+        with torch.autocast("cuda", brain):
+            assert dtypes() == (brain, brain, brain)
+        F.binary_cross_entropy(there, there)
+    assert dtypes() == (full, full, full)
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_printing_shows_the_device_and_costs_nothing(gpus):

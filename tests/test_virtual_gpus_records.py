@@ -34,7 +34,8 @@ def ms(seconds: float) -> float:
 
 
 def spans(timeline: Timeline, device: str) -> list[tuple]:
-    return [(ms(i.start), ms(i.stop), i.kind) for i in timeline.intervals[device]]
+    intervals = timeline.intervals.get(device, ())
+    return [(ms(i.start), ms(i.stop), i.kind) for i in intervals]
 
 
 def test_examples():
@@ -211,6 +212,64 @@ def test_only_pinned_memory_is_copied_without_waiting(gpus):
     assert begins(torch.ones(4).pin_memory(), non_blocking=True) == 0
 
 
+def test_a_copy_to_the_cpu_that_does_not_wait_is_pinned(gpus):
+    x = torch.ones(8, device="cuda:0", requires_grad=True)
+    pinned, plain = torch.ones(8).pin_memory(), torch.ones(8)
+
+    def waited(copy) -> float:
+        with gpus.record() as log:
+            copy()
+        return sum(stop - start for start, stop, _ in spans(log.timeline(), "cpu"))
+
+    assert waited(lambda: x.to("cpu")) == 2
+    assert waited(lambda: x.to("cpu", non_blocking=True)) == 0
+    assert waited(lambda: x.detach().to("cpu", non_blocking=True)) == 0
+    assert waited(lambda: pinned.copy_(x.detach(), non_blocking=True)) == 0
+    assert waited(lambda: plain.copy_(x.detach(), non_blocking=True)) == 2
+    assert waited(lambda: x.data.copy_(pinned, non_blocking=True)) == 0
+    assert waited(lambda: x.data.copy_(plain, non_blocking=True)) == 2
+    copy = x.to("cpu", non_blocking=True)
+    assert copy.is_pinned()
+    assert not x.cpu().is_pinned()
+    copy.sum().backward()
+    assert x.grad.device == x.device
+
+
+def test_the_host_waits_for_how_long_a_result_is(gpus):
+    x = torch.arange(8.0, device="cuda:0")
+    mask, index = x > 3, torch.arange(3, device="cuda:0")
+
+    def waits(op) -> bool:
+        gpus.clear()
+        x + 1  # keeps the GPU busy
+        op()
+        return gpus._thread.host > 0
+
+    for op in (
+        lambda: x.nonzero(),
+        lambda: torch.where(mask),
+        lambda: x[mask],
+        lambda: x.masked_select(mask),
+        lambda: x.unique(),
+        lambda: index.bincount(),
+        lambda: index.repeat_interleave(index),
+        lambda: torch.equal(x, x),
+        lambda: torch.allclose(x, x),
+        lambda: x.index_put_((mask,), torch.ones_like(x[:4])),
+        lambda: x.sum().item(),
+    ):
+        assert waits(op)
+    for op in (
+        lambda: x[index],
+        lambda: x.masked_fill(mask, 0),
+        lambda: torch.where(mask, x, 0),
+        lambda: index.repeat_interleave(index, output_size=3),
+        lambda: x.sum() > 3,
+    ):
+        assert not waits(op)
+    assert not waits(lambda: x.__setitem__(mask, 1.0))
+
+
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("chunks", [1, 2, 4, 8])
 def test_micro_batches_fill_the_pipeline(stages, chunks):
@@ -305,6 +364,28 @@ def test_a_rate_gives_the_same_times_everywhere():
         )
         twice = [seconds(lambda: conv(image).sum().backward()) for _ in range(2)]
         assert twice[0] < twice[1]  # the second one adds to the gradients
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)),
+        lambda: nn.Sequential(
+            nn.Unflatten(2, (1, 64)), nn.Conv2d(64, 8, 1), nn.BatchNorm2d(8)
+        ),
+        lambda: nn.TransformerEncoderLayer(64, 4, batch_first=True),
+        lambda: nn.LSTM(64, 8),
+    ],
+)
+def test_inference_mode_takes_the_time_of_no_grad(make):
+    spent = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        with virtual_gpus(1, compute="1 TFLOP/s", force=True) as gpus:
+            model, x = make().cuda().eval(), torch.ones(2, 64, 64, device="cuda")
+            with gpus.record() as log, mode():
+                model(x)
+            spent.append((log.timeline().seconds, gpus.memory()[0].peak))
+    assert spent[0] == pytest.approx(spent[1])
 
 
 def test_measured_time_is_the_cpus():

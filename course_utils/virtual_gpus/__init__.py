@@ -63,8 +63,9 @@ Nothing waits for real; a clock is kept for each GPU, as PyTorch would use it:
   are free and keeps both busy: PyTorch makes the streams of both wait for it
   (aten/src/ATen/native/cuda/Copy.cu).
 * The host issues work for nothing and runs ahead. It waits where PyTorch waits: for
-  `.item()`, `.cpu()`, `.tolist()`, `torch.cuda.synchronize()`, and for a copy from CPU
-  memory that is not pinned or not `non_blocking=True`. Its own ops take time as well:
+  `.item()`, `.cpu()`, `.tolist()`, `torch.cuda.synchronize()`, for a copy that is not
+  `non_blocking=True` or whose CPU memory is not pinned, and where values on a GPU say
+  how long a result is (`nonzero`, `x[mask]`, `unique`). Its own ops take time as well:
   measured, or at 100 GFLOP/s and 50 GB/s with a rate.
 
 Limits
@@ -75,11 +76,14 @@ Limits
 * One random generator for the CPU and all GPUs; its numbers are the CPU's.
 * Streams are dummies: all of a GPU's work is one queue. `Event.elapsed_time` answers
   from the model.
-* `autocast("cuda")` is the CPU's autocast with CUDA's data type and list of ops in
-  float32, as far as Python calls them.
+* `autocast("cuda")` is the CPU's autocast with CUDA's data type and lists of ops. Where
+  the lists differ, it goes by the function that your code calls. What that calls in
+  turn, as `gumbel_softmax` calls `softmax`, is cast as on the CPU, and so are ops of
+  TorchScript. What the CPU cannot do in half precision stays in float32: `avg_pool3d`,
+  linear algebra, `fft`.
 * Not there, with an error that says so: `torch.compile`, CUDA graphs, sparse and other
-  layouts than strided, sharing a GPU tensor with another process, operators for which
-  the CPU has no kernel.
+  layouts than strided, sharing a GPU tensor with another process, records of CUDA's
+  allocator (`_record_memory_history`), operators for which the CPU has no kernel.
 * One process. `DistributedDataParallel` over gloo works in ranks that each have such a
   machine; `fully_shard`, DTensor and nccl do not.
 * A thread that was started before `on()` sees CPU tensors.

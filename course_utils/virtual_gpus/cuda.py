@@ -10,6 +10,7 @@ import functools
 import os
 import threading
 import types
+import uuid
 import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -20,6 +21,7 @@ import torch.accelerator
 import torch.nn.parallel
 
 from course_utils.virtual_gpus import errors
+from course_utils.virtual_gpus.parts import tensors_in
 
 if TYPE_CHECKING:
     from course_utils.virtual_gpus.machine import Machine
@@ -58,20 +60,21 @@ class _Properties(types.SimpleNamespace):
 def _cuda_queries(gpus: Machine, patches: Patches) -> None:
     thread = gpus._thread
 
-    def set_device(device: Any) -> None:
-        if isinstance(device, int) and device < 0:
-            return
-        thread.current = gpus._index(device)
-
     def exchange(device: int) -> int:
         before = thread.current
         if device >= 0:
-            set_device(device)
+            thread.current = gpus._index(device)
         return before
+
+    def set_device(device: Any) -> None:
+        exchange(torch.cuda._utils._get_device_index(device))
+
+    def set_index(device: Any) -> None:
+        exchange(torch.accelerator._utils._get_device_index(device))
 
     def properties(device: Any = None) -> _Properties:
         gpu = gpus._gpus[gpus._index(device)]
-        return _Properties(
+        return _Properties(  # but for the memory, an H100's
             name="Virtual GPU",
             major=9,
             minor=0,
@@ -79,6 +82,13 @@ def _cuda_queries(gpus: Machine, patches: Patches) -> None:
             multi_processor_count=132,
             warp_size=32,
             max_threads_per_multi_processor=2048,
+            max_threads_per_block=1024,
+            regs_per_multiprocessor=64 * 2**10,
+            shared_memory_per_block=48 * 2**10,
+            shared_memory_per_block_optin=227 * 2**10,
+            shared_memory_per_multiprocessor=228 * 2**10,
+            L2_cache_size=50 * 2**20,
+            uuid=uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual GPU {gpu.device.index}"),
             is_integrated=False,
             is_multi_gpu_board=False,
             gcnArchName="",
@@ -142,8 +152,8 @@ def _cuda_queries(gpus: Machine, patches: Patches) -> None:
         device_count=lambda: gpus.n,
         current_device_index=lambda: thread.current,
         current_device_idx=lambda: thread.current,
-        set_device_index=set_device,
-        set_device_idx=set_device,
+        set_device_index=set_index,
+        set_device_idx=set_index,
         synchronize=synchronize,
         device_index=device_index,
     )
@@ -337,8 +347,9 @@ def _streams_and_events(gpus: Machine, patches: Patches) -> None:
     class Event:
         """Its times are those of `gpus.timeline()`."""
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, *args: Any, enable_timing: bool = False, **_: Any) -> None:
             self._time: float | None = None
+            self._timed = enable_timing or args[:1] == (True,)
 
         def record(self, stream: Any = None) -> None:
             device = gpus._thread.current if stream is None else stream.device.index
@@ -346,8 +357,12 @@ def _streams_and_events(gpus: Machine, patches: Patches) -> None:
             self._time = max(clock.free, gpus._thread.host)
 
         def elapsed_time(self, end: Any) -> float:
+            if not (self._timed and end._timed):
+                raise ValueError(
+                    "Both events must be created with argument 'enable_timing=True'."
+                )
             if self._time is None or end._time is None:
-                raise RuntimeError(
+                raise ValueError(
                     "Both events must be recorded before calculating elapsed time."
                 )
             return (end._time - self._time) * 1e3
@@ -388,89 +403,157 @@ def _streams_and_events(gpus: Machine, patches: Patches) -> None:
 # --- autocast -------------------------------------------------------------------------
 
 
+_set_enabled, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
+
+
 class AutocastState(threading.local):
-    """What `autocast("cuda")` set in this thread, and `autocast("cpu")` before it."""
+    """What this thread has set for the GPUs (`on`, `dtype`) and for the CPU (`host`).
+
+    PyTorch's autocast for the CPU does the work for both. While `autocast("cuda")` is
+    on, it is set to that, except during calls without a GPU's tensor.
+    """
 
     on, dtype, host = False, torch.float16, (False, torch.bfloat16)
+    active = False  # is one of them on, so that calls need a look?
+
+    def rest(self) -> tuple[bool, torch.dtype]:
+        """What PyTorch's autocast for the CPU is set to between calls."""
+        return (True, self.dtype) if self.on else self.host
+
+    def settle(self) -> None:
+        self.active = self.on or self.host[0]
+        _set_for_cpu(*self.rest())
 
 
-# "CUDA Ops that can autocast to float32" of PyTorch's automatic mixed precision page.
-# The CPU's autocast leaves many of them as they are.
+def _set_for_cpu(enabled: bool, dtype: torch.dtype) -> None:
+    _set_enabled("cpu", enabled)
+    _set_dtype("cpu", dtype)
+
+
+# What CUDA's autocast does where the CPU's does something else: the lists of PyTorch's
+# include/ATen/autocast_mode.h, with the names that Python has for these functions.
 FLOAT32 = frozenset(
     "__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits "
     "cosh cosine_embedding_loss cdist cosine_similarity cross_entropy cumprod cumsum "
-    "dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm "
-    "log log10 log_softmax log1p log2 margin_ranking_loss mse_loss "
-    "multilabel_margin_loss multi_margin_loss nll_loss norm normalize pdist "
-    "poisson_nll_loss pow prod reciprocal rsqrt sinh smooth_l1_loss soft_margin_loss "
-    "softmax softmin softplus sum renorm tan triplet_margin_loss".split()
+    "dist erfinv exp expm1 frobenius_norm group_norm hinge_embedding_loss huber_loss "
+    "interpolate kl_div l1_loss layer_norm linalg_matrix_norm linalg_norm "
+    "linalg_vector_norm log log10 log_softmax log1p log2 logsumexp margin_ranking_loss "
+    "mse_loss multilabel_margin_loss multi_margin_loss native_layer_norm nll_loss norm "
+    "normalize nuclear_norm pdist poisson_nll_loss pow prod reciprocal renorm rms_norm "
+    "rsqrt sinh smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan "
+    "triplet_margin_loss upsample upsample_bilinear upsample_nearest".split()
+)
+LOWER = frozenset(
+    "addmv addr chain_matmul einsum gru gru_cell linalg_multi_dot lstm lstm_cell mv "
+    "rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell".split()
+)
+WIDEST = frozenset(
+    "addcdiv addcmul atan2 bilinear cross dot grid_sample grid_sampler index_put "
+    "scatter_add tensordot vdot".split()
+)
+AS_IT_IS = frozenset(
+    "_max_pool3d adaptive_avg_pool3d max_pool3d max_pool3d_with_indices max_unpool1d "
+    "max_unpool2d max_unpool3d pad trace".split()
 )
 _HALF = (torch.float16, torch.bfloat16)
+_CAST = (*_HALF, torch.float32)
 
 
-def in_float32(
-    gpus: Machine, func: Any, args: tuple, kwargs: dict
-) -> tuple[tuple, dict]:
-    """The arguments as CUDA's autocast casts them for this function.
+def autocasted(gpus: Machine, func: Any, args: tuple, kwargs: dict) -> Any:
+    """Call a function with the autocast of the device that its tensors are on.
 
     Raises:
-        RuntimeError: the function is not safe with it.
+        RuntimeError: CUDA's autocast calls the function unsafe.
     """
+    __tracebackhide__ = True
+    state = gpus._autocast
+    tensors = tensors_in((*args, *kwargs.values()), [])
+    setting = state.rest()
+    if any(gpus.device_of(x).type == "cuda" for x in tensors):
+        dtype, differs = _cuda_casts(state, func, tensors)
+        if dtype is not None:
+            args = _cast(gpus, args, dtype)
+            kwargs = {name: _cast(gpus, x, dtype) for name, x in kwargs.items()}
+        setting = (state.on and not differs, state.dtype)
+    elif tensors:
+        setting = state.host
+    state.active = False  # for calls inside of this one
+    if setting != state.rest():
+        _set_for_cpu(*setting)
+    try:
+        return gpus._call(func, args, kwargs)
+    finally:
+        state.settle()
+
+
+def _cuda_casts(
+    state: AutocastState, func: Any, tensors: list[Tensor]
+) -> tuple[torch.dtype | None, bool]:
+    """What CUDA's autocast casts to here, and whether it differs from the CPU's."""
     name = getattr(func, "__name__", "")
-    if name == "binary_cross_entropy" and gpus.device_of(args[0]).type == "cuda":
+    if not state.on:
+        return None, False
+    if name == "binary_cross_entropy":
         raise RuntimeError(
             "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe "
             "to autocast."
         )
-    if name not in FLOAT32:
-        return args, kwargs
+    if name in FLOAT32:
+        return torch.float32, True
+    if name in LOWER:
+        return state.dtype, True
+    if name in WIDEST:
+        wide = any(x.dtype == torch.float32 for x in tensors)
+        return torch.float32 if wide else None, True
+    return None, name in AS_IT_IS
 
-    def cast(x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.dtype not in _HALF:
-            return x
-        return x.float() if gpus.device_of(x).type == "cuda" else x
 
-    return tuple(map(cast, args)), {name: cast(x) for name, x in kwargs.items()}
+def _cast(gpus: Machine, value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        casts = value.dtype in _CAST and gpus.device_of(value).type == "cuda"
+        return value.to(dtype) if casts else value
+    if type(value) in (list, tuple):
+        return type(value)(_cast(gpus, x, dtype) for x in value)
+    return value
 
 
 def _autocast(gpus: Machine, patches: Patches) -> None:
-    """`autocast("cuda")` switches on the CPU's autocast with CUDA's data type."""
-    enabled, set_enabled = torch.is_autocast_enabled, torch.set_autocast_enabled
-    dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
+    """Let `autocast("cuda")` and `autocast("cpu")` be two things."""
+    enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 
     state = gpus._autocast
+    state.host = (enabled("cpu"), dtype("cpu"))
+    state.settle()
 
     def is_enabled(device_type: str = "cuda") -> bool:
         if device_type == "cuda":
             return state.on
-        return (
-            state.host[0] if state.on and device_type == "cpu" else enabled(device_type)
-        )
+        return state.host[0] if device_type == "cpu" else enabled(device_type)
 
     def switch(device_type: Any, value: Any = None) -> None:
         if value is None:  # the older form: set_autocast_enabled(True) means CUDA
             device_type, value = "cuda", device_type
-        if device_type != "cuda":
-            set_enabled(device_type, value)
-        elif value and not state.on:
-            state.host, state.on = (enabled("cpu"), dtype("cpu")), True
-            set_enabled("cpu", True)
-            set_dtype("cpu", state.dtype)
-        elif state.on and not value:
-            state.on = False
-            set_enabled("cpu", state.host[0])
-            set_dtype("cpu", state.host[1])
+        if device_type == "cuda":
+            state.on = value
+        elif device_type == "cpu":
+            state.host = (value, state.host[1])
+        else:
+            _set_enabled(device_type, value)
+        state.settle()
 
     def get_dtype(device_type: str) -> torch.dtype:
-        return state.dtype if device_type == "cuda" else dtype(device_type)
+        if device_type == "cuda":
+            return state.dtype
+        return state.host[1] if device_type == "cpu" else dtype(device_type)
 
     def choose(device_type: str, value: torch.dtype) -> None:
-        if device_type != "cuda":
-            set_dtype(device_type, value)
-            return
-        state.dtype = value
-        if state.on:
-            set_dtype("cpu", value)
+        if device_type == "cuda":
+            state.dtype = value
+        elif device_type == "cpu":
+            state.host = (state.host[0], value)
+        else:
+            _set_dtype(device_type, value)
+        state.settle()
 
     patches.replace(
         (torch,),
@@ -480,6 +563,10 @@ def _autocast(gpus: Machine, patches: Patches) -> None:
         set_autocast_dtype=choose,
         get_autocast_gpu_dtype=lambda: state.dtype,
         set_autocast_gpu_dtype=lambda value: choose("cuda", value),
+        is_autocast_cpu_enabled=lambda: is_enabled("cpu"),
+        set_autocast_cpu_enabled=lambda value: switch("cpu", value),
+        get_autocast_cpu_dtype=lambda: get_dtype("cpu"),
+        set_autocast_cpu_dtype=lambda value: choose("cpu", value),
     )
 
 
@@ -685,3 +772,11 @@ def _beyond(patches: Patches) -> None:
         make_graphed_callables=refuse("torch.cuda.make_graphed_callables", captures),
         cudart=refuse("torch.cuda.cudart()", "there is no CUDA runtime"),
     )
+    records = {
+        name: refuse(
+            f"torch.cuda.memory.{name}",
+            "there is no CUDA allocator whose work could be recorded",
+        )
+        for name in ("_record_memory_history", "_snapshot", "_dump_snapshot")
+    }
+    patches.replace((torch.cuda.memory,), **records)

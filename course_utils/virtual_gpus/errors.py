@@ -32,6 +32,7 @@ _ON_CUDA = {
     "convolution": ("cudnn_convolution", {"input": "self"}),
     "convolution_overrideable": ("cudnn_convolution", {"input": "self"}),
     "embedding": ("index_select", {"weight": "self", "indices": "index"}),
+    "stack": ("cat", {}),
     "native_batch_norm": ("cudnn_batch_norm", {}),
     "_native_batch_norm_legit": ("cudnn_batch_norm", {}),
     "_batch_norm_with_update": ("cudnn_batch_norm", {}),
@@ -144,16 +145,48 @@ def _declarations() -> str:
 
 
 @functools.cache
-def _kind(name: str) -> str:
-    """How an op on CUDA checks its devices: "iterator", "structured" or "plain"."""
+def _declaration(name: str) -> str:
+    """What stands in that list below the signature of an op; "" if it is not there."""
     found = re.search(
         rf"^- func: {re.escape(name)}\(.*\n((?:[ #].*\n|\n)*)", _declarations(), re.M
     )
-    if found is None:
-        return "plain"
-    if "device_check: NoCheck" in found[1]:
+    return found[1] if found else ""
+
+
+def _kind(name: str) -> str:
+    """How an op on CUDA checks its devices: "iterator", "structured" or "plain"."""
+    declared = _declaration(name)
+    if "device_check: NoCheck" in declared:
         return "iterator"
-    return "structured" if "  structured" in found[1] else "plain"
+    return "structured" if "  structured" in declared else "plain"
+
+
+def _checks_devices(name: str) -> bool:
+    """Does CUDA's kernel for an op want all its tensors on one device?
+
+    PyTorch makes that check for every such kernel (torchgen's `gen_device_check`), but
+    for those that say `NoCheck`.
+    """
+    declared = _declaration(name)
+    has_kernel = re.search(r"\bCUDA\b.*:|  structured_delegate:", declared)
+    return has_kernel is not None and "device_check: NoCheck" not in declared
+
+
+def takes_numbers(op: Op) -> bool:
+    """May a CPU tensor without dimensions stand beside tensors on a GPU?
+
+    For `gpu + cpu_number` it may, for `torch.stack([gpu_number, cpu_number])` not.
+    """
+    if op.numbers is None:
+        name, _ = _ON_CUDA.get(op.name, (full_name(op), {}))
+        op.numbers = op.custom or not _checks_devices(name)
+    return op.numbers
+
+
+def full_name(op: Op) -> str:
+    """`"add.Tensor"`; without an overload's name where there is none."""
+    overload = op.func._schema.overload_name
+    return f"{op.name}.{overload}" if overload else op.name
 
 
 def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
@@ -164,7 +197,6 @@ def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
         for x in tensors_in((value,), [])
     ]
     first = named[0][2]
-    schema = op.func._schema
     if (
         op.name.startswith(("index", "_index", "_unsafe_index"))
         and "indices" in op.names
@@ -185,9 +217,10 @@ def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
             f"Input type ({type_name(x.dtype, on.type)}) and weight type "
             f"({type_name(weight.dtype, weight_on.type)}) should be the same{mkldnn}"
         )
-    full = op.name + (f".{schema.overload_name}" if schema.overload_name else "")
+    full = full_name(op)
     kind = _kind(full)
-    if kind == "iterator" or torch.Tag.pointwise in op.func.tags:
+    checks = _checks_devices(full)
+    if kind == "iterator" or torch.Tag.pointwise in op.func.tags and not checks:
         common = next((d for _, _, d in named if d.type != "cpu"), first)
         other = next(
             (
@@ -202,7 +235,7 @@ def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
     if name != op.name:
         kind, overload = _kind(name), ""
     else:
-        overload = schema.overload_name
+        overload = op.func._schema.overload_name
     if kind == "structured":
         method = f"wrapper_CUDA_{name}" + (f"_{overload}" if overload else "")
     else:
@@ -214,6 +247,34 @@ def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
         "Expected all tensors to be on the same device, but got "
         f"{renamed.get(argument, argument)} is on {device}, different from other "
         f"tensors on {first} (when checking argument in method {method})"
+    )
+
+
+def check_gradient(gpus: Machine, args: tuple) -> None:
+    """What `tensor.grad = gradient` says of one from another device.
+
+    Raises:
+        RuntimeError: the gradient is not where the tensor is.
+    """
+    x, grad = args
+    if not isinstance(grad, torch.Tensor) or gpus.drifts(grad):
+        return
+    here, there = gpus.device_of(x), gpus.device_of(grad)
+    if here == there or "cuda" not in (here.type, there.type):
+        return
+    if here.type != there.type:
+        differs = (
+            f"with device type '{there.type}' to a tensor with device type "
+            f"'{here.type}'"
+        )
+    else:
+        differs = (
+            f"located on device with index '{there.index}' to a tensor located on "
+            f"device with index '{here.index}'"
+        )
+    raise RuntimeError(
+        f"attempting to assign a gradient {differs}. Please ensure that the gradient "
+        "and the tensor are on the same device"
     )
 
 

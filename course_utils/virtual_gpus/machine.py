@@ -56,6 +56,21 @@ HOST_FLOPS, HOST_BANDWIDTH = 100e9, 50e9
 active: Machine | None = None  # the machine that is on in this process
 
 
+def _as_above(op: Op) -> contextlib.AbstractContextManager:
+    """For taking an op apart here, below autograd, as PyTorch does it above.
+
+    What C++ keeps from a mode comes back: conjugates that are not computed yet, and, in
+    inference mode, how a view is one of a parameter (`matmul` asks for that).
+    """
+    c = torch._C
+    out = c._dispatch_tls_local_exclude_set()
+    for key in (c.DispatchKey.Conjugate, c.DispatchKey.Negative):
+        out = out.remove(key)
+    if torch.is_inference_mode_enabled() and not op.makes_view:
+        out = out.remove(c.DispatchKey.ADInplaceOrView)
+    return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), out)
+
+
 # --- the two modes that PyTorch calls -------------------------------------------------
 
 
@@ -80,7 +95,7 @@ class _Dispatch(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload) or self.gpus is not active:
             return func(*args, **(kwargs or {}))
         with truth():
-            return self.gpus._run(func, args, kwargs or {})
+            return self.gpus._run(func, args, kwargs or {}, self)
 
 
 class _Function(TorchFunctionMode):
@@ -103,13 +118,13 @@ class _Move(torch.autograd.Function):
     """A copy to another device; its gradient is copied back."""
 
     @staticmethod
-    def forward(x, destination, gpus, cause):
+    def forward(x, destination, gpus, cause, waits):
         __tracebackhide__ = True
-        return gpus._copy(x, destination, cause)
+        return gpus._copy(x, destination, cause, waits)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, destination, ctx.gpus, cause = inputs
+        x, destination, ctx.gpus, cause, _ = inputs
         ctx.source, ctx.destination = ctx.gpus.device_of(x), destination
         ctx.module, ctx.cause = ctx.gpus._module(), cause
 
@@ -117,7 +132,7 @@ class _Move(torch.autograd.Function):
     def backward(ctx, grad):
         with ctx.gpus._as_in(ctx.module):
             back = ctx.gpus._moved(grad, ctx.source, ctx.cause)
-        return back, None, None, None
+        return back, None, None, None, None
 
     @staticmethod
     def jvp(ctx, tangent, *_):
@@ -199,6 +214,15 @@ class Machine:
             if self._thread.plain:
                 return torch._C.TensorBase.device.__get__(x)
             return self._where(x)
+
+    def drifts(self, x: Tensor) -> bool:
+        """Is this a helper of C++ of which nothing says where it is? See `_drift`."""
+        with truth():
+            try:
+                owned = self._owned.get(x.untyped_storage()._cdata)
+            except (NotImplementedError, RuntimeError):  # it has no storage
+                return False
+            return owned is not None and owned.drifts
 
     def _where(self, x: Tensor) -> torch.device:
         if self._owned:
@@ -577,8 +601,12 @@ class Machine:
                     kind = OTHER
                 self._adopt(copy, destination, kind)
                 self._thread.last = destination
-            pinned = CPU in (source, destination) and self._is_pinned(x)
-            self._transfer(nbytes, source, destination, cause, waits or not pinned)
+            if destination is CPU:  # PyTorch pins what the host does not wait for
+                if not waits:
+                    self._mark_pinned(copy)
+            elif source is CPU:
+                waits = waits or not self._is_pinned(x)
+            self._transfer(nbytes, source, destination, cause, waits)
             return copy
 
     def _moved(
@@ -596,7 +624,7 @@ class Machine:
                 return self._copy(x, destination, cause, waits)
         if isinstance(x, Parameter):
             self._remember(x)
-        return _Move.apply(x, destination, self, cause)
+        return _Move.apply(x, destination, self, cause, waits)
 
     def _coalesced(
         self, tensors: Sequence[Tensor], destination: torch.device
@@ -656,8 +684,8 @@ class Machine:
         __tracebackhide__ = True
         if isinstance(func, torch._ops.OpOverload):  # from another mode: not a user
             return func(*args, **kwargs)
-        if self._autocast.on:
-            args, kwargs = cuda.in_float32(self, func, args, kwargs)
+        if self._autocast.active:
+            return cuda.autocasted(self, func, args, kwargs)
         if func is torch.device:  # a build without CUDA has no device for a number
             return surface.named_device(*args, **kwargs)
         if func in surface.FACTORIES or kwargs.get("device") is not None:
@@ -708,7 +736,7 @@ class Machine:
 
     # ---- ops -------------------------------------------------------------------------
 
-    def _run(self, func: Any, args: tuple, kwargs: dict) -> Any:
+    def _run(self, func: Any, args: tuple, kwargs: dict, mode: _Dispatch) -> Any:
         """One op: check the devices, run the CPU's kernel, book what is new."""
         __tracebackhide__ = True
         if func is aten._efficientzerotensor.default:
@@ -717,6 +745,10 @@ class Machine:
         op = self._ops.get(func)
         if op is None:
             op = self._ops[func] = Op(func)
+        if op.composite:
+            key = torch._C.DispatchKey.CompositeImplicitAutograd
+            with mode, _as_above(op):
+                return func._op_dk(key, *args, **kwargs)
         if op.waits:
             return self._book(op, args, kwargs)
         with self._lock:
@@ -730,7 +762,7 @@ class Machine:
         inputs = tensors_in(args, [])
         if kwargs:
             tensors_in(kwargs.values(), inputs)
-        home = host = None
+        home = host = number = None
         drifting = []
         for x in inputs:
             if x.layout is not torch.strided:
@@ -739,6 +771,8 @@ class Machine:
             if owned is None:
                 if x.dim() or home is None and op.written:
                     host = x
+                else:
+                    number = x
             elif owned.drifts:
                 drifting.append(x)
             else:
@@ -750,6 +784,8 @@ class Machine:
                     self._gpus[owned.device.index].classify(owned, PARAMETERS)
                     self._remember(x)
         if home is not None:
+            if number is not None and host is None and not errors.takes_numbers(op):
+                host = number
             if (
                 host is not None
                 and not op.cross
@@ -813,6 +849,8 @@ class Machine:
                 seconds = self._modelled(op, where is CPU, args, kwargs, out)
             module = thread.modules[-1] if thread.modules else None
             self._computed(where, seconds, type(module).__name__ if module else "")
+        if op.waited_for and home is not None and op.host_waits(args, kwargs):
+            self._synchronize(home)
         return out
 
     def _kernel(self, op: Op, args: tuple, kwargs: dict) -> tuple[Any, float]:
@@ -858,9 +896,9 @@ class Machine:
             for x in tensors_in((value,), []):
                 if self._where(x).type == "cuda":
                     continue
-                if x.dim() == 0 and name not in op.written:
-                    continue  # a number, as far as CUDA is concerned
-                if name not in op.host_arguments:
+                if name in op.host_arguments:
+                    continue
+                if x.dim() or name in op.written or not errors.takes_numbers(op):
                     return False
         return (
             op.name not in op.HOST_ARGUMENTS
@@ -900,6 +938,8 @@ class Machine:
         if destination != source:
             nbytes = args[0].numel() * args[0].element_size()
             waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+            on_host = args[0] if destination is CPU else args[1]
+            waits = waits or not self._is_pinned(on_host)
             cause = "copy_" if thread.cause == "to" else thread.cause
             self._transfer(nbytes, source, destination, cause, waits)
         else:

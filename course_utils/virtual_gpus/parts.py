@@ -150,11 +150,6 @@ class Op:
         "_ctc_loss": {"input_lengths", "target_lengths"},
         "_ctc_loss_backward": {"input_lengths", "target_lengths"},
         "_cudnn_ctc_loss": {"input_lengths", "target_lengths"},
-        "tensor_split": {"tensor_indices_or_sections"},
-        "lstm": {"batch_sizes"},
-        "gru": {"batch_sizes"},
-        "rnn_tanh": {"batch_sizes"},
-        "rnn_relu": {"batch_sizes"},
     }
     CROSS = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Tensor}
     FREE = {
@@ -170,6 +165,22 @@ class Op:
         "_local_scalar_dense",
         "equal",
         "is_same_size",
+    }
+
+    # The host waits for them: it has to know a value, or how long the result is.
+    WAITED_FOR = {
+        "_linalg_check_errors",
+        "_unique",
+        "_unique2",
+        "allclose",
+        "bincount",
+        "equal",
+        "masked_select",
+        "nonzero",
+        "repeat_interleave",
+        "unique_consecutive",
+        "unique_dim",
+        "unique_dim_consecutive",
     }
 
     def __init__(self, func: Any) -> None:
@@ -196,7 +207,28 @@ class Op:
         # Collectives block until another process answers: no lock around them.
         self.waits = "c10d" in schema.name or "_dist" in schema.name
         self.custom = func.namespace not in ("aten", "prims")
+
+        def has_kernel(key: str) -> bool:
+            return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+        # Made of other ops. Autograd takes it apart, so that it comes here only where
+        # there is no autograd: with tensors of inference mode.
+        composite = has_kernel("CompositeImplicitAutograd")
+        self.composite = composite and not has_kernel("CPU")
+        self.makes_view = has_kernel("ADInplaceOrView")
         self.flops: Callable | None | bool = False  # False: not looked up yet
+        self.numbers: bool | None = None  # None: not looked up (`takes_numbers`)
+        self.indexes = "indices" in self.host_arguments
+        self.waited_for = self.indexes or self.name in self.WAITED_FOR
+
+    def host_waits(self, args: tuple, kwargs: dict) -> bool:
+        """Does the host wait for this call of an op that it may wait for?"""
+        if not self.indexes:
+            return kwargs.get("output_size") is None  # repeat_interleave may be told
+        masks = (torch.bool, torch.uint8)
+        if not any(x is not None and x.dtype in masks for x in args[1]):
+            return False
+        return len(args) == 2 or args[2].numel() > 1  # one value: PyTorch fills with it
 
 
 def tensors_in(values: Any, found: list[Tensor]) -> list[Tensor]:

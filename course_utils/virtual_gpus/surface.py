@@ -41,9 +41,17 @@ TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 # Not part of PyTorch's public interface. All must be there, or nothing is switched on.
 PRIVATE = (
     "torch._C.DisableTorchFunction",
+    "torch._C.DispatchKey.ADInplaceOrView",
+    "torch._C.DispatchKey.CompositeImplicitAutograd",
+    "torch._C.DispatchKey.Conjugate",
+    "torch._C.DispatchKey.Negative",
     "torch._C._DisableTorchDispatch",
+    "torch._C._ForceDispatchKeyGuard",
     "torch._C.TensorBase.device",
     "torch._C._current_autograd_node",
+    "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "torch._C._dispatch_tls_local_exclude_set",
+    "torch._C._dispatch_tls_local_include_set",
     "torch._C._functorch.get_unwrapped",
     "torch._C._functorch.is_functorch_wrapped_tensor",
     "torch._C._get_dispatch_stack_at",
@@ -58,6 +66,7 @@ PRIVATE = (
     "torch._utils._unflatten_dense_tensors",
     "torch._VF._pack_padded_sequence",
     "torch._VF._pad_packed_sequence",
+    "torch.accelerator._utils._get_device_index",
     "torch.autograd._engine_run_backward",
     "torch.autograd._get_sequence_nr",
     "torch.autograd.graph._engine_run_backward",
@@ -65,10 +74,12 @@ PRIVATE = (
     "torch.cuda._is_in_bad_fork",
     "torch.cuda._lazy_init",
     "torch.cuda._maybe_exchange_device",
+    "torch.cuda._utils._get_device_index",
     "torch.nn.Module._apply",
     "torch.nn.parallel.DistributedDataParallel._ddp_init_helper",
     "torch.nn.parallel._functions._get_stream",
     "torch.nn.parallel._functions._streams",
+    "torch.ops.aten.linear.default._op_dk",
     "torch.overrides.TorchFunctionMode",
     "torch.serialization._package_registry",
     "torch.utils._device.DeviceContext",
@@ -91,7 +102,8 @@ Tensor, Base = torch.Tensor, torch._C.TensorBase
 CPU = errors.CPU
 
 FACTORIES = _device_constructors() | {Tensor.new_tensor, Tensor.new}
-_FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
+_TENSOR, _AS_TENSOR, _ASARRAY = torch.tensor, torch.as_tensor, torch.asarray
+_FROM_DATA = {_TENSOR, _AS_TENSOR, _ASARRAY}
 CTC = {torch.ctc_loss, torch.nn.functional.ctc_loss}
 # What C++ checks before it calls an op that we could see.
 CHECKS = {
@@ -102,6 +114,7 @@ CHECKS = {
     torch._VF._pack_padded_sequence: errors.check_lengths,
     torch.tensor_split: errors.check_sections,
     Tensor.tensor_split: errors.check_sections,
+    Tensor.grad.__set__: errors.check_gradient,
     Tensor.requires_grad_: lambda gpus, args: gpus._remember(args[0]),
 }
 
@@ -291,28 +304,40 @@ def factory(gpus: Machine, func: Any, args: tuple, kwargs: dict) -> Any:
     if func is Tensor.new:
         del kwargs["device"]
     if from_tensor and gpus.device_of(data) != place:
-        moved = gpus._moved(data, place)
-        if func is torch.tensor:
-            moved = moved.detach()
-        rest = {key: value for key, value in kwargs.items() if key != "data"}
-        rest.pop("obj", None)
-        return _plain_call(gpus, place, torch.as_tensor, (moved,), rest)
-    out = _plain_call(gpus, place, func, args, kwargs)
-    if func in _FROM_DATA and not from_tensor and place is not CPU:
-        nbytes = out.numel() * out.element_size()
-        gpus._transfer(nbytes, CPU, place, gpus._thread.cause)
+        out = _copied_there(gpus, place, func, data, kwargs)
+    elif func in (_AS_TENSOR, _ASARRAY) and not from_tensor and place is not CPU:
+        # On the CPU these may share the memory of an array.
+        plain = {k: v for k, v in kwargs.items() if k != "requires_grad"}
+        here = gpus._made_on(CPU, func, args, plain)
+        out = _copied_there(gpus, place, func, here, kwargs)
+    else:
+        out = gpus._made_on(place, func, args, kwargs)
+        if func is _TENSOR and not from_tensor and place is not CPU:
+            nbytes = out.numel() * out.element_size()
+            gpus._transfer(nbytes, CPU, place, gpus._thread.cause)
     if pinned:
         gpus._mark_pinned(out)
     return out
 
 
-def _plain_call(
-    gpus: Machine, place: torch.device, func: Any, args: tuple, kwargs: dict
-) -> Any:
+def _copied_there(
+    gpus: Machine, place: torch.device, func: Any, x: Tensor, kwargs: dict
+) -> Tensor:
+    """What `tensor`, `as_tensor` or `asarray` makes of a tensor from elsewhere.
+
+    Raises:
+        ValueError: `asarray` is told not to copy.
+    """
     __tracebackhide__ = True
-    if func is torch.as_tensor:
-        kwargs = {k: v for k, v in kwargs.items() if k in ("dtype", "device")}
-    return gpus._made_on(place, func, args, kwargs)
+    if func is _ASARRAY and kwargs.get("copy") is False:
+        raise ValueError(f"can't alias tensor from device '{x.device}' to '{place}'.")
+    out = x.to(place, kwargs.get("dtype"))
+    wants_grad = kwargs.get("requires_grad", False)
+    if func is _TENSOR or func is _ASARRAY and not wants_grad:
+        out = out.detach()
+    if wants_grad:
+        gpus._remember(out.requires_grad_())
+    return out
 
 
 def _factories(gpus: Machine, patches: Patches) -> None:
