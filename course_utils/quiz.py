@@ -46,7 +46,7 @@ _WIDTH = 79  # columns of the text form
 _EXAMPLES = {
     "single": ("answer=1", "with the number of your option"),
     "multiple": ("answer=[1, 2]", "with the numbers of all options that are true"),
-    "number": ("answer=1.5", "with your number"),
+    "number": ("answer=1234", "with your number"),
 }
 # JupyterLab shows the text of a question and then its form: hide the text while the
 # form is there. In a notebook that was saved and opened again the form is gone until

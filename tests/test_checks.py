@@ -1,6 +1,7 @@
 """The framework under the checks: every way in which an answer can go, as text."""
 
 import concurrent.futures
+import contextlib
 import enum
 import functools
 import os
@@ -97,7 +98,11 @@ def nothing_left(settled):
     give_up = time.monotonic() + 2
     while True:
         family = psutil.Process().children(recursive=True)
-        ranks = [p for p in family if p.ppid() != os.getpid()]
+        ranks = []
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if process.ppid() != os.getpid():
+                    ranks.append(process)
         if not ranks or time.monotonic() > give_up:
             break
         time.sleep(0.05)
@@ -1020,6 +1025,22 @@ def test_several_right_values():
     assert run_task(task, lambda total: {"parts": (4, 6), "note": None}).passed
     text = text_of(run_task(task, lambda total: {"parts": 5, "note": None}))
     assert "Expected {'parts': two numbers with that sum, 'note': anything}" in text
+
+
+def test_what_differs_is_said_where_it_is_not_among_what_is_shown():
+    task = here(
+        lambda n: torch.ones(n),
+        (10,),
+        mistakes=(Mistake(when=lambda attempt: True, says="Look at the end."),),
+    )
+    answer = torch.ones(10)
+    answer[9] = 2
+    text = text_of(run_task(task, lambda n: answer))
+    assert "is 2.0 and should be 1.0" in text
+    assert "Look at the end." in text
+    answer[0] = 3  # now one sees it
+    text = text_of(run_task(task, lambda n: answer))
+    assert "should be" not in text
 
 
 def test_a_value():

@@ -593,8 +593,8 @@ def test_a_value_that_is_added_twice_is_said():
     stepper = RingStepper(wrong)
     stepper.step = 2
     assert [row[1] for row in Reader(stepper.body).rows[1:]] == [
-        "[7]no sum of what was sent↓ received",
-        "[6]ranks 0, 1 (2 times)↓ added",
+        "[7] no sum of what was sent ↓ received",
+        "[6] ranks 0, 1 (2 times) ↓ added",
     ]
 
 

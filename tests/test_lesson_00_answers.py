@@ -151,6 +151,20 @@ def takes_what_it_returns(tensor):
     return total / dist.get_world_size()
 
 
+@ANSWERS.wrong("00.average", "wrong", "The fractions of the numbers are gone")
+def as_whole_numbers(tensor):
+    total = tensor.to(torch.int64)
+    dist.all_reduce(total)
+    return (total / dist.get_world_size()).to(tensor.dtype)
+
+
+@ANSWERS.wrong("00.average", "wrong", "values differ")
+def in_bfloat16(tensor):
+    total = tensor.bfloat16()
+    dist.all_reduce(total)
+    return (total / dist.get_world_size()).to(tensor.dtype)
+
+
 @ANSWERS.wrong("00.average", "wrong", "The world size is not always 2")
 def always_two(tensor):
     total = tensor.clone()

@@ -458,6 +458,12 @@ def rounded_to_milliseconds(numel, element_size, latency_us, bandwidth_gb_s):
 
 
 @ANSWERS.wrong("01.transfer_seconds", "wrong", "It is rounded.")
+def rounded_to_nanoseconds(numel, element_size, latency_us, bandwidth_gb_s):
+    exact = latency_us * 1e-6 + numel * element_size / (bandwidth_gb_s * 1e9)
+    return round(exact, 9)
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "It is rounded.")
 def rounded_to_microseconds(numel, element_size, latency_us, bandwidth_gb_s):
     exact = latency_us * 1e-6 + numel * element_size / (bandwidth_gb_s * 1e9)
     return round(exact, 6)
@@ -595,6 +601,21 @@ def speed_times_eight_and_gibibytes(parameters, element_size, ports, port_speed)
 def eight_twice(parameters, element_size, ports, port_speed):
     gigabits = parameters * element_size * 8 / 1e9
     return gigabits / (ports * port_speed / 8)
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "carries 400 each way")
+def one_direction(parameters, element_size, ports, port_speed):
+    return parameters * element_size / 1e9 / (ports * port_speed / 8 / 2)
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "More ports are faster")
+def divided_by_ports(parameters, element_size, ports, port_speed):
+    return parameters * element_size / 1e9 / (port_speed / 8 / ports)
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "`//` drops everything")
+def whole_gigabytes(parameters, element_size, ports, port_speed):
+    return parameters * element_size / 1e9 / (ports * port_speed // 8)
 
 
 @ANSWERS.wrong("01.spot_the_units", "wrong", "A byte is 8 bits, not 10.")

@@ -97,7 +97,7 @@ class TwoAreEnough(nn.Module):
         return self.last(self.first(x.to("cuda:0")).to("cuda:2"))
 
 
-@ANSWERS.wrong(SPLIT, "wrong", "Some layers are still on the CPU.")
+@ANSWERS.wrong(SPLIT, "wrong", "Some layers are still on the CPU when")
 class ForgotToMoveALayer(Thirds):
     def __init__(self, layers):
         super().__init__(layers)
@@ -150,6 +150,45 @@ class Detached(Thirds):
         first, second, last = self.parts
         x = second(first(x.to("cuda:0")).detach().to("cuda:1"))
         return last(x.to("cuda:2"))
+
+
+class MovedInForward(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.parts = nn.ModuleList([layers[:1], layers[1:2], layers[2:]])
+
+    def forward(self, x):
+        for part, name in zip(self.parts, NAMES, strict=True):
+            x = part.to(name)(x.to(name))
+        return x
+
+
+ANSWERS.wrong(SPLIT, "wrong", "do it once, in `__init__`")(MovedInForward)
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "A GPU was given layers that are not its own")
+class AllOnTheFirstGPUFirst(Thirds):
+    def __init__(self, layers):
+        super().__init__(layers.to("cuda:0"))
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "A GPU was given layers that are not its own")
+class WithACopyOnEach(Thirds):
+    def __init__(self, layers):
+        self.__dict__["copies"] = [copy.deepcopy(layers).to(name) for name in NAMES]
+        super().__init__(layers)
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "The output should stay where it was computed")
+class BackToTheCPU(Thirds):
+    def forward(self, x):
+        return super().forward(x).cpu()
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "Or did you leave layers out?")
+class OnlyThreeLayers(Thirds):
+    def __init__(self, layers):
+        super().__init__(layers[:3])
 
 
 @ANSWERS.wrong(SPLIT, "crashed", "`super().__init__()` comes first")
@@ -256,7 +295,7 @@ def forgot_the_last(stages, devices, batch, micro_batches):
     return torch.cat(outputs)
 
 
-@ANSWERS.wrong(MICRO, "wrong", "no two GPUs ever computed at the same time")
+@ANSWERS.wrong(MICRO, "wrong", "some stage never computed while the stage before it")
 def stage_by_stage(stages, devices, batch, micro_batches):
     parts = batch.chunk(micro_batches)
     for stage, device in zip(stages, devices, strict=True):
@@ -274,7 +313,7 @@ def over_the_cpu(stages, devices, batch, micro_batches):
     return torch.cat(outputs)
 
 
-@ANSWERS.wrong(MICRO, "wrong", "no two GPUs ever computed at the same time")
+@ANSWERS.wrong(MICRO, "wrong", "some stage never computed while the stage before it")
 def waits_for_each(stages, devices, batch, micro_batches):
     outputs = []
     for x in batch.chunk(micro_batches):
@@ -283,6 +322,31 @@ def waits_for_each(stages, devices, batch, micro_batches):
             torch.cuda.synchronize(device)
         outputs.append(x)
     return torch.cat(outputs)
+
+
+@ANSWERS.wrong(MICRO, "crashed", "which need not be cuda:k")
+def numbers_of_its_own(stages, devices, batch, micro_batches):
+    names = [f"cuda:{k}" for k in range(len(stages))]
+    return in_order(stages, names, batch, micro_batches)
+
+
+@ANSWERS.wrong(MICRO, "wrong", "One micro-batch got more rows than it may")
+def the_rest_to_the_last(stages, devices, batch, micro_batches):
+    rows = len(batch) // micro_batches
+    sizes = [rows] * (micro_batches - 1)
+    parts = batch.split([*sizes, len(batch) - sum(sizes)])
+    return torch.cat([through(stages, devices, part) for part in parts])
+
+
+@ANSWERS.wrong(MICRO, "wrong", "some stage never computed while the stage before it")
+def the_third_stage_waits(stages, devices, batch, micro_batches):
+    first = [through(stages[:2], devices[:2], x) for x in batch.chunk(micro_batches)]
+    return torch.cat([through(stages[2:], devices[2:], x) for x in first])
+
+
+@ANSWERS.wrong(MICRO, "wrong", "The output should stay on the GPU of the last stage")
+def back_to_the_first_gpu(stages, devices, batch, micro_batches):
+    return in_order(stages, devices, batch, micro_batches).to(devices[0])
 
 
 @ANSWERS.wrong(MICRO, "wrong", "put the micro-batches together again with")
@@ -425,6 +489,11 @@ def divides_by_the_others(stages, micro_batches):
     return 1 / (1 + micro_batches / (stages - 1)), (stages - 1) / micro_batches
 
 
+@ANSWERS.wrong(BUBBLE, "wrong", "They are rounded.")
+def rounded_shares(stages, micro_batches):
+    return tuple(round(share, 4) for share in two_divisions(stages, micro_batches))
+
+
 @ANSWERS.right(BUBBLE)
 def two_divisions(stages, micro_batches):
     waits = stages - 1
@@ -464,6 +533,40 @@ def step(model, images, labels, micro_batches, share, after=lambda total, n: tot
         loss.backward()
         total += loss.item()
     return after(total, micro_batches)
+
+
+@ANSWERS.wrong(STEP, "wrong", "Several micro-batches went forward before the first")
+def one_loss_of_all(model, images, labels, micro_batches):
+    output = torch.cat([model(part) for part in images.chunk(micro_batches)])
+    loss = F.cross_entropy(output, labels.to(output.device))
+    loss.backward()
+    return loss.item()
+
+
+@ANSWERS.wrong(STEP, "wrong", "Several micro-batches went forward before the first")
+def one_backward_at_the_end(model, images, labels, micro_batches):
+    total = 0.0
+    parts, targets = images.chunk(micro_batches), labels.chunk(micro_batches)
+    for part, target in zip(parts, targets, strict=True):
+        output = model(part)
+        loss = F.cross_entropy(output, target.to(output.device), reduction="sum")
+        total = total + loss / len(images)
+    total.backward()
+    return total.item()
+
+
+@ANSWERS.wrong(STEP, "wrong", "Only the gradient of the last micro-batch is left")
+def cleared_in_the_loop(model, images, labels, micro_batches):
+    total = 0.0
+    parts, targets = images.chunk(micro_batches), labels.chunk(micro_batches)
+    for part, target in zip(parts, targets, strict=True):
+        model.zero_grad()
+        output = model(part)
+        loss = F.cross_entropy(output, target.to(output.device))
+        loss = loss * len(part) / len(images)
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 @ANSWERS.wrong(STEP, "wrong", "`micro_batches` times too large")

@@ -86,6 +86,63 @@ def nothing_for_an_empty_tuple(inputs, target_gpus, dim=0):
     return [inputs] * len(target_gpus)
 
 
+@ANSWERS.wrong("03.scatter", "wrong", "An empty tuple, list or dict has no items")
+def tuples_may_be_empty(inputs, target_gpus, dim=0):
+    if inputs == []:
+        return []
+    return scatter_by_recursion(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "An empty tuple, list or dict has no items")
+def dicts_may_not_be_empty(inputs, target_gpus, dim=0):
+    return [] if inputs == {} else scatter_by_recursion(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "Nothing was cut: each part has all the rows.")
+def dicts_forgotten(inputs, target_gpus, dim=0):
+    if isinstance(inputs, dict):
+        return [inputs] * len(target_gpus)
+    return scatter_by_recursion(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "Nothing was cut: each part has all the rows.")
+def lists_forgotten(inputs, target_gpus, dim=0):
+    if isinstance(inputs, list):
+        return [inputs for _ in target_gpus]
+    return scatter_by_recursion(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "Nothing was cut: each part has all the rows.")
+def all_to_all(inputs, target_gpus, dim=0):
+    return [inputs for _ in target_gpus]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "Pass `dim` on when the function calls itself.")
+def forgets_dim(inputs, target_gpus, dim=0):
+    if isinstance(inputs, (tuple, list)) and inputs:
+        items = [forgets_dim(item, target_gpus) for item in inputs]
+        return [type(inputs)(part) for part in zip(*items, strict=False)]
+    if isinstance(inputs, dict) and inputs:
+        parts = forgets_dim(tuple(inputs.values()), target_gpus)
+        return [dict(zip(inputs, part, strict=True)) for part in parts]
+    return scatter_by_recursion(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "Pass `dim` on when the function calls itself.")
+def forgets_dim_in_dicts(inputs, target_gpus, dim=0):
+    if isinstance(inputs, (tuple, list)) and inputs:
+        items = [forgets_dim_in_dicts(item, target_gpus, dim) for item in inputs]
+        return [type(inputs)(part) for part in zip(*items, strict=False)]
+    return scatter_by_recursion(
+        inputs, target_gpus, 0 if isinstance(inputs, dict) else dim
+    )
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "which need not be cuda:i")
+def counts_the_gpus(inputs, target_gpus, dim=0):
+    return scatter_by_recursion(inputs, range(len(target_gpus)), dim)
+
+
 @ANSWERS.wrong("03.scatter", "wrong", "a list for a list")
 def always_tuples(inputs, target_gpus, dim=0):
     if isinstance(inputs, (tuple, list)):
@@ -258,6 +315,33 @@ def lists_for_tuples(outputs, target_device, dim=0):
     ]
 
 
+@ANSWERS.wrong("03.gather", "wrong", "Pass `dim` on when the function calls itself.")
+def gather_forgets_dim(outputs, target_device, dim=0):
+    first = outputs[0]
+    if isinstance(first, dict):
+        return {
+            key: gather_forgets_dim([output[key] for output in outputs], target_device)
+            for key in first
+        }
+    if isinstance(first, (tuple, list)):
+        groups = zip(*outputs, strict=True)
+        return type(first)(gather_forgets_dim(group, target_device) for group in groups)
+    return gather_by_recursion(outputs, target_device, dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "Pass `dim` on when the function calls itself.")
+def forgets_dim_in_tuples(outputs, target_device, dim=0):
+    first = outputs[0]
+    if isinstance(first, dict):
+        groups = {key: [output[key] for output in outputs] for key in first}
+        return {
+            key: forgets_dim_in_tuples(group, target_device, dim)
+            for key, group in groups.items()
+        }
+    along = 0 if isinstance(first, tuple) else dim
+    return gather_by_recursion(outputs, target_device, along)
+
+
 @ANSWERS.wrong("03.gather", "wrong", "do not find their way back to the outputs")
 def without_gradients(outputs, target_device, dim=0):
     with torch.no_grad():
@@ -278,12 +362,15 @@ def gather_by_recursion(outputs, target_device, dim=0):
     if first is None:
         return None
     if isinstance(first, dict):
+        groups = {key: [output[key] for output in outputs] for key in first}
         return {
-            key: gather_by_recursion([output[key] for output in outputs], target_device)
-            for key in first
+            key: gather_by_recursion(group, target_device, dim)
+            for key, group in groups.items()
         }
     groups = zip(*outputs, strict=True)
-    return type(first)(gather_by_recursion(group, target_device) for group in groups)
+    return type(first)(
+        gather_by_recursion(group, target_device, dim) for group in groups
+    )
 
 
 @ANSWERS.right("03.gather")
@@ -361,6 +448,42 @@ def without_buffers(network, devices):
     for device in devices:
         copies = {id(tensor): tensor.to(device) for tensor in network.parameters()}
         replicas.append(copy.deepcopy(network, copies))
+    return replicas
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "Submodules have buffers, too")
+def without_buffers_of_submodules(network, devices):
+    replicas = []
+    for device in devices:
+        buffers = [b for b in network._buffers.values() if b is not None]
+        tensors = [*network.parameters(), *buffers]
+        copies = {id(tensor): tensor.to(device) for tensor in tensors}
+        replicas.append(copy.deepcopy(network, copies))
+    return replicas
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "on `devices[i]`")
+def counts_the_devices(network, devices):
+    return deepcopies_with_memo(network, range(len(devices)))
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "one module stands in two places")
+def two_modules_for_one(network, devices):
+    def twin_of(module, copies):
+        twin = copy.copy(module)
+        twin._modules = {
+            name: child and twin_of(child, copies)
+            for name, child in module._modules.items()
+        }
+        twin._parameters = {k: copies.get(p) for k, p in module._parameters.items()}
+        twin._buffers = {k: copies.get(b) for k, b in module._buffers.items()}
+        return twin
+
+    replicas = []
+    for device in devices:
+        tensors = [*network.parameters(), *network.buffers()]
+        copies = {tensor: tensor.to(device) for tensor in tensors}
+        replicas.append(twin_of(network, copies))
     return replicas
 
 
@@ -565,6 +688,11 @@ def on_the_default_device(modules, inputs, kwargs_tup=None, devices=None):
 
     started_and_joined(call, len(modules))
     return outputs
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "`with torch.cuda.device(devices[i]):`")
+def counts_the_current_devices(modules, inputs, kwargs_tup=None, *, devices):
+    return with_threads(modules, inputs, kwargs_tup, range(len(devices)))
 
 
 @ANSWERS.wrong("03.parallel_apply", "wrong", "and the threads are not")
@@ -870,6 +998,26 @@ class LossOutside(LossInside):
 class OnOneGpu(LossInside):
     def training_step(self, x, y, device_ids):
         loss = self(x, y)
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "Rows are missing")
+class WithoutTheRest(LossInside):
+    def training_step(self, x, y, device_ids):
+        rows = len(x) // len(device_ids) * len(device_ids) or len(x)
+        losses = nn.DataParallel(self, device_ids)(x[:rows], y[:rows])
+        loss = losses.mean()
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "some of the GPUs had nothing to do")
+class OnAsManyAsDivide(LossInside):
+    def training_step(self, x, y, device_ids):
+        n = max(n for n in range(1, len(device_ids) + 1) if len(x) % n == 0)
+        losses = nn.DataParallel(self, device_ids[:n])(x, y)
+        loss = losses.mean()
         loss.backward()
         return loss
 

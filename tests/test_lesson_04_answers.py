@@ -312,6 +312,29 @@ def all_send_first_without_a_case_for_one(tensor):
     return received
 
 
+@ANSWERS.wrong("04.exchange", "stuck", "must receive from rank - 1")
+def receives_from_the_next(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    request = dist.isend(tensor, (rank + 1) % n)
+    dist.recv(received, (rank + 1) % n)
+    request.wait()
+    return received
+
+
+@ANSWERS.wrong("04.exchange", "stuck", "not all may receive first")
+def all_receive_first(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    dist.recv(received, (rank - 1) % n)
+    dist.send(tensor, (rank + 1) % n)
+    return received
+
+
 @ANSWERS.wrong("04.exchange", "crashed", "A rank cannot send to itself.")
 def not_for_one_rank(tensor):
     rank, n = me()
@@ -675,6 +698,18 @@ def from_rank_0(total):
             dist.send(total, other)
     else:
         dist.recv(total, 0)
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "You pass on the running sum")
+def passes_on_the_running_sum(tensor):
+    rank, n = me()
+    total, incoming = tensor.clone(), torch.empty_like(tensor)
+    for _ in range(n - 1):
+        request = dist.isend(total, (rank + 1) % n)
+        dist.recv(incoming, (rank - 1) % n)
+        request.wait()
+        total += incoming
     return total
 
 

@@ -58,9 +58,20 @@ def rounded_up(global_batch, world_size, rank):
     return math.ceil(global_batch / world_size)
 
 
-@ANSWERS.wrong("05.local_batch", "wrong", "You rounded up on every rank")
+@ANSWERS.wrong("05.local_batch", "wrong", "the rest of the division is lost")
 def rounded(global_batch, world_size, rank):
-    return round(global_batch / world_size)  # here 42.67, so up
+    return round(global_batch / world_size)  # here 2.5, so down
+
+
+@ANSWERS.wrong("05.local_batch", "wrong", "so it is `<`, not `<=`")
+def one_rank_too_many(global_batch, world_size, rank):
+    return global_batch // world_size + (rank <= global_batch % world_size)
+
+
+@ANSWERS.wrong("05.local_batch", "wrong", "so it is `<`, not `<=`")
+def one_rank_too_many_if_any(global_batch, world_size, rank):
+    rest = global_batch % world_size
+    return global_batch // world_size + (rest > 0 and rank <= rest)
 
 
 @ANSWERS.wrong("05.local_batch", "wrong", "several rows more than another")
@@ -202,6 +213,14 @@ def stretches_of_small_blocks(n_items, world_size, seed):
 def always_1234(n_items, world_size, seed):
     order = order_of(n_items, 1234)
     return [order[rank::world_size] for rank in range(world_size)]
+
+
+@ANSWERS.wrong("05.partition", "wrong", "some make the same shares, or nearly the same")
+def rotated_by_the_seed(n_items, world_size, seed):
+    order = order_of(n_items, 1234)
+    order = order[seed % n_items :] + order[: seed % n_items]
+    borders = [rank * n_items // world_size for rank in range(world_size + 1)]
+    return [order[a:b] for a, b in itertools.pairwise(borders)]
 
 
 @ANSWERS.wrong("05.partition", "wrong", "Items are lost.")
@@ -352,6 +371,65 @@ def waits_for_the_last_only(model):
         parameter.grad /= dist.get_world_size()
         work = dist.all_reduce(parameter.grad, async_op=True)
     work.wait()
+
+
+def futures_of(model):
+    """A future of each mean."""
+    n = dist.get_world_size()
+    for parameter in with_zeros(model):
+        gradient = parameter.grad
+        future = dist.all_reduce(gradient, async_op=True).get_future()
+        yield future.then(lambda _, gradient=gradient: gradient.div_(n))
+
+
+@ANSWERS.wrong("05.average_gradients", "wrong", "`then()` do not wait")
+def returns_with_futures_under_way(model):
+    list(futures_of(model))
+
+
+@ANSWERS.wrong("05.average_gradients", "wrong", "`then()` do not wait")
+def waits_for_the_last_future_only(model):
+    list(futures_of(model))[-1].wait()
+
+
+@ANSWERS.wrong("05.average_gradients", "wrong", "`get_future()` and")
+def throws_futures_away(model):
+    for parameter in with_zeros(model):
+        parameter.grad /= dist.get_world_size()
+        dist.all_reduce(parameter.grad, async_op=True).get_future()
+
+
+@ANSWERS.wrong("05.average_gradients", "wrong", "`then()` do not wait")
+def waits_for_the_sum_only(model):
+    n = dist.get_world_size()
+    for parameter in with_zeros(model):
+        gradient = parameter.grad
+        future = dist.all_reduce(gradient, async_op=True).get_future()
+        future.then(lambda _, gradient=gradient: gradient.div_(n))
+        future.wait()
+
+
+@ANSWERS.wrong("05.average_gradients", "wrong", "returns before the result is there")
+def broadcast_not_awaited(model):
+    for parameter in with_zeros(model):
+        dist.reduce(parameter.grad, 0)
+        parameter.grad /= dist.get_world_size()
+        dist.broadcast(parameter.grad, 0, async_op=True)
+
+
+@ANSWERS.wrong("05.average_gradients", "wrong", "between its collective and the")
+def divided_under_way(model):
+    for parameter in with_zeros(model):
+        work = dist.all_reduce(parameter.grad, async_op=True)
+        parameter.grad /= dist.get_world_size()
+        work.wait()
+
+
+@ANSWERS.wrong("05.average_gradients", "crashed", "`value()` does not wait")
+def value_without_waiting(model):
+    for parameter in with_zeros(model):
+        future = dist.all_reduce(parameter.grad, async_op=True).get_future()
+        parameter.grad = future.value()[0] / dist.get_world_size()
 
 
 @ANSWERS.wrong("05.average_gradients", "wrong", "would be trained from now on")
@@ -583,6 +661,45 @@ def all_at_the_same_time(model):
 
 
 @ANSWERS.right("05.average_gradients")
+def waits_for_all_futures(model):
+    torch.futures.wait_all(list(futures_of(model)))
+
+
+@ANSWERS.right("05.average_gradients")
+def waits_for_each_future(model):
+    for future in list(futures_of(model)):
+        future.wait()
+        assert future.done()
+
+
+@ANSWERS.right("05.average_gradients")
+def takes_the_values(model):
+    parameters = with_zeros(model)
+    works = [dist.all_reduce(p.grad, async_op=True) for p in parameters]
+    futures = torch.futures.collect_all([work.get_future() for work in works])
+    for parameter, future in zip(parameters, futures.wait(), strict=True):
+        parameter.grad = future.value()[0] / dist.get_world_size()
+
+
+@ANSWERS.right("05.average_gradients")
+def asks_until_it_is_there(model):
+    for parameter in with_zeros(model):
+        future = dist.all_reduce(parameter.grad, async_op=True).get_future()
+        while not future.done():
+            pass
+        parameter.grad = future.value()[0] / dist.get_world_size()
+
+
+@ANSWERS.right("05.average_gradients")
+def asks_the_work(model):
+    for parameter in with_zeros(model):
+        work = dist.all_reduce(parameter.grad, async_op=True)
+        while not work.is_completed():
+            pass
+        parameter.grad /= dist.get_world_size()
+
+
+@ANSWERS.right("05.average_gradients")
 def coalesced(model):
     gradients = [parameter.grad for parameter in with_zeros(model)]
     with dist._coalescing_manager(async_ops=True) as manager:
@@ -686,6 +803,23 @@ class PaddedWithTheEnd(Given):
     def padded(self):
         order, total = self.order(), len(self) * self.world_size
         return (order + order[len(order) - total :])[:total]
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "You repeated the order once.")
+class PaddedOnce(Given):
+    def padded(self):
+        order, total = self.order(), len(self) * self.world_size
+        if len(order) < total:
+            order = order + order[: total - len(order)]
+        return order[:total]
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "`order[:-0]` is empty")
+class CutsNothingOff(Given):
+    def padded(self):
+        if self.drop_last:
+            return self.order()[: -(self.n_items % self.world_size)]
+        return super().padded()
 
 
 @ANSWERS.wrong("05.sampler", "wrong", "You left out the first items")

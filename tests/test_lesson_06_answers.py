@@ -131,6 +131,12 @@ def nobody_waits(module):
         dist.broadcast(tensor.data, src=0, async_op=True)
 
 
+@ANSWERS.wrong("06.broadcast_module", "wrong", "`get_future()` does not wait")
+def throws_futures_away(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.data, src=0, async_op=True).get_future()
+
+
 @ANSWERS.wrong("06.broadcast_module", "crashed", "`src` is the rank that *sends*")
 def each_from_itself(module):
     for tensor in (*module.parameters(), *module.buffers()):
@@ -287,6 +293,11 @@ def one_list_cleared(nbytes, bucket_bytes, first_bucket_bytes):
             members.clear()
             held, cap = 0, bucket_bytes
     return buckets
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "Every parameter must be in exactly one")
+def always_the_last_two(nbytes, bucket_bytes, first_bucket_bytes):
+    return [[len(nbytes) - 1, len(nbytes) - 2] for _ in range(3)]
 
 
 @ANSWERS.wrong("06.cut_buckets", "wrong", "Set the count back to 0")
@@ -483,6 +494,67 @@ class WaitsForTheLast(Right):
         self.requests.clear()
 
 
+class Promises(Right):
+    """The idiom of communication hooks; finish() waits for all of them."""
+
+    def send(self, parameter):
+        gradient, n = parameter.grad, dist.get_world_size()
+        future = dist.all_reduce(gradient, async_op=True).get_future()
+        self.requests.append(future.then(lambda _: gradient.div_(n)))
+
+
+ANSWERS.right("06.async_ddp")(Promises)
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "`then()` do not wait")
+class NobodyWaitsForPromises(Promises):
+    def finish(self):
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "`then()` do not wait")
+class OnlyABarrier(Promises):
+    def finish(self):
+        dist.barrier()
+        time.sleep(0.02)
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "`then()` do not wait")
+class WaitsForTheLastPromise(Promises):
+    def finish(self):
+        self.requests[-1].wait()
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "`then()` do not wait")
+class WaitsBeforeThen(Promises):
+    def send(self, parameter):
+        gradient, n = parameter.grad, dist.get_world_size()
+        future = dist.all_reduce(gradient, async_op=True).get_future()
+        future.then(lambda _: gradient.div_(n))
+        self.requests.append(future)
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "Pass async_op=True, keep")
+class WaitsForFuturesInTheHook(Promises):
+    def send(self, parameter):
+        super().send(parameter)
+        self.requests[-1].wait()
+
+
+@ANSWERS.wrong("06.async_ddp", "crashed", "`value()` does not wait")
+class TakesTheValue(Right):
+    def send(self, parameter):
+        request = dist.all_reduce(parameter.grad, async_op=True)
+        self.requests.append((parameter, request.get_future()))
+
+    def finish(self):
+        for parameter, future in self.requests:
+            parameter.grad = future.value()[0] / dist.get_world_size()
+        self.requests.clear()
+
+
 @ANSWERS.wrong("06.async_ddp", "wrong", "The list was never emptied")
 class NeverCleared(Right):
     def finish(self):
@@ -634,13 +706,23 @@ class DividesAfterwards(Right):
 
 
 @ANSWERS.right("06.async_ddp")
-class Futures(Right):
-    """The idiom of communication hooks."""
+class AllPromises(Promises):
+    def finish(self):
+        torch.futures.wait_all(self.requests)
+        self.requests.clear()
 
+
+@ANSWERS.right("06.async_ddp")
+class ValueAfterWaiting(Right):
     def send(self, parameter):
-        gradient, n = parameter.grad, dist.get_world_size()
-        future = dist.all_reduce(gradient, async_op=True).get_future()
-        self.requests.append(future.then(lambda _: gradient.div_(n)))
+        request = dist.all_reduce(parameter.grad, async_op=True)
+        self.requests.append((parameter, request.get_future()))
+
+    def finish(self):
+        for parameter, future in self.requests:
+            future.wait()
+            parameter.grad = future.value()[0] / dist.get_world_size()
+        self.requests.clear()
 
 
 @ANSWERS.right("06.async_ddp")
@@ -788,6 +870,17 @@ class OnlyTheRequestsCleared(Repaired):
         self.requests.clear()
         for gradient in self.gradients:
             gradient /= dist.get_world_size()
+
+
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "`then()` do not wait")
+class PromisedOnly(Repaired):
+    def reduce(self, parameter):
+        gradient, n = parameter.grad, dist.get_world_size()
+        future = dist.all_reduce(gradient, async_op=True).get_future()
+        future.then(lambda _: gradient.div_(n))
+
+    def finish(self):
+        dist.barrier()
 
 
 @ANSWERS.wrong("06.spot_the_hook", "wrong", "was not called during the backward.")
@@ -1010,6 +1103,32 @@ class CoursesBuckets(nn.Module):
 @ANSWERS.right("06.bucketed_ddp")
 class InBuckets(Buckets):
     pass
+
+
+@ANSWERS.right("06.bucketed_ddp")
+class PromisedBuckets(Buckets):
+    def send(self, bucket):
+        flat = torch.cat([p.grad.flatten() for p in bucket]) / dist.get_world_size()
+        future = dist.all_reduce(flat, async_op=True).get_future()
+        self.sent.append((bucket, flat, future.then(lambda future: future.value())))
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "`then()` do not wait")
+class BucketsByThemselves(Buckets):
+    """Each bucket's `then` writes its means back, and nobody waits for it."""
+
+    def send(self, bucket):
+        flat = torch.cat([p.grad.flatten() for p in bucket]) / dist.get_world_size()
+
+        def write(future):
+            parts = flat.split([p.numel() for p in bucket])
+            for p, part in zip(bucket, parts, strict=True):
+                p.grad.copy_(part.view_as(p))
+
+        dist.all_reduce(flat, async_op=True).get_future().then(write)
+
+    def finish(self):
+        self.begin()
 
 
 @ANSWERS.right("06.bucketed_ddp")

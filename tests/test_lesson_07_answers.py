@@ -305,6 +305,17 @@ def the_courses_own(chunks):
     return (dist.get_rank() + 1) % dist.get_world_size()
 
 
+@ANSWERS.wrong("07.reduce_scatter", "crashed", "A loop of n - 1 steps has none on one")
+def n_steps(chunks):
+    rank, n = me()
+    for step in range(n):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step) % n], incoming)
+        mine += incoming
+    return (rank + 1) % n
+
+
 @ANSWERS.right("07.reduce_scatter")
 def reduce_scatter_ours(chunks):
     rank, n = me()
@@ -550,6 +561,29 @@ def sent_as_float64(tensor):
     tensor.copy_(flat.view(tensor.shape))
 
 
+@ANSWERS.wrong("07.all_reduce", "wrong", "Is the dtype on the way larger than the")
+def all_sent_as_float64(tensor):
+    if tensor.dtype == torch.int64:
+        return split_and_both_halves(tensor)
+    flat = tensor.contiguous().view(-1).double()
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat.view(tensor.shape))
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "Is every chunk reduced, and gathered again?")
+def right_on_odd_numbers_of_ranks(tensor):
+    rank, n = me()
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(n)
+    for step in range(2 * n - 2):
+        outgoing = chunks[2 * (rank - step) % n]
+        arriving = chunks[2 * (rank - step - 1) % n]
+        incoming = torch.empty_like(arriving)
+        exchange(outgoing, incoming)
+        arriving.copy_(incoming + arriving if step < n - 1 else incoming)
+    tensor.copy_(flat.view(tensor.shape))
+
+
 @ANSWERS.wrong("07.all_reduce", "wrong", "There were n - 1 messages or fewer")
 def only_reduce_scatter(tensor):
     flat = tensor.contiguous().view(-1)
@@ -581,6 +615,20 @@ def into_a_tuple(tensor):
 def split_and_both_halves(tensor):
     flat = tensor.contiguous().view(-1)
     both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat.view(tensor.shape))
+
+
+def rest_in_the_last(flat):
+    """n chunks of size // n numbers; the last one has what is left as well."""
+    n = dist.get_world_size()
+    size = len(flat) // n
+    return [flat[i * size : (i + 1) * size if i < n - 1 else None] for i in range(n)]
+
+
+@ANSWERS.right("07.all_reduce")
+def last_chunk_has_the_rest(tensor):
+    flat = tensor.contiguous().view(-1)
+    both_halves(rest_in_the_last(flat))
     tensor.copy_(flat.view(tensor.shape))
 
 
@@ -663,6 +711,22 @@ def still_chunk(tensor):
     both_halves(tensor.chunk(dist.get_world_size()))
 
 
+@ANSWERS.wrong("07.spot_the_ring", "crashed", "There are fewer chunks than ranks.")
+def one_chunk_added(tensor):
+    """Enough for 5 numbers on 4 ranks, but not for 1."""
+    chunks = tensor.chunk(dist.get_world_size())
+    if len(chunks) < dist.get_world_size():
+        chunks += (tensor.new_empty(0),)
+    both_halves(chunks)
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "Is the dtype on the way larger than the")
+def in_float64(tensor):
+    flat = tensor.double()
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat)
+
+
 @ANSWERS.wrong("07.spot_the_ring", "wrong", "isend and irecv return at once.")
 def never_waited(tensor, kept=[]):  # noqa: B006
     rank, n = me()
@@ -701,6 +765,11 @@ def rank_0_receives_first(tensor):
 @ANSWERS.right("07.spot_the_ring")
 def all_three_repaired(tensor):
     both_halves(tensor.tensor_split(dist.get_world_size()))
+
+
+@ANSWERS.right("07.spot_the_ring")
+def repaired_with_the_rest_in_the_last_chunk(tensor):
+    both_halves(rest_in_the_last(tensor))
 
 
 @ANSWERS.right("07.spot_the_ring")

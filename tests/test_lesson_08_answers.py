@@ -238,6 +238,20 @@ class KeepsTheTensors(Shard):
         self.tensors = tensors
 
 
+@ANSWERS.wrong("08.flat_shard", "wrong", "Of the given tensors, keep the shapes only")
+class KeepsTheNumbersInLists(Shard):
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.numbers = [tensor.tolist() for tensor in tensors]
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "What unshard() has gathered stays")
+class KeepsTheWholeInAList(Shard):
+    def gathered(self):
+        self.whole = super().gathered().tolist()
+        return torch.tensor(self.whole)
+
+
 @ANSWERS.wrong("08.flat_shard", "wrong", "every n-th number")
 class EveryNth(Shard):
     def cut(self, flat):
@@ -391,6 +405,31 @@ def rows_of(gradient):
     for request in requests:
         request.wait()
     return rows
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "everything passes through one rank")
+def through_rank_0(gradient):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    total = gradient / n
+    dist.reduce(total, 0)
+    part = torch.empty(len(gradient) // n)
+    dist.scatter(part, list(total.chunk(n)) if rank == 0 else None)
+    return part
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "everything passes through one rank")
+def gathered_by_the_last(gradient):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    rows = [torch.empty_like(gradient) for _ in range(n)] if rank == n - 1 else None
+    dist.gather(gradient, rows, n - 1)
+    if rank < n - 1:
+        part = torch.empty(len(gradient) // n)
+        dist.recv(part, n - 1)
+        return part
+    *others, mine = (sum(rows) / n).chunk(n)
+    for other, part in enumerate(others):
+        dist.send(part, other)
+    return mine
 
 
 @ANSWERS.wrong("08.reduce_scatter", "wrong", "That is the sum over the ranks.")
@@ -813,6 +852,13 @@ class Nowhere(OneUnit):
 
 
 @ANSWERS.wrong("08.one_unit", "wrong", "More was sent than a reduce-scatter")
+class ScatteredTwice(OneUnit):
+    def reduce(self, flat):
+        direct(flat)
+        return direct(flat)
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "An all-reduce sends twice as much")
 class AllReduced(OneUnit):
     def reduce(self, flat):
         return all_reduced(flat)
@@ -822,6 +868,16 @@ class AllReduced(OneUnit):
 class CoursesReduce(OneUnit):
     def reduce(self, flat):
         return fsdp.reduce_scatter(flat) / dist.get_world_size()
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "works from its next call on")
+class HookOnTheModuleAfterItsCall(OneUnit):
+    def forward(self, *args):
+        self.gather()
+        output = self.module(*args)
+        self.free()
+        self.module.register_full_backward_pre_hook(lambda *args: self.gather())
+        return output
 
 
 @ANSWERS.right("08.one_unit")
@@ -969,16 +1025,65 @@ def layers_first(model, batches, lr):
     return state if dist.get_rank() == 0 else None
 
 
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "only rank 0 keeps the result")
+def whole_on_all_ranks(model, batches, lr):
+    train_with(model, batches, sharded_first)
+    return whole(model)
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "stay whole from the forward to the")
+def never_freed_between(model, batches, lr):
+    def make(model):
+        for layer in model:
+            fully_shard(layer, reshard_after_forward=False)
+        fully_shard(model)
+        return torch.optim.AdamW(model.parameters(), lr=lr)
+
+    train_with(model, batches, make)
+    return whole(model) if dist.get_rank() == 0 else whole(model) and None
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "then each layer is a root")
+def without_the_model(model, batches, lr):
+    def make(model):
+        for layer in model:
+            fully_shard(layer)
+        return torch.optim.AdamW(model.parameters(), lr=lr)
+
+    train_with(model, batches, make)
+    return whole(model) if dist.get_rank() == 0 else whole(model) and None
+
+
 @ANSWERS.right("08.spot_the_optimizer")
 def every_layer(model, batches, lr):
     def make(model):
         for layer in model:
-            fully_shard(layer, reshard_after_forward=False)
+            fully_shard(layer)
+        fully_shard(model)
         return torch.optim.AdamW(model.parameters(), lr=lr)
 
     train_with(model, batches, make)
     state = whole(model)
     return {k: v.clone() for k, v in state.items()} if dist.get_rank() == 0 else None
+
+
+@ANSWERS.right("08.spot_the_optimizer")
+def last_layer_stays(model, batches, lr):
+    """Its backward comes next, so it need not be freed. And {} where torch says so."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+    )
+
+    def make(model):
+        for layer in model:
+            fully_shard(layer, reshard_after_forward=layer is not model[-1])
+        fully_shard(model)
+        return torch.optim.AdamW(model.parameters(), lr=lr)
+
+    train_with(model, batches, make)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return get_model_state_dict(model, options=options)
 
 
 # ----------------------------------------------------------------- 08.spot_the_pile

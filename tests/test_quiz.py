@@ -771,3 +771,11 @@ def test_nbconvert_shows_the_text_form(executed: Path, recwarn) -> None:
     assert body.count("<details><summary>Answer</summary>") == 1
     assert "application/vnd.jupyter.widget-view+json" not in body
     assert not [one for one in recwarn if "not able to be represented" in str(one)]
+
+
+def test_the_example_of_a_number_is_the_answer_of_no_question():
+    example = float(quizzes._EXAMPLES["number"][0].removeprefix("answer="))
+    numbers = [one for one in EVERY_QUESTION if isinstance(one, Number)]
+    assert len(numbers) > 30
+    for question in numbers:
+        assert not question.grade(example).right, question.id

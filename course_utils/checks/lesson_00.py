@@ -74,13 +74,22 @@ WHO_AM_I = Task(
     ),
 )
 
+
+def to_average(shape, rank):
+    """Whole numbers; where there are many, with fractions, whose sums are exact."""
+    numbers = whole_numbers(shape, rank)
+    if numbers.numel() < 100:
+        return numbers
+    return numbers + whole_numbers(shape, 50 + rank) / 1024
+
+
 AVERAGE = Task(
     id="00.average",
     title="The mean over ranks",
     stars=1,
     where="ranks",
     cases=((5,), (2, 3), (1000,)),  # shapes
-    inputs=lambda shape, rank, world_size: (whole_numbers(shape, rank),),
+    inputs=lambda shape, rank, world_size: (to_average(shape, rank),),
     expect=lambda rank, inputs: sum(x for (x,) in inputs) / len(inputs),
     mistakes=(
         Mistake(
@@ -110,6 +119,11 @@ AVERAGE = Task(
         Mistake(
             like=lambda rank, inputs: sum(x for (x,) in inputs) // len(inputs),
             says="`//` throws the fraction away. Divide with `/`.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: sum(x.long() for (x,) in inputs) / len(inputs),
+            says="The fractions of the numbers are gone: were they turned into whole "
+            "numbers? Gradients are mostly smaller than 1. Add up the tensor as it is.",
         ),
         Mistake(
             like=lambda rank, inputs: inputs[rank][0].mean(),

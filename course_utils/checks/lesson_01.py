@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+from course_utils.checks.mistakes import is_rounded
 from course_utils.checks.task import Mistake, Task
 
 
@@ -262,12 +263,7 @@ def seconds(numel, element_size, latency_us, gb_s, micro=1e-6, giga=1e9, per_byt
 def is_off_by_a_power_of_ten(attempt):
     """Is it the right number with the decimal point at another place?"""
     steps = math.log10(attempt.got / attempt.expected)
-    return abs(steps - round(steps)) < 1e-4
-
-
-def is_rounded(attempt):
-    """Is it the right number, with only some digits behind the point?"""
-    return any(attempt.got == round(attempt.expected, digits) for digits in range(7))
+    return round(steps) != 0 and abs(steps - round(steps)) < 1e-4
 
 
 TRANSFER_SECONDS = Task(
@@ -443,9 +439,9 @@ SPOT_THE_UNITS = Task(
     title="Spot the units",
     stars=2,
     cases=(
-        (7_000_000_000, 2, 2, 400),
+        (7_000_000_000, 2, 3, 400),  # here every mistake below gives another number
         (70_000_000_000, 2, 8, 400),
-        (1_000_000, 4, 1, 10),
+        (1_000_000, 4, 1, 25),
         (405_000_000_000, 1, 4, 200),
     ),
     expect=sending,
@@ -480,6 +476,19 @@ SPOT_THE_UNITS = Task(
             like=partial(sending, bits_per_byte=64),
             says="The 8 comes in twice. Either turn the size into bits or the speed "
             "into bytes, not both.",
+        ),
+        Mistake(
+            like=partial(sending, bits_per_byte=16),
+            says="The speed is halved. A network port of 400 Gb/s carries 400 each "
+            "way. Only the figures of NVLink and PCIe count both directions together.",
+        ),
+        Mistake(
+            like=lambda n, size, ports, gbit: sending(n, size, 1 / ports, gbit),
+            says="The speed is divided by `ports`. More ports are faster: multiply.",
+        ),
+        Mistake(
+            like=lambda n, size, ports, gbit: n * size / 1e9 / (ports * gbit // 8),
+            says="`//` drops everything after the point. Use `/`.",
         ),
         Mistake(
             like=partial(sending, bits_per_byte=10),

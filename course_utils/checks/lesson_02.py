@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils.checks.devices import at_the_same_time, copies, on_gpus
+from course_utils.checks.mistakes import is_rounded
 from course_utils.checks.task import Mistake, Such, Task
 
 # ------------------------------------------------------------------- models to split
@@ -88,6 +90,20 @@ def run_split(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
         )
         for name, was in names.items()
     }
+    places = [
+        "nowhere"
+        if found[f"{k}.0.weight"] is None
+        else str(found[f"{k}.0.weight"].device)
+        for k in range(layers)
+    ]
+    brought = [
+        sum(copy.bytes for copy in gpus.transfers if copy.destination == name)
+        for name in THREE
+    ]
+    own = [
+        sum(x.nbytes for x in (*held, *model.buffers()) if str(x.device) == name)
+        for name in THREE
+    ]
     gpus.clear()
     output = model(a_batch(rows))
     if not isinstance(output, torch.Tensor):
@@ -95,11 +111,9 @@ def run_split(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
     sent = copies(gpus)
     output.square().mean().backward()
     return {
-        "GPU of each layer": [
-            "nowhere"
-            if found[f"{k}.0.weight"] is None
-            else str(found[f"{k}.0.weight"].device)
-            for k in range(layers)
+        "GPU of each layer": places,
+        "bytes that other layers took": [
+            max(0, all_of_it - its) for all_of_it, its in zip(brought, own, strict=True)
         ],
         "copies": sent,
         "GPU of the output": str(output.device),
@@ -128,6 +142,7 @@ def expect_split(case: dict[str, int]) -> dict[str, Any]:
             "first some layers on cuda:0, then some on cuda:1, then some on cuda:2",
             is_in_order,
         ),
+        "bytes that other layers took": [0, 0, 0],
         "copies": ["cpu -> cuda:0", "cuda:0 -> cuda:1", "cuda:1 -> cuda:2"],
         "GPU of the output": "cuda:2",
         **expected_run(a_row_of_layers(layers), a_batch(rows)),
@@ -149,12 +164,13 @@ SPLIT_OVER_THREE = Task(
             says="`model.parameters()` does not find all layers, so no optimizer would "
             "train them. A plain list hides modules from PyTorch: keep the parts as "
             "attributes (`self.first = ...`), in an nn.ModuleList, or leave them in "
-            "`layers` and keep that.",
+            "`layers` and keep that. Or did you leave layers out? There may be more "
+            "than three.",
         ),
         Mistake(
             when=lambda attempt: "cpu" in attempt.got["GPU of each layer"],
-            says="Some layers are still on the CPU. Moving a module is "
-            '`module.to("cuda:0")`.',
+            says="Some layers are still on the CPU when the model is made. Moving a "
+            'module is `module.to("cuda:0")`: do it once, in `__init__`.',
         ),
         Mistake(
             when=lambda attempt: len(set(attempt.got["GPU of each layer"])) < 3,
@@ -168,17 +184,24 @@ SPLIT_OVER_THREE = Task(
             "GPUs there are two copies.",
         ),
         Mistake(
+            when=lambda attempt: any(attempt.got["bytes that other layers took"]),
+            says="A GPU was given layers that are not its own: the whole model on one "
+            "GPU first, or a copy of it on each. A model that is split because no GPU "
+            "has room for it could not even be made. Cut first, then move each part "
+            "straight to its GPU.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["GPU of the output"] != "cuda:2",
+            says="The output should stay where it was computed, on cuda:2. The loss is "
+            "computed there.",
+        ),
+        Mistake(
             when=lambda attempt: (
                 "cpu" in "".join(attempt.got["copies"][1:])
                 and is_in_order(attempt.got["GPU of each layer"])
             ),
             says='The activations take a detour over the CPU. `x.to("cuda:1")` goes '
             "from GPU to GPU.",
-        ),
-        Mistake(
-            when=lambda attempt: attempt.got["GPU of the output"] != "cuda:2",
-            says="The output should stay where it was computed, on cuda:2. The loss is "
-            "computed there.",
         ),
         Mistake(
             when=lambda attempt: len(attempt.got["copies"]) > 3,
@@ -254,23 +277,22 @@ def two_or_three_stages(number: int) -> list[nn.Sequential]:
 
 
 @on_gpus(3)
-def run_micro_batches(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
+def run_micro_batches(answer: Any, gpus: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Run the pipeline, and write down which stage got how many rows."""
-    stages, rows, micro_batches = case.values()
-    parts = two_or_three_stages(stages)
-    devices = [f"cuda:{k}" for k in range(stages)]
+    devices, rows, micro_batches = case.values()
+    parts = two_or_three_stages(len(devices))
     seen: list[list[int]] = [[] for _ in parts]
     for k, (part, device) in enumerate(zip(parts, devices, strict=True)):
         part.to(device)
         part.register_forward_pre_hook(
             lambda module, args, k=k: seen[k].append(len(args[0]))
         )
-    batch = a_batch(rows).to("cuda:0")
+    batch = a_batch(rows).to(devices[0])
     gpus.clear()
     output = answer(parts, devices, batch, micro_batches)
     if not isinstance(output, torch.Tensor):
         return {"output": output}
-    together = stages > 1 and at_the_same_time(gpus, "cuda:0", "cuda:1")
+    together = all(at_the_same_time(gpus, *pair) for pair in pairwise(devices))
     over_the_cpu = any("cpu" in copy for copy in copies(gpus))
     output.square().mean().backward()
     return {
@@ -283,10 +305,10 @@ def run_micro_batches(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str,
     }
 
 
-def expect_micro_batches(case: dict[str, int]) -> dict[str, Any]:
-    """As the plain model, but in parts, and with two GPUs at work at once."""
-    stages, rows, micro_batches = case.values()
-    parts = two_or_three_stages(stages)
+def expect_micro_batches(case: dict[str, Any]) -> dict[str, Any]:
+    """As the plain model, but in parts, and with neighbours at work at once."""
+    devices, rows, micro_batches = case.values()
+    parts = two_or_three_stages(len(devices))
     most = most_rows(rows, micro_batches)
 
     def is_cut(seen: list[list[int]]) -> bool:
@@ -300,15 +322,16 @@ def expect_micro_batches(case: dict[str, int]) -> dict[str, Any]:
         "rows of each micro-batch": Such(
             f"for each stage at most {number}, of at most {most} rows", is_cut
         ),
-        "GPU of the output": f"cuda:{stages - 1}",
+        "GPU of the output": devices[-1],
         **expected_run(nn.Sequential(*parts), a_batch(rows)),
         "over the CPU": False,
-        "GPUs at the same time": stages > 1 and micro_batches > 1,
+        "GPUs at the same time": micro_batches > 1,
     }
 
 
-def pipeline_case(stages: int, rows: int, number: int) -> tuple[dict[str, int]]:
-    return ({"stages": stages, "rows": rows, "micro_batches": number},)
+def pipeline_case(gpus: str, rows: int, number: int) -> tuple[dict[str, Any]]:
+    devices = [f"cuda:{k}" for k in gpus]
+    return ({"devices": devices, "rows": rows, "micro_batches": number},)
 
 
 MICRO_BATCHES = Task(
@@ -318,8 +341,8 @@ MICRO_BATCHES = Task(
     cases=tuple(
         pipeline_case(*numbers)
         for numbers in (
-            *((2, 8, 4), (3, 12, 3), (3, 7, 3)),
-            *((2, 5, 1), (2, 3, 3), (3, 12, 6)),
+            *(("01", 8, 4), ("012", 12, 3), ("012", 7, 3), ("012", 11, 4)),
+            *(("01", 5, 1), ("01", 3, 3), ("120", 12, 6)),
         )
     ),
     expect=expect_micro_batches,
@@ -385,7 +408,19 @@ MICRO_BATCHES = Task(
             "in each they would be four. `batch.chunk(micro_batches)` rounds up.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got["GPU of the output"] == "cpu",
+            when=lambda attempt: (
+                max(attempt.got["rows of each micro-batch"][0])
+                > most_rows(attempt.args[0]["rows"], attempt.args[0]["micro_batches"])
+            ),
+            says="One micro-batch got more rows than it may, such as all the rest of a "
+            "division: while a GPU works on that one, the others wait. "
+            "`batch.chunk(micro_batches)` cuts evenly.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.got["GPU of the output"]
+                != attempt.expected["GPU of the output"]
+            ),
             says="The output should stay on the GPU of the last stage.",
         ),
         Mistake(
@@ -422,15 +457,16 @@ MICRO_BATCHES = Task(
                 attempt.expected["GPUs at the same time"]
                 and not attempt.got["GPUs at the same time"]
             ),
-            says="The result is right, but no two GPUs ever computed at the same time: "
-            "nothing was won. A GPU works through its queue in order. So the second "
-            "stage must get its first micro-batch before the first stage gets its "
-            "last one.",
+            says="The result is right, but some stage never computed while the stage "
+            "before it did: there nothing was won. A GPU works through its queue in "
+            "order. So each stage must get its first micro-batch before the stage "
+            "before it gets its last one. And Python must not wait in the loop: "
+            "`synchronize()`, `.item()` and `print` do.",
         ),
         Mistake(
             when=same_device,
             says="A micro-batch met a stage on another GPU. Stage k wants its input on "
-            "`devices[k]`.",
+            "`devices[k]`, which need not be cuda:k.",
         ),
     ),
     otherwise="Try it with a single micro-batch first: that is the plain model.",
@@ -549,6 +585,10 @@ BUBBLE = Task(
             "something to divide by: the time in which a stage works.",
         ),
         Mistake(
+            when=is_rounded,
+            says="They are rounded. Return all digits.",
+        ),
+        Mistake(
             when=lambda attempt: len(attempt.got) == 2,
             says="Draw it for 3 stages and 2 micro-batches, with boxes of the same "
             "width. How many boxes long is the whole picture? How many boxes does each "
@@ -595,10 +635,22 @@ def run_step(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
     rows, micro_batches = case.values()
     model = a_split_model()
     seen: list[int] = []
-    model.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    held: list[nn.Module] = []  # an item for each forward without its backward
+    most_held = 0
+
+    def forward(module: nn.Module, args: tuple) -> None:
+        nonlocal most_held
+        seen.append(len(args[0]))
+        held.append(module)
+        most_held = max(most_held, len(held))
+
+    model.register_forward_pre_hook(forward)
+    first = next(model.parameters())
+    first.register_post_accumulate_grad_hook(lambda parameter: held.clear())
     loss = answer(model, a_batch(rows), labels_of(rows), micro_batches)
     return {
         "rows of each micro-batch": seen,
+        "activations in memory at once": most_held,
         "gradients": gradients_of(model),
         "loss": loss,
     }
@@ -618,6 +670,7 @@ def expect_step(case: dict[str, int]) -> dict[str, Any]:
             f"{number} of at most {most} rows",
             lambda seen: sum(seen) == rows and max(seen) <= most,
         ),
+        "activations in memory at once": 1,
         "gradients": gradients_of(layers),
         "loss": loss.item(),
     }
@@ -627,6 +680,16 @@ def scaled(attempt: Any, factor: float) -> bool:
     """Are all gradients right, but for one and the same factor?"""
     got, want = attempt.got["gradients"], attempt.expected["gradients"]
     return torch.allclose(got, factor * want, rtol=1e-4, atol=1e-7)
+
+
+def is_of_the_last(attempt: Any) -> bool:
+    """Are the gradients those of the last micro-batch, with any factor?"""
+    got, seen = attempt.got["gradients"], attempt.got["rows of each micro-batch"]
+    layers = a_row_of_layers(4, seed=1)
+    del layers[1][1]
+    rows, last = attempt.args[0]["rows"], seen[-1]
+    F.cross_entropy(layers(a_batch(rows)[-last:]), labels_of(rows)[-last:]).backward()
+    return F.cosine_similarity(got, gradients_of(layers), dim=0).item() > 1 - 1e-4
 
 
 def step_case(rows: int, micro_batches: int) -> tuple[dict[str, int]]:
@@ -667,6 +730,12 @@ SPOT_THE_GRADIENT = Task(
             "and the gradients must still be there at the end.",
         ),
         Mistake(
+            when=lambda attempt: attempt.got["activations in memory at once"] > 1,
+            says="Several micro-batches went forward before the first `backward()`: "
+            "the activations of all of them were in memory at once, as of one large "
+            "batch. Call `backward()` inside the loop, for each micro-batch.",
+        ),
+        Mistake(
             when=lambda attempt: (
                 attempt.args[0]["micro_batches"] > 1
                 and scaled(attempt, attempt.args[0]["micro_batches"])
@@ -697,6 +766,11 @@ SPOT_THE_GRADIENT = Task(
             says="It is right where all micro-batches have the same number of rows. "
             "Here the last one is smaller, and the mean of their means is not the mean "
             "of all rows. Each micro-batch counts by its rows.",
+        ),
+        Mistake(
+            when=lambda attempt: is_of_the_last(attempt),
+            says="Only the gradient of the last micro-batch is left: is something set "
+            "to zero inside the loop?",
         ),
         Mistake(
             when=lambda attempt: "second time" in attempt.message,
@@ -872,10 +946,11 @@ BALANCE = Task(
             when=lambda attempt: is_a_cut(
                 attempt.got, len(attempt.args[0]), attempt.args[2]
             ),
-            says="It fits, but another cut is more than 5 % faster. Filling one stage "
-            "after the other up to the average goes wrong where a layer is large: the "
-            "rest of the row pays. Try all cuts of the part that is left, or try a "
-            "limit for the slowest stage and see whether the row fits into it.",
+            says="It fits, but another cut is more than 5 % faster. To fill one stage "
+            "after the other up to the average goes wrong where a layer is large, and "
+            "so does moving one border at a time. Try all cuts of the part that is "
+            "left, or try a limit for the slowest stage and see whether the row fits "
+            "into it.",
         ),
     ),
     otherwise="Return a list of whole numbers, one for each device.",

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from course_utils.checks.compare import difference
 from course_utils.checks.devices import on_gpus
 from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.mistakes import says, wrong_in
@@ -134,7 +135,8 @@ def scattered(inputs, target_gpus, dim=0, chunk=torch.chunk):
         "parts": settled(parts),
         "the form of part 0": form(parts[0]),
         "devices": [
-            f"cuda:{i}" if has_tensors else "no tensor" for i in range(len(parts))
+            f"cuda:{target_gpus[i % len(target_gpus)]}" if has_tensors else "no tensor"
+            for i in range(len(parts))
         ],
         "gradients": gradients_after(
             differently(tensors_in(parts)), tensors_in(inputs)
@@ -162,7 +164,22 @@ def always_rows(tensor, n, dim):
     return tensor.chunk(n, 0)
 
 
+def nothing_was_cut(attempt):
+    """Has each part all the rows, where it should have some of them?"""
+    inputs, wanted = attempt.args[0], attempt.expected["parts"]
+    return (
+        len(wanted) > 1
+        and bool(attempt.got["parts"])
+        and all(
+            difference(part, inputs, 0.0) is None
+            and difference(part, one, 0.0) is not None
+            for part, one in zip(attempt.got["parts"], wanted, strict=False)
+        )
+    )
+
+
 ROWS = [whole_numbers((rows, 2), rank=rows) for rows in range(31)]
+WIDE = ROWS[6].T.contiguous()
 WORDS = {"name": "a batch", "scale": 3}
 
 SCATTER = Task(
@@ -177,13 +194,18 @@ SCATTER = Task(
         (ROWS[7], [0, 1, 2]),
         (ROWS[2], [0, 1, 2, 3]),
         (ROWS[5], [0]),
-        (ROWS[6].T.contiguous(), [0, 1, 2], 1),
+        (WIDE, [0, 1, 2], 1),
+        (ROWS[5], [2, 0]),
         ((ROWS[6], ROWS[6] + 1), [0, 1, 2]),
         ([ROWS[8], ROWS[8][:, 0]], [0, 1, 2, 3]),
         ({"x": ROWS[9], "y": ROWS[9] * 2}, [0, 1]),
         ((ROWS[6], {"mask": [ROWS[6], None], **WORDS}), [0, 1]),
         (("text", 7), [0, 1, 2]),
         ((), [0, 1]),
+        ([], [0, 1]),
+        ({}, [0, 1]),
+        ((ROWS[4], [], {}), [1, 3]),
+        ((WIDE, {"m": [WIDE]}), [0, 1, 2], 1),
     ),
     expect=scattered,
     forbids=(
@@ -216,13 +238,29 @@ SCATTER = Task(
             "that follow each other, so that gather can put them back in order.",
         ),
         Mistake(
+            when=lambda attempt: (
+                not isinstance(attempt.args[0], torch.Tensor)
+                and attempt.args[2:] == (1,)
+                and wrong_in("parts")(attempt)
+            ),
+            says="Inside a tuple, list or dict the tensors are cut along another "
+            "dimension. Pass `dim` on when the function calls itself.",
+        ),
+        Mistake(
             like=lambda *args: scattered(*args, chunk=always_rows),
             says="You cut along dimension 0. The third argument says which dimension.",
         ),
         Mistake(
-            when=lambda attempt: attempt.args[0] == (),
-            says="An empty tuple has no items to scatter, so `zip` gives nothing. Like "
-            "all that holds no tensor, it goes to every GPU as it is.",
+            when=lambda attempt: (
+                isinstance(attempt.args[0], (tuple, list, dict)) and not attempt.args[0]
+            ),
+            says="An empty tuple, list or dict has no items to scatter, so `zip` gives "
+            "nothing. Like all that holds no tensor, it goes to every GPU as it is.",
+        ),
+        Mistake(
+            when=nothing_was_cut,
+            says="Nothing was cut: each part has all the rows. Are tuples, lists and "
+            "dicts all handled?",
         ),
         Mistake(
             when=lambda attempt: (
@@ -244,14 +282,16 @@ SCATTER = Task(
             "tensor goes to every GPU as it is.",
         ),
         Mistake(
-            when=lambda attempt: set(attempt.got["devices"]) == {"cpu"},
+            when=lambda attempt: (
+                set(attempt.got["devices"]) == {"cpu"} and wrong_in("devices")(attempt)
+            ),
             says="The rows are right, but all parts are still on the CPU. Part i "
             "belongs on device `target_gpus[i]`.",
         ),
         Mistake(
             when=wrong_in("devices"),
-            says="The rows are right, but not where they are: part i belongs on "
-            "device `target_gpus[i]`.",
+            says="The rows are right, but they are on other GPUs: part i belongs on "
+            "device `target_gpus[i]`, which need not be cuda:i.",
         ),
         Mistake(
             when=wrong_in("gradients"),
@@ -369,6 +409,7 @@ GATHER = Task(
         (LOSSES, 0),
         ([{"loss": loss, "n": loss.reshape(1) * 2} for loss in LOSSES], 0),
         ([None, None], 0),
+        ([{"x": a, "deep": (a + 1,)} for a in (ROWS[2], ROWS[2] * 2)], 0, 1),
     ),
     expect=gathered,
     forbids=(
@@ -404,6 +445,15 @@ GATHER = Task(
             ),
             says="The pieces are joined in the reverse order. The rows must come out "
             "in the order of the GPUs, which is that of the batch.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                not isinstance(attempt.args[0][0], torch.Tensor)
+                and attempt.args[2:] == (1,)
+                and wrong_in("joined")(attempt)
+            ),
+            says="Inside a tuple, list or dict the tensors are joined along another "
+            "dimension. Pass `dim` on when the function calls itself.",
         ),
         Mistake(
             like=lambda *args: gathered(
@@ -470,6 +520,17 @@ GATHER = Task(
 # -------------------------------------------------------------------------- replicate
 
 
+class Times(nn.Module):
+    """A layer whose one tensor is a buffer."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(number))
+
+    def forward(self, x):
+        return x * self.factor
+
+
 class Network(nn.Module):
     """What the check replicates: weights used twice, a frozen one, buffers."""
 
@@ -480,6 +541,8 @@ class Network(nn.Module):
         if kind == SHARED:
             self.last.weight = self.first.weight
         self.twice = nn.Sequential(in_eighths(3, 3, seed=3))
+        if kind != PLAIN:
+            self.twice.append(Times(2.0))
         self.again = self.twice if kind == SHARED else None
         self.frozen = in_eighths(3, 3, seed=4)
         self.frozen.requires_grad_(kind != SHARED)
@@ -509,13 +572,14 @@ def gradients_of(network):
 def weights_seen(network):
     """What one replica works with: its weights and its buffers."""
     buffers = [b for b in (network.scale, network.rows) if b is not None]
+    buffers += [layer.factor for layer in network.twice[1:]]
     layers = [network.first, network.last, network.twice[0], network.frozen]
     return [layer.weight for layer in layers] + [layers[0].bias] + buffers
 
 
 @on_gpus(4)
 def try_replicate(answer, gpus, kind, devices):
-    network = Network(kind).to("cuda:0")
+    network = Network(kind).to(f"cuda:{devices[0]}")
     parameters = list(network.parameters())
     want = replicated(kind, devices)
     replicas = answer(network, devices)
@@ -537,8 +601,8 @@ def try_replicate(answer, gpus, kind, devices):
     if result != {key: want[key] for key in result}:
         return want | result  # running them would only raise an error
     outputs = [
-        replica(whole_numbers((i + 1, 3), i).to(f"cuda:{i}"))
-        for i, replica in enumerate(replicas)
+        replica(whole_numbers((i + 1, 3), i).to(f"cuda:{device}"))
+        for i, (device, replica) in enumerate(zip(devices, replicas, strict=True))
     ]
     differently(outputs).backward()
     return result | {
@@ -546,6 +610,7 @@ def try_replicate(answer, gpus, kind, devices):
         "last.weight is first.weight": [
             replica.first.weight is replica.last.weight for replica in replicas
         ],
+        "again is twice": [replica.again is replica.twice for replica in replicas],
         **gradients_of(network),
         "rows counted in its buffer": None if kind == PLAIN else int(network.rows),
     }
@@ -553,15 +618,16 @@ def try_replicate(answer, gpus, kind, devices):
 
 def replicated(kind, devices, rows=1):
     network = Network(kind)
-    outputs = [network(whole_numbers((i + 1, 3), i)) for i in devices]
+    outputs = [network(whole_numbers((i + 1, 3), i)) for i in range(len(devices))]
     differently(outputs).backward()
     return {
         "replicas": f"a list of {len(devices)}",
         "the network has its parameters": True,
-        "device of the network": "cuda:0",
+        "device of the network": f"cuda:{devices[0]}",
         "devices of the replicas": [f"cuda:{i}" for i in devices],
         "outputs": settled(outputs),
         "last.weight is first.weight": [kind == SHARED] * len(devices),
+        "again is twice": [kind == SHARED] * len(devices),
         **gradients_of(network),
         "rows counted in its buffer": None if kind == PLAIN else rows,
     }
@@ -586,6 +652,8 @@ REPLICATE = Task(
         (SHARED, [0, 1]),
         (SHARED, [0, 1, 2, 3]),
         (PLAIN, [0]),
+        (BUFFERS, [2, 0]),
+        (PLAIN, [1, 3]),
     ),
     expect=replicated,
     forbids=(
@@ -615,7 +683,8 @@ REPLICATE = Task(
         Mistake(
             when=wrong_in("devices of the replicas"),
             says="Replica i must be a module like the network, with all its weights "
-            "and buffers on `devices[i]`.",
+            "and buffers on `devices[i]`. Submodules have buffers, too: "
+            "`network.buffers()` has them all.",
         ),
         Mistake(
             when=no_gradients,
@@ -636,6 +705,12 @@ REPLICATE = Task(
             says="In this network two layers share one weight, and in a replica they "
             "must share it, too. You copied it once for each layer. Copy each tensor "
             "of `network.parameters()` once, and keep the copies in a dict.",
+        ),
+        Mistake(
+            when=wrong_in("again is twice"),
+            says="In this network one module stands in two places, and in a replica it "
+            "must, too. You copied it once for each place. Keep a dict from each "
+            "module to its copy.",
         ),
         Mistake(
             like=lambda kind, devices: replicated(kind, devices, rows=0),
@@ -718,7 +793,10 @@ def try_parallel_apply(answer, gpus, kind, devices):
     meeting = threading.Barrier(n, timeout=MEETING)
     fails = range(max(n - 2, 0), n) if kind == FAILING else ()
     parts = [Part(place, n, meeting, fails) for place in range(n)]
-    inputs = [whole_numbers((2,), i).to(f"cuda:{i}").requires_grad_() for i in range(n)]
+    inputs = [
+        whole_numbers((2,), i).to(f"cuda:{device}").requires_grad_()
+        for i, device in enumerate(devices)
+    ]
     given = [(x, x) for x in inputs] if kind == SEVERAL else list(inputs)
     kwargs = [{"scale": 10 + i} for i in range(n)] if kind == SCALED else None
     before = set(threading.enumerate())
@@ -726,7 +804,7 @@ def try_parallel_apply(answer, gpus, kind, devices):
     outputs = None
     with torch.set_grad_enabled(kind != NO_GRAD):
         try:
-            outputs = answer(parts, given, kwargs, devices)
+            outputs = answer(parts, given, kwargs, devices=devices)
         except ArithmeticError as error:
             failed = str(error)
     running = set(threading.enumerate()) - before
@@ -751,7 +829,7 @@ def applied(kind, devices):
         "raised": f"replica {max(n - 2, 0)} failed" if kind == FAILING else "nothing",
         "outputs": None if kind == FAILING else outputs,
         "all at the same time": True,
-        "current devices": list(range(n)),
+        "current devices": list(devices),
         "gradients wanted": [kind != NO_GRAD] * n,
         "threads still running": 0,
     }
@@ -769,6 +847,8 @@ PARALLEL_APPLY = Task(
         (SCALED, [0, 1, 2, 3]),
         (NO_GRAD, [0, 1]),
         (FAILING, [0, 1, 2, 3]),
+        (SCALED, [2, 0]),
+        (SEVERAL, [1, 3]),
     ),
     expect=applied,
     forbids=(
@@ -1102,6 +1182,10 @@ def loss_of_the_batch(rows, device_ids, mean=torch.mean):
     }
 
 
+def rows_seen(report):
+    return sum(report["rows on each GPU"].values())
+
+
 def mean_of_means(pieces):
     return torch.stack([piece.mean() for piece in pieces]).mean()
 
@@ -1135,6 +1219,11 @@ SPOT_THE_MEAN = Task(
     expect=loss_of_the_batch,
     mistakes=(
         Mistake(
+            when=lambda attempt: rows_seen(attempt.got) < rows_seen(attempt.expected),
+            says="Rows are missing: the model has seen only a part of the batch. Every "
+            "row counts.",
+        ),
+        Mistake(
             like=lambda *args: loss_of_the_batch(*args, mean=mean_of_means),
             says="That is the mean of the GPUs' means. It is the mean of all rows only "
             "if each GPU has the same number of rows. Here the last one has fewer, and "
@@ -1164,7 +1253,17 @@ SPOT_THE_MEAN = Task(
             "number for each row, or for each GPU.",
         ),
         Mistake(
-            when=lambda attempt: wrong_in("rows on each GPU")(attempt),
+            when=lambda attempt: (
+                wrong_in("rows on each GPU")(attempt)
+                and 1
+                < len(attempt.got["rows on each GPU"])
+                < len(attempt.expected["rows on each GPU"])
+            ),
+            says="The loss is right, but some of the GPUs had nothing to do. Spread "
+            "the batch over all `device_ids`, whether they divide it or not.",
+        ),
+        Mistake(
+            when=wrong_in("rows on each GPU"),
             says="The loss is right, but the batch is not spread over the GPUs any "
             "more. Keep nn.DataParallel.",
         ),

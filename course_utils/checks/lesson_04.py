@@ -400,9 +400,11 @@ EXCHANGE = Task(
         Mistake(
             when=waits,
             says="Everybody waits: around the circle each rank waits for the next one. "
-            "If all send first, nobody receives. Let one part of the ranks receive "
-            "first, or use isend, which does not wait. (And keep its request: gloo may "
-            "drop a message that nobody waits for.)",
+            "In send? If all send first, nobody receives. Let one part of the ranks "
+            "receive first, or use isend, which does not wait. In recv or wait? Then "
+            "nobody sends to it. Whoever sends to rank + 1 must receive from rank - 1, "
+            "and not all may receive first. (And keep the request of an isend: gloo "
+            "may drop a message that nobody waits for.)",
         ),
         Mistake(
             when=lambda attempt: attempt.got["received"] is None,
@@ -491,6 +493,14 @@ def with_both_neighbours(rank, tensors):
     return with_previous(rank, tensors) + tensors[(rank + 1) % len(tensors)]
 
 
+def running_sums(rank, tensors):
+    """Around the circle, n - 1 times: add the sum that the previous rank has by now."""
+    sums = list(tensors)
+    for _ in tensors[1:]:
+        sums = [sums[r] + sums[r - 1] for r in range(len(sums))]
+    return sums[rank]
+
+
 def up_to_here(rank, tensors):
     """The sum of this rank and those before it."""
     return sum(tensors[: rank + 1])
@@ -552,6 +562,11 @@ ALL_REDUCE = Task(
         Mistake(
             like=returned(partner),
             says="That is the sum of two ranks. It must be the sum of all.",
+        ),
+        Mistake(
+            like=returned(running_sums),
+            says="You pass on the running sum, so tensors are counted more than once. "
+            "Pass on what you received last.",
         ),
         Mistake(
             like=returned(with_previous),

@@ -1,6 +1,5 @@
 """Lesson 05, distributed SGD by hand: the tasks of its exercise."""
 
-import contextlib
 import math
 
 import torch
@@ -12,7 +11,7 @@ from course_utils.checks.compare import difference
 from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.mistakes import out_of_step, right_but, says
 from course_utils.checks.task import Mistake, Such, Task
-from course_utils.messages import put_back
+from course_utils.checks.under_way import NO_VALUE_YET, Log
 
 OURS = "course_utils.from_scratch.sgd"
 
@@ -152,9 +151,9 @@ LOCAL_BATCH = Task(
     run=try_batches,
     cases=(
         (128, 4),
+        (10, 4),  # here the mistakes below differ
         (128, 3),
         (64, 1),
-        (10, 4),
         (32, 5),
         (100, 8),
         (7, 7),
@@ -203,6 +202,11 @@ LOCAL_BATCH = Task(
             like=lambda g, n: batches(g, n, [-(-g // n)] * n),
             says="You rounded up on every rank: together that is more than the global "
             "batch. Only some ranks take one row more.",
+        ),
+        Mistake(
+            like=lambda g, n: batches(g, n, [g // n + (r <= g % n) for r in range(n)]),
+            says="One rank too many takes one more: the first is rank 0, so it is `<`, "
+            "not `<=`.",
         ),
         Mistake(
             like=lambda g, n: batches(g, n, [g] * n),
@@ -257,7 +261,10 @@ def try_partition(answer, n_items, parts, seed):
         others = [as_lists(answer(n_items, parts, seed + i)) for i in (1, 2, 12)]
         report["the items are mixed"] = are_mixed(shares, n_items)
         report["the same with the same seed"] = again == shares
-        report["other shares with another seed"] = all_differ([shares, *others])
+        seeds = [shares, *others]
+        report["other shares with another seed"] = all_differ(seeds) and (
+            n_items < 1000 or all(have_little_in_common(shares, o) for o in others)
+        )
     everywhere = on_all_ranks(shares)
     same = [other == everywhere[0] for other in everywhere]
     return report | {"the same on every rank": all(same)}
@@ -287,6 +294,15 @@ def all_differ(seeds):
     """Does each seed make other shares: not the same ones, dealt to other ranks?"""
     made = {frozenset(frozenset(share) for share in shares) for shares in seeds}
     return len(made) == len(seeds)
+
+
+def have_little_in_common(shares, others):
+    """Is less than half of each share together in a share of the others?"""
+    return all(
+        len(set(share) & set(other)) < len(share) / 2
+        for share in shares
+        for other in others
+    )
 
 
 def partitioned(rank, inputs):
@@ -390,9 +406,9 @@ PARTITION = Task(
         ),
         Mistake(
             when=is_false("other shares with another seed"),
-            says="Among four seeds, some make the same shares, perhaps dealt to other "
-            "ranks. Each seed must make an order of its own, which decides the items "
-            "that are in a share together.",
+            says="Among four seeds, some make the same shares, or nearly the same, "
+            "perhaps dealt to other ranks. Each seed must make an order of its own, "
+            "which decides the items that are in a share together.",
         ),
         Mistake(
             when=is_false("the same on every rank"),
@@ -459,52 +475,9 @@ def after_backward(kind, rank):
     return network
 
 
-class Pending:
-    """The work of an asynchronous collective, which notes whether it was waited for."""
-
-    def __init__(self, work):
-        self._work, self.waited = work, False
-
-    def wait(self, *args, **kwargs):
-        self.waited = True
-        return self._work.wait(*args, **kwargs)
-
-    def is_completed(self):
-        done = self._work.is_completed()
-        self.waited = self.waited or done
-        return done
-
-    def get_future(self):
-        self.waited = True  # whoever takes it, waits for it
-        return self._work.get_future()
-
-    def __getattr__(self, name):
-        return getattr(self._work, name)
-
-
-@contextlib.contextmanager
-def noted():
-    """A list of the asynchronous collectives that begin while this is open."""
-    begun = []
-
-    def noting(original):
-        def call(*args, **kwargs):
-            work = original(*args, **kwargs)
-            # Among coalesced calls, torch returns a work that nobody may wait for.
-            if work is None or type(work).__name__ == "_IllegalWork":
-                return work
-            begun.append(Pending(work))
-            return begun[-1]
-
-        return call
-
-    with put_back(dist, ("all_reduce", "reduce")) as originals:
-        for name, original in originals.items():
-            setattr(dist, name, noting(original))
-        yield begun
-
-
+COLLECTIVES = ("allreduce", "allreduce_coalesced", "reduce", "broadcast")
 WAITED = "asynchronous calls are waited for"
+UNTOUCHED = "tensors under way are left alone"
 SAME_PARAMETERS = "the parameters are as before"
 SAME_FLAGS = "requires_grad is as before"
 
@@ -517,15 +490,13 @@ def try_average(answer, kind):
     network = after_backward(kind, dist.get_rank())
     before = {name: p.detach().clone() for name, p in network.state_dict().items()}
     trained = flags(network)
-    with noted() as begun:
+    with Log(*COLLECTIVES) as log:
         answer(network)
-    waited = all(pending.waited for pending in begun)
-    for pending in begun:
-        pending.wait()  # or it would go on, while the gradients are looked at
     after = network.state_dict()
     gradients = {f"gradient of {n}": p.grad for n, p in network.named_parameters()}
     return {
-        WAITED: waited,
+        WAITED: log.missing() == 0,
+        UNTOUCHED: not any(sent.changed for sent in log.sent),
         **gradients,
         SAME_PARAMETERS: all(torch.equal(before[n], after[n]) for n in before),
         SAME_FLAGS: flags(network) == trained,
@@ -549,7 +520,7 @@ def averaged(rank, inputs, how=mean):
     """What the check expects on every rank; a mistake makes something else."""
     (kind,) = inputs[rank]
     networks = [after_backward(kind, r) for r in range(len(inputs))]
-    report = {WAITED: True}
+    report = {WAITED: True, UNTOUCHED: True}
     for names in zip(*(n.named_parameters() for n in networks), strict=True):
         name, parameter = names[0]
         gradients = [p.grad for _, p in names]
@@ -646,9 +617,22 @@ AVERAGE_GRADIENTS = Task(
             "Flatten each gradient first: `reshape(-1)`.",
         ),
         Mistake(
+            when=says(NO_VALUE_YET),
+            says="A future's `value()` does not wait: it fails while the result is not "
+            "there yet. `wait()` waits, and returns the value.",
+        ),
+        Mistake(
             when=is_false(WAITED),
-            says="With async_op=True, the call returns before the sum is there. Wait "
-            "for it, `work.wait()`, before you use the gradient or return.",
+            says="With async_op=True, the call returns before the result is there. "
+            "Wait for it, `work.wait()`, before you use the gradient or return. "
+            "(`get_future()` and `then()` do not wait: each begins something to wait "
+            "for.)",
+        ),
+        Mistake(
+            when=is_false(UNTOUCHED),
+            says="A gradient was changed between its collective and the `wait()`. "
+            "Until wait() has returned nobody may touch it: the change is lost, or is "
+            "added up as well. Divide before the call, or after the wait().",
         ),
         Mistake(
             when=lambda attempt: (
@@ -848,6 +832,10 @@ def with_the_end(order, total):
     return (order + order[len(order) - total :])[:total]
 
 
+def padded_once(order, total):
+    return order + order[: max(total - len(order), 0)]
+
+
 def cut_in_front(order, total):
     return padded(order[max(len(order) - total, 0) :], total)
 
@@ -928,6 +916,24 @@ SAMPLER = Task(
             says="You gave each rank a stretch of the order. DistributedSampler deals "
             "the items out like cards: rank r gets the items at r, r + world_size, "
             "r + 2 × world_size, ...",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[1] > 2 * attempt.args[0]
+                and is_like(pad=padded_once)(attempt)
+            ),
+            says="You repeated the order once. 3 items on 8 ranks need it more than "
+            "once: repeat it until it is long enough.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[5]
+                and attempt.args[0] % attempt.args[1] == 0
+                and is_like(pad=lambda order, total: [])(attempt)
+            ),
+            says="No items at all, where world_size divides n_items. Did you cut the "
+            "order with `[:-rest]`? `order[:-0]` is empty: where nothing is left over, "
+            "cut nothing. `order[:total]` has no such case.",
         ),
         Mistake(
             when=is_like(pad=with_the_last),

@@ -1,6 +1,5 @@
 """Lesson 06, DistributedDataParallel: the tasks of its exercise."""
 
-import contextlib
 import functools
 import re
 
@@ -15,7 +14,7 @@ from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.messages import NO_SUCH_RANK
 from course_utils.checks.mistakes import first_wrong, out_of_step, says, wrong_in
 from course_utils.checks.task import Mistake, Such, Task
-from course_utils.messages import put_back
+from course_utils.checks.under_way import NO_VALUE_YET, Log
 
 OURS = "course_utils.from_scratch.ddp"
 DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -217,7 +216,7 @@ BROADCAST_MODULE = Task(
             when=wrong_in(BROADCASTS_LEFT),
             says="With async_op=True a broadcast returns at once, with a request. "
             "Until its `wait()` has returned, the tensor may be the old one. Wait for "
-            "all of them before you return.",
+            "all of them before you return. (`get_future()` does not wait.)",
         ),
         Mistake(
             like=through_float32,
@@ -410,7 +409,10 @@ CUT_BUCKETS = Task(
     instead="A loop over the parameters, from the last to the first.",
     mistakes=(
         Mistake(
-            when=lambda attempt: attempt.got[0] == attempt.got[1] == attempt.got[-1],
+            when=lambda attempt: (
+                len(attempt.got) > 1
+                and all(bucket == attempt.expected[-1] for bucket in attempt.got)
+            ),
             says="All buckets are one and the same list: `clear()` empties the one "
             "that was already handed over, too. Begin a new list for each bucket: "
             "`members = []`.",
@@ -510,119 +512,6 @@ CUT_BUCKETS = Task(
 )
 
 # ------------------------------------------------- wrappers: what they do, and when
-
-
-class Sent:
-    """A collective under way. Its result is held back until somebody waits for it.
-
-    So code that does not wait never finds the result there by chance, and code that
-    changes a tensor under way always loses the change.
-    """
-
-    def __init__(self, step, tensors):
-        self.step = step
-        self.tensors = tensors
-        self.copies = [tensor.detach().clone() for tensor in tensors]
-        self.versions = [tensor._version for tensor in tensors]
-        self.numbers = sum(tensor.numel() for tensor in tensors)
-        self.work = None
-        self.awaited = self.handed_over = self.changed = False
-
-    def hand_over(self):
-        """The result, to whom it belongs; and was that left alone until now?"""
-        if self.handed_over:
-            return
-        self.handed_over = True
-        self.changed = self.versions != [tensor._version for tensor in self.tensors]
-        with torch.no_grad():
-            for tensor, result in zip(self.tensors, self.copies, strict=True):
-                tensor.copy_(result)
-
-
-class Log:
-    """Notes every all-reduce (or broadcast) of this rank, by whatever name it goes."""
-
-    def __init__(self, method="allreduce"):
-        self.method = method  # of a process group: where all functions end
-        self.step, self.sent = -1, []
-        self.after = []  # how many gradients were there when each of the step began
-        self.ready = self.trained = 0
-        self.waits_in_backward = 0  # while gradients were still missing
-        self.old_waits = 0  # for what an earlier step has sent
-
-    def __enter__(self):
-        with contextlib.ExitStack() as stack:
-            self._put_back(stack)
-            self._open = stack.pop_all()
-        return self
-
-    def __exit__(self, *exception):
-        self._open.close()
-
-    def _put_back(self, stack):
-        group = stack.enter_context(put_back(dist.ProcessGroup, (self.method,)))
-        works = stack.enter_context(put_back(dist.Work, ("wait", "get_future")))
-
-        def send(group_, tensors, *args, **kwargs):
-            tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-            sent = Sent(self.step, tensors)
-            sent.work = group[self.method](group_, sent.copies, *args, **kwargs)
-            self.sent.append(sent)
-            self.after.append(self.ready)
-            return sent.work
-
-        def wait(work, *args, **kwargs):
-            done = works["wait"](work, *args, **kwargs)
-            for sent in self._of(work):
-                self.waits_in_backward += self.ready < self.trained
-                self.old_waits += sent.step < self.step
-                sent.awaited = True
-                sent.hand_over()
-            return done
-
-        def get_future(work):
-            future = works["get_future"](work)
-            for sent in self._of(work):
-                # Who waits for the future, or for what comes of it, is not seen.
-                sent.awaited = True
-
-                def result(future, sent=sent):
-                    sent.hand_over()
-                    return sent.tensors
-
-                future = future.then(result)
-            return future
-
-        setattr(dist.ProcessGroup, self.method, send)
-        dist.Work.wait, dist.Work.get_future = wait, get_future
-
-    def _of(self, work):
-        return [sent for sent in self.sent if sent.work is work]
-
-    def begin(self, step):
-        """What comes now belongs to this step."""
-        self.step, self.ready, self.waits_in_backward = step, 0, 0
-        self.after.clear()
-
-    @property
-    def now(self):
-        """What this step has sent."""
-        return [sent for sent in self.sent if sent.step == self.step]
-
-    def missing(self):
-        """For how many of them nobody has waited."""
-        return sum(not sent.awaited for sent in self.now)
-
-    def watch(self, module):
-        """Count this module's gradients as they get ready."""
-
-        def hook(parameter):
-            self.ready += 1
-
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                self.trained += 1
-                parameter.register_post_accumulate_grad_hook(hook)
 
 
 NET = "a network of three layers"
@@ -885,6 +774,11 @@ CRASHES = (
         says="The check calls finish() after each backward(). Keep its name.",
     ),
     Mistake(
+        when=says(NO_VALUE_YET),
+        says="A future's `value()` does not wait: it fails while the result is not "
+        "there yet. `wait()` waits, and returns the value.",
+    ),
+    Mistake(
         when=says("'NoneType' object is not subscriptable"),
         says="A value is None where a tensor was expected. all_reduce with "
         "async_op=True returns a request; without it, None.",
@@ -925,7 +819,8 @@ UNDER_WAY = (
         when=lambda attempt: first_wrong(attempt).endswith("did not await"),
         says="finish() returned while an all-reduce was still under way: until its "
         "`wait()` the gradient may be anything. Keep all requests of a step, and wait "
-        "for each.",
+        "for each. (`get_future()` and `then()` do not wait: each begins something to "
+        "wait for.)",
     ),
     Mistake(
         when=lambda attempt: first_wrong(attempt).endswith("under way"),

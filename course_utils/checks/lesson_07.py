@@ -1,6 +1,7 @@
 """Lesson 07, ring all-reduce: the tasks of its exercise."""
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -26,7 +27,8 @@ from course_utils.messages import in_steps
 
 # ------------------------------------------------------------ what a ring has to send
 
-MOST = "bytes sent in all"  # the same number, which may also be too large
+OF_ALL = "bytes sent by all ranks together"
+MOST = "bytes sent by this rank"
 SAME = "the tensors in the list are the same ones"
 
 
@@ -37,8 +39,9 @@ def traffic(calls, logs):
     will name it.
     """
     sends = [call for call in calls if call.kind == "send"]
-    steps = None
+    steps = of_all = None
     if logs is not None:
+        of_all = sum(call.nbytes for log in logs for call in log if call.kind == "send")
         try:
             steps = max((message.step for message in in_steps(logs)), default=0)
         except ValueError:
@@ -46,15 +49,19 @@ def traffic(calls, logs):
     return {
         WAITED: all_waited_for(calls),
         "ranks that it sends to": sorted({call.peer for call in sends}),
-        "bytes sent": sum(call.nbytes for call in sends),
+        OF_ALL: of_all,
         MOST: sum(call.nbytes for call in sends),
         "messages sent": len(sends),
         "steps": steps,
     }
 
 
-def allowed(rank, n, least_bytes, most_bytes, most_steps=math.inf):
-    """The traffic that the check expects."""
+def allowed(rank, n, least_of_all, most_bytes, most_steps=math.inf):
+    """The traffic that the check expects.
+
+    The least is that of all ranks together. What one of them must send depends on how
+    the tensor was cut: chunks may differ in size, and each rank leaves one of them out.
+    """
     neighbours = {(rank + 1) % n, (rank - 1) % n} - {rank}
     return {
         WAITED: True,
@@ -62,7 +69,9 @@ def allowed(rank, n, least_bytes, most_bytes, most_steps=math.inf):
             "one neighbour in the ring, always the same",
             lambda peers: len(peers) <= 1 and set(peers) <= neighbours,
         ),
-        "bytes sent": Such(f"at least {least_bytes:,}", lambda b: b >= least_bytes),
+        OF_ALL: Such(
+            f"at least {least_of_all:,}", lambda b: b is None or b >= least_of_all
+        ),
         MOST: Such(f"at most {most_bytes:,}", lambda b: b <= most_bytes),
         "messages sent": ANYTHING,
         "steps": Such(
@@ -79,14 +88,12 @@ ALL_SEND_FIRST = Mistake(
     "where a chunk is empty.",
 )
 NOTHING_SENT = Mistake(
-    when=lambda attempt: (
-        right_but("bytes sent")(attempt) and attempt.got["bytes sent"] == 0
-    ),
+    when=lambda attempt: right_but(OF_ALL)(attempt) and attempt.got[MOST] == 0,
     says="The result is right, but this rank has sent no message. Build it from isend "
     "and recv.",
 )
 TOO_LITTLE_SENT = Mistake(
-    when=right_but("bytes sent"),
+    when=right_but(OF_ALL),
     says="The result is right here, but fewer bytes were sent than a ring has to send. "
     "Were the numbers sent in a smaller dtype, or in another way than by messages?",
 )
@@ -94,6 +101,14 @@ TOO_MUCH_SENT = Mistake(
     when=right_but(MOST),
     says="The result is right, but too much is sent. A ring sends one chunk in each "
     "step, an n-th of the tensor: n - 1 steps in each half.",
+)
+CHUNKS_TOO_LARGE = Mistake(
+    when=lambda attempt: (
+        right_but(MOST)(attempt)
+        and attempt.got["messages sent"] == 2 * (attempt.world_size - 1)
+    ),
+    says="The number of messages is right, but they have too many bytes. Is the dtype "
+    "on the way larger than the tensor's own? And a chunk is an n-th of the tensor.",
 )
 NOT_WAITED = Mistake(
     when=right_but(WAITED),
@@ -153,8 +168,11 @@ OF_TRAFFIC = (
     *(NOTHING_SENT, TOO_LITTLE_SENT, TOO_MUCH_SENT),
     *(NOT_WAITED, TWO_WAYS, NO_PARTNER, IN_PIECES, ONE_AFTER_THE_OTHER),
 )
+ALONE = replace(
+    TO_ITSELF, says=f"{TO_ITSELF.says} (A loop of n - 1 steps has none on one rank.)"
+)
 OF_MESSAGES = (
-    *(ALL_SEND_FIRST, TO_ITSELF, NO_SUCH_RANK, POLLED, STILL_BUSY),
+    *(ALL_SEND_FIRST, ALONE, NO_SUCH_RANK, POLLED, STILL_BUSY),
     *(NO_SOURCE, A_TUPLE, OTHER_SIZE),
 )
 
@@ -306,7 +324,7 @@ def reduce_scattered(rank, inputs):
         ),
         "all chunks": ANYTHING,
         SAME: ANYTHING,
-        **allowed(rank, n, sum(sizes) - max(sizes), sum(sizes) - min(sizes), n - 1),
+        **allowed(rank, n, (n - 1) * sum(sizes), sum(sizes) - min(sizes), n - 1),
     }
 
 
@@ -463,7 +481,7 @@ def all_gathered(rank, inputs):
     for chunks, mine in inputs:
         done[mine] = chunks[mine]
     sizes = [4 * len(chunk) for chunk in done]
-    least, most = sum(sizes) - max(sizes), sum(sizes) - min(sizes)
+    least, most = (n - 1) * sum(sizes), sum(sizes) - min(sizes)
     return {"the chunks": done, SAME: ANYTHING, **allowed(rank, n, least, most, n - 1)}
 
 
@@ -597,8 +615,7 @@ def all_reduced(rank, inputs):
     total = sum(t for (t,) in inputs)
     steps = 2 * (n - 1)
     chunk = math.ceil(tensor.numel() / n) * tensor.element_size()
-    # A rank never sends the chunk that it has finished, nor the one it gets last.
-    least = max(0, 2 * (tensor.nbytes - chunk))
+    least = steps * tensor.nbytes  # in the lesson: "The least that is possible"
     return {"the tensor": total.clone()} | allowed(rank, n, least, steps * chunk, steps)
 
 
@@ -659,7 +676,7 @@ ALL_REDUCE = Task(
         ((6,), torch.float64, "large"),
     ),
     inputs=any_tensor,
-    world_sizes=(1, 3, 5),
+    world_sizes=(1, 2, 3, 4, 5),
     expect=all_reduced,
     forbids=OURS,
     instead=INSTEAD,
@@ -670,7 +687,7 @@ ALL_REDUCE = Task(
                 attempt.error == ""
                 and is_wrong("the tensor")(attempt)
                 and tensor_is_own(attempt)
-                and attempt.got["bytes sent"] > 0
+                and attempt.got[MOST] > 0
             ),
             says="Messages were sent, but the tensor is as it was. The work was done "
             "on a copy (`contiguous()` makes one where there are gaps, `reshape` and "
@@ -713,6 +730,7 @@ ALL_REDUCE = Task(
             "chunk, (r + 1) mod n for example, and the second half begins with that "
             "one.",
         ),
+        CHUNKS_TOO_LARGE,
         *OF_TRAFFIC,
         Mistake(
             when=says("view size is not compatible", "Use .reshape"),
@@ -890,6 +908,7 @@ SPOT_THE_RING = Task(
         ((12,), torch.float32, ""),
         ((5,), torch.float32, ""),
         ((100_003,), torch.float32, ""),
+        ((1,), torch.float32, ""),
     ),
     inputs=any_tensor,
     world_sizes=(1, 2, 3, 4),
@@ -927,6 +946,7 @@ SPOT_THE_RING = Task(
             says="Chunks may differ in size: the buffer must have the size of the "
             "chunk that arrives, `buffer[: len(chunk)]` for example.",
         ),
+        CHUNKS_TOO_LARGE,
         *OF_TRAFFIC,
         *OF_MESSAGES,
     ),

@@ -298,6 +298,15 @@ def new_bytes(before):
     return sum(one.nbytes() for key, one in alive().items() if key not in before)
 
 
+def listed_bytes(value):
+    """Bytes of the numbers in lists and the like, as float32; tensors do not count."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set):
+        return sum(map(listed_bytes, value))
+    return 4 * isinstance(value, float)
+
+
 def settled(count, limit, seconds=2.0):
     """The count when it is no more than the limit, or after some seconds.
 
@@ -313,13 +322,14 @@ def try_flat_shard(answer, kind):
     rank = dist.get_rank()
     before = alive()
     unit = answer(tensors_of(kind))
-    report = {WHOLE_SHARD: new_bytes(before)}
+    listed = listed_bytes(getattr(unit, "__dict__", {}))
+    report = {WHOLE_SHARD: new_bytes(before) + listed}
     report["the shard"] = unit.shard.detach().clone()
     noted = report["the shard"].untyped_storage().nbytes()
     unit.unshard()  # what it returns is thrown away
     report[AFTERWARDS] = settled(
         lambda: new_bytes(before) - noted, unit.shard.detach().nbytes
-    )
+    ) + listed_bytes(getattr(unit, "__dict__", {}))
     report["unshard()"] = unit.unshard()
     report["the shard after unshard()"] = unit.shard.detach().clone()
     with torch.no_grad():
@@ -735,6 +745,12 @@ REDUCE_SCATTER = Task(
             "needs the r-th piece of every other rank's gradient.",
         ),
         Mistake(
+            when=lambda attempt: wrong_in("bytes sent")(attempt) and attempt.right,
+            says="The result is right, but everything passes through one rank, and "
+            "some ranks send more than their share. No rank needs all gradients: send "
+            "each piece straight to the rank that it belongs to.",
+        ),
+        Mistake(
             when=lambda attempt: (
                 wrong_in("bytes sent")(attempt) and attempt.got["collectives"] > 0
             ),
@@ -815,6 +831,7 @@ IN_FORWARD = "all-gathers in the forward"
 IN_BACKWARD = "all-gathers in the backward"
 LEFT = "whole gradients that are left after the backward"
 SENT = "bytes sent in the backward"
+ALL_REDUCES = "all-reduces in the backward"
 LATER = "all-gathers in the last step"
 KEPT = "bytes of all tensors that are left after the backward"
 
@@ -838,6 +855,7 @@ def try_unit(answer, kind, zero):
             BEFORE: memory_of(module),
             LEFT: sum(p.grad is not None for p in module.parameters()),
             SENT: round(backward.nbytes - gathered),
+            ALL_REDUCES: backward.count("all-reduce"),
         }
         most |= {name: max(most.get(name, 0), value) for name, value in found.items()}
         report[LATER] = forward.count(GATHERED) + backward.count(GATHERED)
@@ -906,6 +924,7 @@ def stepped_right(rank, inputs):
         BEFORE: 0,
         LEFT: 0,
         SENT: Such(f"at most {limit}", lambda value: value <= limit),
+        ALL_REDUCES: ANYTHING,
         LATER: 2,
     }
     room = may_stay(kind, n)
@@ -974,7 +993,8 @@ ONE_UNIT = Task(
             ),
             says="Somebody computed with parameters whose memory had been given back: "
             "between `free()` and `gather()` they are gone. Gather before the forward, "
-            "and again before the backward.",
+            "and again before the backward. (A hook on the module works from its next "
+            "call on: register it in `__init__`, or use `output.register_hook`.)",
         ),
         Mistake(
             when=says("gather() takes 1 positional argument but 2 were given"),
@@ -1056,6 +1076,12 @@ ONE_UNIT = Task(
             when=wrong_in(LEFT),
             says="The whole gradients are still in memory after the backward. Set "
             "`.grad` of each parameter to None when its part is in the shard.",
+        ),
+        Mistake(
+            when=lambda attempt: wrong_in(SENT)(attempt) and attempt.got[ALL_REDUCES],
+            says="An all-reduce sends twice as much as is needed: it brings every rank "
+            "the whole gradient, and a rank needs its part. Use your reduce_scatter "
+            "of task 4.",
         ),
         Mistake(
             when=wrong_in(SENT),
@@ -1170,17 +1196,28 @@ def sharded_batches(steps, rank, n):
     return (steps,)
 
 
-class Largest(Watch):
-    """Notes the bytes of the largest tensor that an all-gather makes."""
+LARGEST = "the largest all-gather, in bytes"
+AGAIN = "all-gathers in all backwards"
+OF_OTHERS = "the result of the other ranks"
+
+
+class Gathers(Watch):
+    """Notes the largest tensor that an all-gather makes, and those of the backward.
+
+    Attributes:
+        nbytes: of the largest one.
+        in_backward: how many all-gathers autograd has called.
+    """
 
     def __init__(self):
         super().__init__()
-        self.nbytes = 0
+        self.nbytes = self.in_backward = 0
 
     def note(self, name, nbytes):
         n = dist.get_world_size()
         if name == "all-gather":  # a rank sends its part to n - 1 others
             self.nbytes = max(self.nbytes, round(nbytes * n / (n - 1)))
+            self.in_backward += torch._C._current_graph_task_id() != -1
 
 
 @contextlib.contextmanager
@@ -1209,12 +1246,14 @@ def try_training(answer, steps):
     rank = dist.get_rank()
     model = network()
     batches = [rows_of(rank, step) for step in range(steps)]
-    with Largest() as largest, announced():
+    with Gathers() as gathers, announced():
         state = answer(model, batches, TRAIN_RATE)
-    at_most = largest.nbytes
+    is_none = rank == 0 or state is None or state == {}  # torch returns {} there
     return {
-        "the largest all-gather, in bytes": at_most,
+        LARGEST: gathers.nbytes,
+        AGAIN: gathers.in_backward,
         "rank 0's result": whole_state(state) if rank == 0 else "of rank 0",
+        OF_OTHERS: "None" if is_none else f"a {type(state).__name__}",
     }
 
 
@@ -1269,12 +1308,15 @@ def largest_layer(n):
 def trained_right(rank, inputs):
     (steps,), n = inputs[rank], len(inputs)
     limit = largest_layer(n)
+    least = steps * (len(WIDTHS) - 2)  # one layer may stay whole: the last, or the root
     return {
-        "the largest all-gather, in bytes": Such(
+        LARGEST: Such(
             f"at most {limit} (the largest layer)",
             lambda value: 0 < value <= limit,
         ),
+        AGAIN: Such(f"at least {least}", lambda value: value >= least),
         "rank 0's result": (trained_alone(steps, n) if rank == 0 else "of rank 0"),
+        OF_OTHERS: "None",
     }
 
 
@@ -1290,8 +1332,6 @@ def result_is(expect):
 def untrained(steps, n):
     return {name: p.detach() for name, p in network().named_parameters()}
 
-
-LARGEST = "the largest all-gather, in bytes"
 
 SPOT_THE_OPTIMIZER = Task(
     id="08.spot_the_optimizer",
@@ -1326,6 +1366,18 @@ SPOT_THE_OPTIMIZER = Task(
             says="All parameters were gathered together, so in each step the whole "
             "model is in memory. Each layer should be a unit of its own: "
             "`fully_shard(layer)` for the layers first, then for the model.",
+        ),
+        Mistake(
+            when=wrong_in(AGAIN),
+            says="The layers stay whole from the forward to the backward, so the whole "
+            "model is in memory in between. That is what "
+            "`reshard_after_forward=False` does. It also comes of leaving out "
+            "`fully_shard(model)`: then each layer is a root, and a root stays whole.",
+        ),
+        Mistake(
+            when=wrong_in(OF_OTHERS),
+            says="All ranks call full_tensor(), but only rank 0 keeps the result. The "
+            "others return None: else each of them holds the whole model.",
         ),
         Mistake(
             when=result_is(untrained),

@@ -41,6 +41,16 @@ def wrong_in(beginning: str) -> Test:
     return lambda attempt: first_wrong(attempt).startswith(beginning)
 
 
+def is_rounded(attempt: Attempt) -> bool:
+    """Is it right but for the digits behind the point? One number, or several."""
+    want, got = attempt.expected, attempt.got
+    if not isinstance(want, (list, tuple)):
+        want, got = [want], [got]
+    return any(
+        list(got) == [round(number, digits) for number in want] for digits in range(13)
+    )
+
+
 def right_but(part: str) -> Test:
     """Are all parts of the report before this one right, and this one wrong?"""
     return lambda attempt: first_wrong(attempt) == part

@@ -281,7 +281,7 @@ class _Look:
             said = _mistake(task, self.case, got, want, rank, self.inputs)
             lines = [
                 self._call(rank),
-                *self._compared(got[rank], want[rank]),
+                *self._compared(got[rank], want[rank], in_words=bool(said)),
                 *self._where_wrong(wrong),
                 said or self._guess(got, want, rank, found[rank]),
                 *self._prints_of(rank),
@@ -292,25 +292,28 @@ class _Look:
             return self._judge_inputs([plain(after) for _, after in results])
         return None
 
-    def _compared(self, got: Any, want: Any) -> list[str]:
+    def _compared(self, got: Any, want: Any, in_words: bool) -> list[str]:
         """What came back and what was expected.
 
         Where the task's `run` reports on several things, of the first that is wrong.
+
+        Args:
+            in_words: say what differs, if it is not in what is shown.
         """
         task = self.task
         both = isinstance(got, dict) and isinstance(want, dict)
         names = [n for n in want if n in got] if both else []
+        lines, is_ = [], "It returned  "
         for name in names if task.run is not call_it else ():
             if difference(got[name], want[name], task.tolerance) is not None:
-                return [
-                    f"Not as it should be: {name}",
-                    f"It is        {show(got[name])}",
-                    f"Expected     {show(want[name])}",
-                ]
-        return [
-            f"It returned  {show(got, task.unit)}",
-            f"Expected     {show(want, task.unit)}",
-        ]
+                lines, is_ = [f"Not as it should be: {name}"], "It is        "
+                got, want = got[name], want[name]
+                break
+        unit = "" if lines else task.unit
+        lines += [f"{is_}{show(got, unit)}", f"Expected     {show(want, unit)}"]
+        if in_words and show(got) == show(want):
+            lines.append(difference(got, want, task.tolerance) or "")
+        return lines
 
     def _where_wrong(self, wrong: list[int]) -> list[str]:
         right = [rank for rank in range(self.world_size) if rank not in wrong]

@@ -204,15 +204,13 @@ rank 1 chunk 1 to rank 0. Complete: 0 of 4 chunks.
                     kinds.append("course-explorer-leaves")
                 if arrived:
                     kinds.append("course-explorer-arrived")
-                marks = [f"<span>{whose}</span>"]
+                marks = [f"<strong>{values}</strong>", f"<span>{whose}</span>"]
                 if arrived:
                     marks.append(f"<span>↓ {arrived}</span>")
                 if leaves:
                     marks.append(f"<span>↑ {leaves}</span>")
-                cells.append(
-                    f'<td class="{" ".join(kinds)}"><strong>{values}</strong>'
-                    f"{''.join(marks)}</td>"
-                )
+                # With spaces: a page without the course's styles has them in one line.
+                cells.append(f'<td class="{" ".join(kinds)}">{" ".join(marks)}</td>')
             rows.append(f'<tr><th scope="row">rank {rank}</th>{"".join(cells)}</tr>')
         heads = (head.replace(" x", "<br>x") for head in self._heads())
         return f"{table(('', *heads), rows)}<p>{_MARKS}</p><p>{self._sent_so_far()}</p>"

@@ -135,7 +135,7 @@ QUESTIONS = lesson(
         "The model is split over two GPUs, and a batch goes through one half after the "
         "other. How many times as long does a training step take as on one GPU that "
         "holds the whole model?",
-        answer=1.03,
+        answer=1.01,
         tolerance=0.12,
         unit="times",
         why="Never do the two compute at the same time: the second half needs the "
@@ -205,6 +205,11 @@ QUESTIONS = lesson(
         hint="Draw four rows. Each GPU begins one unit after the one before. How long "
         "is the whole picture, and how long is each row's work?",
         slips=[
+            Slip(0.27, "Right as a share. In percent that is 27."),
+            Slip(
+                72.7,
+                "That is 8 / 11, the share of the time in which a GPU works.",
+            ),
             Slip(
                 37.5,
                 "That is 3 / 8: the idle time as a share of the working time. The "
@@ -256,8 +261,8 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "02.more_micro_batches",
-        "You double the number of micro-batches of a pipeline, with the same batch. "
-        "What gets worse?",
+        "You double the number of micro-batches of a pipeline without BatchNorm, with "
+        "the same batch. What gets worse?",
         [
             Choice(
                 "The bubble gets larger.",
@@ -272,8 +277,8 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "The gradients differ from those of the whole batch.",
-                why="Added up in the right proportion they are the same. BatchNorm is "
-                "the exception, because it looks at its own micro-batch alone.",
+                why="Added up in the right proportion they are the same. (BatchNorm "
+                "would be the exception: it looks at its own micro-batch alone.)",
             ),
             Choice(
                 "The messages get more, and each pays the latency.",
@@ -321,12 +326,12 @@ QUESTIONS = lesson(
         "micro-batches fastest, if all cuts fit into the memory?",
         [
             Choice(
-                "The one with as many layers in each stage.",
+                "The one with the same number of layers in each stage.",
                 why="Layers differ. In a ResNet a block takes about as long as "
                 "another, but the last layer takes hardly any time.",
             ),
             Choice(
-                "The one with as many parameters in each stage.",
+                "The one with the same number of parameters in each stage.",
                 why="Parameters are memory, not time. A convolution uses each weight "
                 "once for each pixel: early layers have few weights and much work.",
             ),

@@ -242,8 +242,8 @@ QUESTIONS = lesson(
     MultipleChoice(
         "05.divide_batch",
         "A script for one GPU has `batch_size=256` and `num_workers=8`. On a machine "
-        "with 4 GPUs, each rank makes a loader of its own. Why are both numbers often "
-        "divided by 4?",
+        "with 4 GPUs, each rank makes a loader of its own. Both numbers are often "
+        "divided by 4. What is true?",
         [
             Choice(
                 "Each rank loads its own batches: 4 × 64 are the 256 of a step, so the "

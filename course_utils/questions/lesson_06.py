@@ -17,7 +17,7 @@ QUESTIONS = lesson(
         "`nn.DataParallel`?",
         [
             Choice(
-                "It needs a process for each GPU.",
+                "It runs in several processes, usually one for each GPU.",
                 right=True,
                 why="`torchrun` starts them. `DataParallel` is one process with a "
                 "thread for each GPU.",
@@ -63,9 +63,9 @@ QUESTIONS = lesson(
             Choice(
                 "`loss.backward()`",
                 right=True,
-                why="Hooks in the backward start the all-reduces, and before "
-                "`backward()` returns all of them have ended. So `.grad` holds the "
-                "mean when the next line begins.",
+                why="Hooks in the backward start the all-reduces, and `backward()` "
+                "ends with waiting for all of them. So the next line sees the mean in "
+                "`.grad`. (With NCCL, it is the GPU's queue that waits, not Python.)",
             ),
             Choice(
                 "`optimizer.step()`",
@@ -287,7 +287,7 @@ QUESTIONS = lesson(
             Choice(
                 "In the first backward.",
                 why="That one ends here, with a bucket that never got full. (A rank "
-                "that *has* all gradients would wait in it, and hang.)",
+                "that *has* all gradients would wait in it for the others.)",
             ),
             Choice(
                 "In the second forward.",
@@ -315,8 +315,8 @@ QUESTIONS = lesson(
             Choice(
                 "The running means that rank 0 saves are of its own rows alone.",
                 right=True,
-                why="Rank 0's buffers are broadcast before each forward. What the "
-                "other ranks' rows have added is overwritten.",
+                why="In training, rank 0's buffers are broadcast before the forward. "
+                "What the other ranks' rows have added is overwritten.",
             ),
             Choice(
                 "`SyncBatchNorm` makes it the same as one process with 128 rows.",

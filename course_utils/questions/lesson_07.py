@@ -57,7 +57,7 @@ QUESTIONS = lesson(
         answer=1800,
         unit="bytes",
         why="Six chunks of 300 bytes: three in the reduce-scatter, and three in the "
-        "all-gather. 2(n - 1)/n · S = 1.5 · 1,200.",
+        "all-gather. 2(n - 1)/n · S = 2 · 3 / 4 · 1,200.",
         hint="How large is a chunk, how many steps are there, and how many chunks does "
         "a rank send in each?",
         slips=[
