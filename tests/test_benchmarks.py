@@ -406,18 +406,54 @@ def test_parameters_that_differ_are_seen(pair):
     assert min(pair.run(train_without_averages)) > 1e-5
 
 
-@pytest.mark.parametrize("link", [None, {"latency": 1e-3, "bandwidth": 100e6}])
-def test_predictions(pair, link):
-    messages = (1 << 12, 1 << 20) if link else (1 << 12, 1 << 23)
-    rows = list(prediction.prediction_rows(pair, messages, 2, link, 0.05))
+SLOW = {"latency": 1e-3, "bandwidth": 20e6}
+MESSAGES = (1 << 12, 1 << 20)
+
+
+@pytest.mark.parametrize("link", [None, SLOW])
+def test_times_for_predictions(pair, link):
+    for shifts, pings, rings in pair.run(prediction.measure, MESSAGES, 2, link):
+        for times in (shifts, pings, rings):
+            assert [len(of) for of in times] == [2, 2]
+            assert min(map(min, times)) > 0
+            if link:
+                assert min(times[1]) > (1 << 20) / 20e6
+
+
+@pytest.mark.parametrize("link", [None, SLOW])
+@pytest.mark.parametrize("off", [1.0, 1.25])
+def test_predictions(link, off):
+    class TwoRanks:
+        n = 2
+
+        def run(self, function, messages, rounds, given):
+            assert (function, messages, rounds, given) == (
+                prediction.measure,
+                MESSAGES,
+                3,
+                link,
+            )
+            shifts = [[1e-4 + size / 1e9] * 3 for size in messages]
+            pings = [[1e-5 + size / 1e9] * 3 for size in messages]
+            rings = [[2 * off * t for t in times] for times in shifts]
+            return [(shifts, pings, rings)] * 2
+
+    rows = list(prediction.prediction_rows(TwoRanks(), MESSAGES, 3, link, 0.05))
     assert len(rows) == 2
-    for row, message in zip(rows, messages, strict=True):
+    for row, message in zip(rows, MESSAGES, strict=True):
         assert f" {2 * message / 2**20:g} MiB, 2 ranks" in row.row
         assert ("emulated" in row.row) is bool(link)
-        assert row.goal == 0.05 if link else row.goal >= 0.05
-        predicted, measured = (row.detail[k] for k in ("predicted_seconds", "seconds"))
-        assert row.ratio == pytest.approx(abs(predicted / measured - 1))
-        assert row.detail["ping_pong_error"] >= 0 and row.detail["latency"] >= 0
+        assert (row.goal, row.aa, row.samples) == (0.05, 1.0, 3)
+        assert row.ratio == pytest.approx(abs(1 / off - 1))
+        assert row.met is (off == 1.0)
+        seconds = 2 * (1e-4 + message / 1e9)
+        assert row.detail["predicted_seconds"] == pytest.approx(seconds)
+        assert row.detail["seconds"] == pytest.approx(off * seconds)
+        assert row.detail["noise"] == 0
+        assert row.detail["latency"] == pytest.approx(1e-4)
+        assert row.detail["bandwidth"] == pytest.approx(1e9)
+        misled = 2 * (1e-5 + message / 1e9) / (off * seconds)
+        assert row.detail["ping_pong_error"] == pytest.approx(abs(misled - 1))
 
 
 # --- simulator -----------------------------------------------------------------------

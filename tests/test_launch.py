@@ -498,6 +498,30 @@ def test_a_crash_in_c_is_placed(outcomes):
     assert error.output == ""
 
 
+def test_ranks_leave_init_together(script, mark):
+    # One that ends at once would break the init of the others.
+    path = script(
+        """
+        import json, os, time, torch.distributed as dist
+        from torch.distributed import distributed_c10d as c10d
+
+        make, made_at = c10d._new_process_group_helper, []
+
+        def make_slowly(*args, **kwargs):  # when this rank has its connections
+            made = make(*args, **kwargs)
+            time.sleep(0.5 * int(os.environ["RANK"]))
+            made_at.append(time.monotonic())
+            return made
+
+        c10d._new_process_group_helper = make_slowly
+        dist.init_process_group("gloo")
+        print(json.dumps({"made": made_at[0], "left": time.monotonic()}))
+        """
+    )
+    first, last = launch(path, nproc=2, quiet=True).metrics
+    assert first["left"] >= last["made"] > first["made"]
+
+
 def test_a_syntax_error_is_shown_where_it_is(outcomes):
     error = outcomes["syntax"].error
     assert error.cause == "raised"
@@ -553,6 +577,7 @@ def test_after_the_time_every_rank_says_where_it_is(script, tmp_path, monkeypatc
     monkeypatch.setattr(workers, "time", clock)
     with pytest.raises(LaunchError) as info:
         launch(path, str(ready), nproc=3, timeout=99.5, quiet=True)
+    assert clock.reached, str(info.value)
     assert time.monotonic() - clock.reached < 4.0
     assert info.value.cause == "timeout"
     assert str(info.value) == (

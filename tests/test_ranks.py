@@ -895,6 +895,39 @@ def test_the_group_is_the_learners_with_init_false(watch, tmp_path, way):  # noq
     watch.assert_no_strays()
 
 
+ONE_IS_SLOW = """
+import time
+from torch.distributed import distributed_c10d as c10d
+
+make = c10d._new_process_group_helper
+
+def make_slowly(*args, **kwargs):  # when a rank has its connections
+    global through
+    made = make(*args, **kwargs)
+    time.sleep(0.5 * rank)
+    through = time.monotonic()
+    return made
+
+c10d._new_process_group_helper = make_slowly
+"""
+
+
+def test_no_rank_leaves_init_before_all_are_through_it(watch):  # noqa: F811
+    # Else a rank that leaves the group at once breaks the init of the others.
+    with Ranks(2, init=False, quiet=True) as ranks:
+        ranks.run_cell(
+            f"{ONE_IS_SLOW}\n"
+            "dist.init_process_group('gloo')\n"
+            "init = through, time.monotonic()\n"
+            "dist.new_group([0])\n"
+            "group = through, time.monotonic()"
+        )
+        init, group = ranks.pull("init"), ranks.pull("group")
+        for _, left in init:
+            assert left >= init[1][0] > init[0][0]
+        assert group[0][1] < group[1][0]  # new_group is PyTorch's own: it waits for none
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_only_one_rank_joins(watch, capsys, who):  # noqa: F811
     with Ranks(2, init=False, output="grouped", quiet=True) as ranks:

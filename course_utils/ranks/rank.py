@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils.ranks.agreement import Agreement, CollectiveMismatch
-from course_utils.ranks.loopback import bind_stores_to_loopback
+from course_utils.ranks.loopback import bind_stores_to_loopback, end_init_together
 from course_utils.ranks.output import output_mark
 from course_utils.ranks.zygote import own_random_numbers
 
@@ -90,6 +90,7 @@ class Rank:
         self.abandoned: list[Any] = []  # groups that gloo can't end; see wait_gone
         self.agreement.install(self.wait_gone)
         bind_stores_to_loopback()
+        end_init_together()
         if dump is not None:
             # These write from a signal handler: they need neither the GIL nor luck.
             if hasattr(faulthandler, "register"):  # not on Windows

@@ -7,9 +7,11 @@
 
 A worker is a script for ``torchrun``: the files in this folder, or the learner's own.
 :func:`launch` runs it with ``torch.distributed.run``, which is what ``torchrun`` is,
-and prints the command that does the same in a terminal. It differs in three things: it
-listens on loopback only, a failure is one exception in the notebook that says what
-happened on which rank, and nothing is left behind, however it ends.
+and prints the command that does the same in a terminal. It differs in four things: it
+listens on loopback only, ``init_process_group`` returns when all ranks are through it
+(so that one that ends at once breaks no other), a failure is one exception in the
+notebook that says what happened on which rank, and nothing is left behind, however it
+ends.
 
 This module does not import torch: the ranks do.
 """

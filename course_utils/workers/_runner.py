@@ -8,7 +8,7 @@ holds, so nothing is written to disk. And it ends, with everything below it, whe
 notebook's kernel does.
 
 ``python _runner.py rank AGENT SCRIPT ...`` runs the script as ``python SCRIPT ...``
-would, and says how it ended. Such a message is one line of JSON behind a control
+would, except that ranks leave ``init_process_group`` together, and says how it ended. Such a message is one line of JSON behind a control
 character on the rank's stderr; ``launch`` takes it out of what it shows.
 
 torchrun starts each rank as a fresh process, which imports torch again. On Linux
@@ -302,9 +302,10 @@ def _prepare_torch() -> None:
     # which DDP does: import it while there is none.
     import torch.distributed.nn.functional  # noqa: F401
 
-    from course_utils.ranks.loopback import bind_stores_to_loopback
+    from course_utils.ranks import loopback
 
-    bind_stores_to_loopback()
+    loopback.bind_stores_to_loopback()
+    loopback.end_init_together()
 
 
 def _end(code: int) -> NoReturn:
