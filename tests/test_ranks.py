@@ -925,7 +925,8 @@ def test_no_rank_leaves_init_before_all_are_through_it(watch):  # noqa: F811
         init, group = ranks.pull("init"), ranks.pull("group")
         for _, left in init:
             assert left >= init[1][0] > init[0][0]
-        assert group[0][1] < group[1][0]  # new_group is PyTorch's own: it waits for none
+        # new_group is PyTorch's own, which waits for none.
+        assert group[0][1] < group[1][0]
 
 
 @pytest.mark.parametrize("who", [0, 1])

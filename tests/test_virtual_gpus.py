@@ -1026,6 +1026,42 @@ def test_streams_and_events(gpus):
         )
 
 
+def test_an_event_is_complete_when_the_host_has_waited_for_it():
+    with virtual_gpus(2, compute="1 TFLOP/s") as gpus:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        x = torch.ones(1000, 1000, device="cuda")
+        torch.cuda.synchronize()
+        begin.record()
+        y = x @ x  # 2 GFLOP: 2 ms and the 5 us that an op takes to start
+        end.record()
+        assert begin.query() and not end.query()
+        assert not torch.cuda.current_stream().query()
+        assert error_of(lambda: begin.elapsed_time(end), RuntimeError) == (
+            "Both events must be completed before calculating elapsed time. "
+            "(Call torch.cuda.synchronize() first.)"
+        )
+        other = torch.cuda.Stream(1)
+        assert other.query()
+        other.wait_event(end)  # the other GPU's next work has to wait, the host not
+        assert not other.query() and not end.query()
+        with torch.cuda.stream(other):
+            z = torch.ones(10, 10, device="cuda")
+        began = gpus.timeline().intervals["cuda:1"][-1].start
+        end.synchronize()
+        assert end.query() and torch.cuda.current_stream().query()
+        assert begin.elapsed_time(end) == pytest.approx(2.005)
+        assert began == gpus.timeline().intervals["cuda:0"][-1].stop
+
+        torch.cuda.synchronize(1)
+        y @ y
+        torch.cuda.Stream(1).wait_stream(torch.cuda.current_stream(0))
+        looks = 0
+        while not other.query():
+            looks += 1
+        assert looks > 100  # each of them takes a moment, so that the loop ends
+        del x, y, z
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_mixed_precision(gpus, dtype):
     model = nn.Linear(8, 8).to(ONE)

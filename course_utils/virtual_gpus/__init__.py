@@ -74,8 +74,7 @@ Limits
   allocator, no workspaces of cuDNN, no CUDA context. CPU kernels may keep other things
   for their backward than CUDA's do.
 * One random generator for the CPU and all GPUs; its numbers are the CPU's.
-* Streams are dummies: all of a GPU's work is one queue. `Event.elapsed_time` answers
-  from the model.
+* All streams of a GPU are one queue. Events have the times of the model.
 * `autocast("cuda")` is the CPU's autocast with CUDA's data type and lists of ops. Where
   the lists differ, it goes by the function that your code calls. What that calls in
   turn, as `gumbel_softmax` calls `softmax`, is cast as on the CPU, and so are ops of

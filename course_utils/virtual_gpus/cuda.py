@@ -291,10 +291,23 @@ def _random_numbers(gpus: Machine, patches: Patches) -> None:
     patches.set(torch.cuda, default_generators=(default,) * gpus.n)
 
 
-# --- streams and events: dummies ------------------------------------------------------
+# --- streams and events: one queue a GPU ----------------------------------------------
+
+POLL_SECONDS = 1e-6  # of the host, for a look: a loop of looks comes to its end
 
 
 def _streams_and_events(gpus: Machine, patches: Patches) -> None:
+    def is_done(at: float) -> bool:
+        """Has the host come so far? It runs ahead of the GPUs until it waits."""
+        gpus._thread.host += POLL_SECONDS
+        return at <= gpus._thread.host
+
+    def hold(device: torch.device, until: float) -> None:
+        """What this GPU is given from now on starts no earlier."""
+        with gpus._lock:
+            clock = gpus._gpus[device.index].clock
+            clock.free = max(clock.free, until)
+
     class Stream:
         """All streams of a GPU are one queue here: the order of the calls."""
 
@@ -310,14 +323,16 @@ def _streams_and_events(gpus: Machine, patches: Patches) -> None:
             self.priority = priority
 
         def query(self) -> bool:
-            return True
+            return is_done(gpus._gpus[self.device.index].clock.free)
 
         def synchronize(self) -> None:
             gpus._synchronize(self.device)
 
-        def wait_stream(self, stream: Any) -> None: ...
+        def wait_stream(self, stream: Any) -> None:
+            hold(self.device, gpus._gpus[stream.device.index].clock.free)
 
-        def wait_event(self, event: Any) -> None: ...
+        def wait_event(self, event: Any) -> None:
+            event.wait(self)
 
         def record_event(self, event: Any = None) -> Any:
             event = Event() if event is None else event
@@ -365,15 +380,21 @@ def _streams_and_events(gpus: Machine, patches: Patches) -> None:
                 raise ValueError(
                     "Both events must be recorded before calculating elapsed time."
                 )
+            if not (self.query() and end.query()):
+                raise RuntimeError(
+                    "Both events must be completed before calculating elapsed time. "
+                    "(Call torch.cuda.synchronize() first.)"
+                )
             return (end._time - self._time) * 1e3
 
         def synchronize(self) -> None:
             gpus._thread.host = max(gpus._thread.host, self._time or 0.0)
 
         def query(self) -> bool:
-            return True
+            return is_done(self._time or 0.0)
 
-        def wait(self, stream: Any = None) -> None: ...
+        def wait(self, stream: Any = None) -> None:
+            hold(stream_of(stream and stream.device).device, self._time or 0.0)
 
     def stream_of(device: Any = None) -> Stream:
         return Stream(device)

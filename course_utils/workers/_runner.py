@@ -8,8 +8,9 @@ holds, so nothing is written to disk. And it ends, with everything below it, whe
 notebook's kernel does.
 
 ``python _runner.py rank AGENT SCRIPT ...`` runs the script as ``python SCRIPT ...``
-would, except that ranks leave ``init_process_group`` together, and says how it ended. Such a message is one line of JSON behind a control
-character on the rank's stderr; ``launch`` takes it out of what it shows.
+would, except that ranks leave ``init_process_group`` together, and says how it ended.
+Such a message is one line of JSON behind a control character on the rank's stderr;
+``launch`` takes it out of what it shows.
 
 torchrun starts each rank as a fresh process, which imports torch again. On Linux
 without a GPU the agent forks itself instead: torch is imported once, not once a rank.
