@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -26,10 +27,10 @@ from course_utils import checks, costs
 from course_utils.checks import check, hint, runner, solution
 from course_utils.checks.compare import Strange, difference, plain, show
 from course_utils.checks.inputs import whole_numbers
-from course_utils.checks.runner import run_task
+from course_utils.checks.runner import _Look, run_task
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task, wrap
 from course_utils.progress import attempts, record_attempt
-from course_utils.ranks import Ranks
+from course_utils.ranks import RankFailure, Ranks, RanksError
 from course_utils.ranks.processes import start_method
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,6 +184,34 @@ def test_stuck_names_the_rank_and_the_line():
     assert "dist.all_reduce(tensor)" in text
     assert "Rank 0 returned." in text
     assert "every rank of the group" in text
+
+
+def test_ranks_that_all_are_in_one_collective_are_slow_and_not_stuck():
+    def very_often(tensor):
+        while True:
+            dist.all_reduce(torch.ones(1))
+
+    stuck = [
+        RankFailure(rank, "stuck", "waiting", where="all_reduce, line 3 of the cell: x")
+        for rank in range(2)
+    ]
+    missing = Mistake(when=lambda attempt: True, says="Which rank stays away?")
+    task = make_task(mistakes=(missing,))
+    look = _Look(task, very_often, (2,), 2)
+    error = RanksError("", failures=dict(enumerate(stuck)), root=stuck[0])
+    outcome = look._failed(error)
+    assert outcome.status == "too slow"
+    text = text_of(outcome)
+    assert "It did not end within" in text and "stays away" not in text
+    assert "Rank 0 waits in all_reduce, line 3 of the cell: x" in text
+    assert "A few large ones take less time than many small ones." in text
+    for other in ("recv, line 3 of the cell: x", "all_reduce, line 4 of the cell: x"):
+        elsewhere = [replace(stuck[0], where=other), replace(stuck[1], where=other)]
+        pair = elsewhere if other.startswith("recv") else [stuck[0], elsewhere[1]]
+        error = RanksError("", failures=dict(enumerate(pair)), root=pair[0])
+        assert look._failed(error).status == "stuck"
+    outcome = run_task(make_task(seconds=1.5), very_often)
+    assert outcome.status == "too slow", str(outcome)
 
 
 def test_too_slow_names_the_line():
@@ -369,6 +398,39 @@ def test_an_interrupt_ends_the_check(nothing_left):
         run_task(make_task(seconds=60), sleep_long)
     assert time.monotonic() - started < 10
     assert run_task(make_task(), right_total).passed
+
+
+def test_of_a_thread_that_ends_with_an_exception_its_words_are_shown():
+    def in_a_thread(tensor):
+        thread = threading.Thread(target=lambda: int("one"))
+        thread.start()
+        thread.join()
+        return tensor
+
+    text = text_of(run_task(make_task(), in_a_thread))
+    assert re.search(
+        r"It printed: Exception in thread Thread-\d+ \(<lambda>\): "
+        r"ValueError: invalid literal for int\(\) with base 10: 'one' A hint",
+        text,
+    ), text
+
+
+def test_a_list_that_is_changed_is_no_tensor():
+    def takes_the_last(numbers):
+        return sum(numbers.pop() for _ in range(len(numbers)))
+
+    text = text_of(run_task(here(sum, ([1, 2, 3],)), takes_the_last))
+    assert "before [1, 2, 3] after [] " in text
+    assert text.endswith(
+        "still need it. `pop`, `append`, `sort` and `x[i] = ...` change the list "
+        'itself: work on a copy, `list(x)`. A hint: hint("99.here")'
+    )
+
+
+def test_a_value_in_which_something_is_none_was_not_returned():
+    task = here(lambda: (30.0, 50.0), where="value")
+    text = text_of(run_task(task, (30.0, None)))
+    assert "The item at index 1 is wrong. It is None." in text and "return" not in text
 
 
 # ---------------------------------------------------------- answers that fool nobody

@@ -151,6 +151,23 @@ def test_tuples_and_keywords_as_arguments(n):
     assert isinstance(own["rows"], tuple)
 
 
+def test_keywords_with_fewer_pieces_are_refused_and_no_rows_lost():
+    class Times(nn.Linear):
+        def forward(self, x, weight, scale=None):
+            return super().forward(x) * weight * (scale or 1)
+
+    module, x = Times(2, 3).to("cuda:0"), torch.randn(6, 2)
+    with pytest.raises(ValueError, match=r"make 2 pieces, the keyword arguments 1\."):
+        ours.data_parallel(
+            module, x, [0, 1], module_kwargs={"weight": torch.ones(1, 1)}
+        )
+    for kwargs in ({"weight": torch.ones(6, 1)}, {"weight": 2, "scale": None}):
+        out = ours.data_parallel(module, x, [0, 1], module_kwargs=kwargs)
+        assert out.shape == (6, 3)
+    few = ours.data_parallel(module, x[:1], [0, 1], module_kwargs={"weight": 2})
+    assert few.shape == (1, 3)
+
+
 @every_number
 def test_keywords_alone_and_no_arguments_at_all(n):
     class Either(nn.Module):

@@ -509,5 +509,21 @@ def check_state():
     assert torch.equal(again.module[0].weight, module[0].weight)
 
 
+def check_copy():
+    model = ddp.DDP(mlp())
+    with pytest.raises(TypeError, match="would average nothing"):
+        copy.deepcopy(model)
+    again = ddp.DDP(copy.deepcopy(model.module))
+    again(torch.full((3, 6), 1.0 + dist.get_rank())).sum().backward()
+    gradient = again.module[0].weight.grad
+    others = [torch.empty_like(gradient) for _ in range(2)]
+    dist.all_gather(others, gradient)
+    assert torch.equal(*others)
+
+
+def test_a_copy_without_hooks_is_refused(started):
+    started[2].run(check_copy)
+
+
 def test_state_dicts_have_no_prefix(started):
     started[2].run(check_state)

@@ -992,6 +992,8 @@ def check_misuse():
         module.out(torch.ones(1, 8))
     with pytest.raises(RuntimeError, match="before FSDP"):
         model.to(torch.float64)
+    with pytest.raises(RuntimeError, match="freeze or unfreeze .* before FSDP"):
+        model.requires_grad_(False)
     module.layers[0](inputs)  # a unit may be called by itself
     weight = module.layers[0].weight
     assert weight.shape == (8, 6) and weight.isnan().all(), "nothing to crash on"
@@ -1141,6 +1143,25 @@ def check_own_parameters():
 
 def test_a_unit_that_returns_a_view_of_its_parameter_is_refused(started):
     started[2].run(check_own_parameters)
+
+
+class Noted(nn.Linear):
+    def get_extra_state(self):
+        return {"version": 1}
+
+
+def check_extra_state():
+    model = fsdp.FSDP(nn.Sequential(Noted(2, 3), nn.Linear(3, 2)))
+    for rank0_only in (False, True):
+        state = model.state_dict(rank0_only=rank0_only)
+        assert [*state] in ([], ["0.weight", "0.bias", "1.weight", "1.bias"])
+    model.load_state_dict(model.state_dict())
+    model.load_state_dict(nn.Sequential(Noted(2, 3), nn.Linear(3, 2)).state_dict())
+    model.load_sharded_state_dict(model.sharded_state_dict())
+
+
+def test_extra_state_is_left_out_of_checkpoints(started):
+    started[2].run(check_extra_state)
 
 
 def test_misuse_is_named(started):

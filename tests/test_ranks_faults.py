@@ -26,7 +26,7 @@ from ranks_support import (
     works,
 )
 
-from course_utils.ranks import Ranks, RanksError
+from course_utils.ranks import Ranks, RanksError, report
 from course_utils.ranks.driver import Round
 from course_utils.ranks.processes import Zygote, remove_folder
 
@@ -229,6 +229,116 @@ def test_ranks_stuck_in_different_places(ranks):
     assert "Rank 0 was stuck in recv, line 2 of the cell: " in str(error)
     assert "Ranks 1, 2 and 3 were stuck in barrier, line 4 of the cell: " in str(error)
     kept(ranks)
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        (
+            "try:\n    dist.recv(torch.ones(1), rank ^ 1)\n"
+            "except RuntimeError:\n    pass",
+            f"{DEADLOCK}\nRanks 0 to 3 were stuck in recv, line 2 of the cell: "
+            f"dist.recv(torch.ones(1), rank ^ 1)\n{EACH_OTHER}\n{KEPT}",
+        ),
+        (
+            "if rank == 1:\n    try:\n        dist.barrier()\n    except Exception:\n"
+            "        pass",
+            f"{DEADLOCK}\nRank 1 was stuck in barrier, line 3 of the cell: "
+            f"dist.barrier()\nRanks 0, 2 and 3 finished the cell.\n{NEEDS_ALL}\n{KEPT}",
+        ),
+        (
+            "import time\ntry:\n    time.sleep(99)\n"
+            "except KeyboardInterrupt:\n    pass",
+            "Not finished after 1 s, the limit for this cell.\nRanks 0 to 3 were still "
+            f"running: line 3 of the cell: time.sleep(99)\n{KEPT}",
+        ),
+    ],
+    ids=["all", "one", "limit"],
+)
+def test_a_rank_that_catches_what_has_freed_it_has_not_finished(ranks, cell, says):
+    with within(DEADLOCK_SECONDS):
+        error = failure_of(ranks, cell, **({"timeout": 1} if "sleep" in cell else {}))
+    assert (str(error), error.cause) == (says, "timeout")
+    kept(ranks)
+
+
+@pytest.mark.parametrize(
+    ("cell", "raised"),
+    [
+        ("model(torch.ones(1, 2)).sum().backward()", "RuntimeError: Connection closed"),
+        (
+            "if rank < 2: dist.all_reduce(torch.ones(2), group=pair)",
+            "KeyError: <torch.distributed",
+        ),
+    ],
+)
+def test_what_belongs_to_a_closed_group_is_to_be_made_anew(ranks, cell, raised):
+    model = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))"
+    anew = (
+        "A cell that fails closes the process group. DDP models and groups that were "
+        "made before it work no longer: make them anew.\n"
+    )
+    ranks.run_cell(f"{model}\npair = dist.new_group([0, 1])", timeout=LOAD * 30)
+    first = failure_of(ranks, "a_slip_of_the_pen")
+    assert anew not in str(first)
+    error = failure_of(ranks, cell)
+    assert raised in str(error) and str(error).endswith(anew + KEPT), str(error)
+    ranks.run_cell(f"{model}\npair = dist.new_group([0, 1])\n{cell}")
+
+
+SHARD = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+shard = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (2,)), [Shard(0)])
+"""
+
+
+def test_ranks_of_another_age_compare_the_same_calls(watch):  # noqa: F811
+    # DTensor has the functions by name. Whether it was imported before a rank began
+    # must make no difference to what is compared.
+    with Ranks(2, quiet=True) as ranks:
+        for _ in range(2):
+            ranks.run_cell(SHARD)
+            assert [s.tolist() for s in ranks.run(local_shard)] == [[0, 1], [2, 3]]
+            ranks.run_cell(
+                "from torch.distributed.tensor import _collective_utils as c"
+            )
+            ranks.run_cell("assert c.scatter is dist.scatter")
+            failure_of(ranks, "import os\nif rank == 0: os._exit(1)")
+        assert ranks.pull("rank") == [0, 1]
+
+
+def local_shard():
+    import __main__
+
+    return __main__.shard.to_local()
+
+
+def test_stuck_in_a_module_and_in_code_that_python_has_made(ranks):
+    cell = (
+        "from dataclasses import dataclass, field\n"
+        "class Waits(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.nn.Identity()(Wait())\n"
+        "@dataclass\n"
+        "class Wait:\n"
+        "    got: int = field(default_factory=dist.barrier)\n"
+        "if rank == 1: Waits()(1)"
+    )
+    with within(DEADLOCK_SECONDS):
+        error = failure_of(ranks, cell)
+    assert "Rank 1 was stuck in barrier, line 4 of the cell: return torch" in str(error)
+    frames = [
+        ("x/torch/distributed/c10d.py", 1, "broadcast"),
+        ("x/torch/nn/parallel/distributed.py", 1, "forward"),
+        ("x/torch/nn/modules/module.py", 1, "_call_impl"),
+        ("x/torch/nn/modules/module.py", 1, "_wrapped_call_impl"),
+    ]
+    site = report.LIBRARIES[0]
+    frames = [(site + file[2:], line, name) for file, line, name in frames]
+    assert report.find_where([*frames, ("<string>", 2, "f")]) == (
+        "forward, line 2 of the cell"
+    )
 
 
 def test_new_group_on_one_rank_only(ranks):

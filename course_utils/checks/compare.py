@@ -14,6 +14,7 @@ import torch
 from course_utils.checks.task import Such
 
 FEW = 6  # values of a tensor or a list that are shown one by one
+RETURNED_NONE = "It returned None: did you forget `return`?"
 MANY_DIGITS = 30  # of a whole number that is still shown in full
 
 
@@ -111,7 +112,7 @@ def difference(got: Any, want: Any, tolerance: float) -> str | None:
         except Exception:
             return ""
     if got is None and want is not None:
-        return "It returned None: did you forget `return`?"
+        return RETURNED_NONE
     is_plain = isinstance(want, (int, float, list, tuple))
     if isinstance(got, Strange) and got.array is not None and is_plain:
         got = got.array

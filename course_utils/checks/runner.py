@@ -10,7 +10,13 @@ import pickle
 import re
 from typing import Any
 
-from course_utils.checks.compare import difference, kind, plain, show
+from course_utils.checks.compare import (
+    RETURNED_NONE,
+    difference,
+    kind,
+    plain,
+    show,
+)
 from course_utils.checks.learner_code import (
     CannotPack,
     forbidden_call,
@@ -25,6 +31,13 @@ from course_utils.ranks.processes import Zygote, start_method
 from course_utils.ranks.report import rank_list
 
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
+IN_PLACE = (
+    "Collectives and operations such as `x /= 2` work in place: take a `clone()` first."
+)
+IN_PLACE_LIST = (
+    "`pop`, `append`, `sort` and `x[i] = ...` change the list itself: work on a copy, "
+    "`list(x)`."
+)
 _KEYBOARD = (
     "Nobody can type anything while a check runs. Take what you need from the "
     "arguments."
@@ -150,6 +163,7 @@ def _check_value(task: Task, answer: Any) -> Outcome:
     digits = f"{got!r} {task.unit}".rstrip()  # 20.9999999 must not look like 21
     yours = digits if isinstance(got, float) else show(got, task.unit)
     lines = [f"You answered {yours}. That is not it."]
+    found = found.replace(RETURNED_NONE, "It is None.")  # no function was called
     lines.append(said or _found(task, found, got) or task.otherwise)
     return Outcome(task, "wrong", (*filter(None, lines), _more(task)))
 
@@ -258,6 +272,7 @@ class _Look:
         """The first lines that the learner's code has printed on a rank."""
         begin = f"[rank {rank}] "
         lines = [line[len(begin) :] for line in self.printed if line.startswith(begin)]
+        lines = _without_frames(lines)
         if not lines:
             return []
         shown = [f"  {line[:70]}" for line in lines[:SHOWN_PRINTS]]
@@ -341,14 +356,13 @@ class _Look:
         for rank, (args, now) in enumerate(zip(self.inputs, after, strict=True)):
             for before, changed in zip(args, now, strict=True):
                 if difference(changed, plain(before), 0.0) is not None:
+                    advice = IN_PLACE_LIST if isinstance(before, list) else IN_PLACE
                     lines = (
                         self._call(rank),
                         "The result is right, but the argument is not what it was:",
                         f"  before  {show(plain(before))}",
                         f"  after   {show(changed)}",
-                        "Whoever called the function may still need it. Collectives "
-                        "and operations such as `x /= 2` work in place: take a "
-                        "`clone()` first.",
+                        f"Whoever called the function may still need it. {advice}",
                         _more(self.task),
                     )
                     return Outcome(self.task, "wrong", lines)
@@ -401,9 +415,10 @@ class _Look:
             if self.is_class and self.task.run is call_it:
                 return "This is a class. The check wants a function, or an object."
             if WRONG_ARGUMENTS.search(root.message):
+                how = " as the first line shows" * (self.task.run is call_it)
                 return (
-                    "The check calls it as the first line shows: it must take the "
-                    "arguments of the stub, in the same order."
+                    f"The check calls it{how}: it must take the arguments of the stub, "
+                    "in the same order."
                 )
         for error, part, saying in SAYINGS:
             if root.error == error and part in root.message:
@@ -413,10 +428,13 @@ class _Look:
     def _not_finished(self, error: RanksError) -> Outcome:
         stuck = [f for f in error.failures.values() if f.kind == "stuck"]
         busy = [failure for failure in stuck if not _waits(failure)]
+        # All in one collective that needs all of them: so it is about to end.
+        together = not busy and self._are_in_one_collective(stuck)
         status, verb = ("too slow", "was still at") if busy else ("stuck", "waits in")
+        status = "too slow" if together else status
         first = (busy or stuck)[0]
         lines = [self._call(first.rank)]
-        if busy:
+        if status == "too slow":
             lines.append(f"It did not end within {self.task.seconds:g} seconds.")
         if self.task.where == "ranks":
             for failure in busy or stuck:
@@ -426,7 +444,13 @@ class _Look:
         else:
             lines.append(f"It {verb} {first.where}")
         said = _first_that_fits(self.task.mistakes, self._attempt(first.rank, error))
-        if said:
+        if together:
+            lines.append(
+                "All ranks are in the same collective, so none is missing. How many "
+                "collectives does it call? A few large ones take less time than many "
+                "small ones."
+            )
+        elif said:
             lines.append(said)
         elif busy:
             lines.append("Is there a loop that never ends?")
@@ -437,6 +461,12 @@ class _Look:
             )
         lines += [*self._prints_of(first.rank), _more(self.task)]
         return Outcome(self.task, status, tuple(lines))
+
+    def _are_in_one_collective(self, stuck: list[RankFailure]) -> bool:
+        places = {failure.where for failure in stuck}
+        call = stuck[0].where.partition(",")[0]
+        everybody = len(stuck) == self.world_size > 1
+        return everybody and len(places) == 1 and call in NEED_ALL
 
     def _attempt(self, rank: int, error: RanksError) -> Attempt:
         failure = error.failures[rank]
@@ -449,6 +479,8 @@ class _Look:
         )
 
 
+# Collectives that no rank leaves before the last one has come.
+NEED_ALL = ("all_reduce", "all_gather", "all_gather_into_tensor", "barrier")
 # They return at once: a rank that is found in one of them runs in a loop around it.
 INQUIRIES = ("get_rank", "get_world_size", "get_backend", "is_initialized")
 
@@ -501,6 +533,16 @@ def _indented(text: str) -> list[str]:
     """The last lines; one that comes again and again (a recursion) only once."""
     lines = [line for line, _ in itertools.groupby(text.splitlines())]
     return [f"  {line[:76]}" for line in lines[-4:]]
+
+
+def _without_frames(lines: list[str]) -> list[str]:
+    """Of a traceback only the exception: a thread of the learner's prints the whole."""
+    kept, inside = [], False
+    for line in lines:
+        inside = line.startswith("Traceback (most") or inside and line.startswith(" ")
+        if not inside:
+            kept.append(line)
+    return kept
 
 
 def _shortened(text: str) -> str:

@@ -190,7 +190,8 @@ def data_parallel(
         output_device: where the outputs are joined; default: the first device.
 
     Raises:
-        ValueError: there is no device.
+        ValueError: there is no device; or the tensors among the positional and those
+            among the keyword arguments make different numbers of pieces.
         RuntimeError: a parameter or buffer is not on the first device.
         Exception: whatever the module raises.
 
@@ -212,7 +213,14 @@ def data_parallel(
     args = args if isinstance(args, tuple) else (args,)
     if not args and not module_kwargs:
         devices = devices[:1]  # there is nothing to split
-    pieces = scatter((args, module_kwargs or {}), devices, dim)
+    keywords = module_kwargs or {}
+    first, second = (scatter(each, devices, dim) for each in (args, keywords))
+    if len(first) != len(second) and _has_tensors(args) and _has_tensors(keywords):
+        raise ValueError(
+            f"The positional arguments make {len(first)} pieces, the keyword arguments "
+            f"{len(second)}. Give their tensors the same size along dimension {dim}."
+        )
+    pieces = list(zip(first, second, strict=False))
     if len(devices) == 1:
         return module(*pieces[0][0], **pieces[0][1])
     used = devices[: len(pieces)]  # a small batch does not reach all of them
@@ -225,6 +233,13 @@ def _device(name: Device) -> torch.device:
     if isinstance(name, int):
         return torch.device("cpu") if name == -1 else torch.device("cuda", name)
     return torch.device(name)
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, dict | list | tuple):
+        values = value.values() if isinstance(value, dict) else value
+        return any(map(_has_tensors, values))
+    return isinstance(value, Tensor)
 
 
 def _like(form: Any, values: Any) -> Any:

@@ -60,7 +60,8 @@ def average_gradients(module: nn.Module) -> None:
     """Replace each gradient by its mean over the ranks. Every rank calls it.
 
     Call it between backward() and step(). Nothing else happens in the meantime: all
-    computing is over, and the network has only just begun.
+    computing is over, and the network has only just begun. A parameter must have a
+    gradient on all ranks or on none: else all-reduces of different ones meet.
     """
     for parameter in module.parameters():
         if parameter.grad is not None:
@@ -111,8 +112,10 @@ class DDP(nn.Module):
     its end the rest is sent, and all answers are awaited.
 
     A parameter that this rank has not used counts as zeros in the mean. One that no
-    rank has used keeps the gradient that it has, mostly None. Frozen parameters are not
-    sent; tied ones are one parameter. Dtypes do not share a bucket.
+    rank has used keeps the gradient that it has, mostly None. But the backward() of
+    each rank must come to a parameter: else it sends nothing, and the others wait.
+    Frozen parameters are not sent; tied ones are one parameter. Dtypes do not share a
+    bucket.
 
     Args:
         module: the model, the same on every rank; overwritten with that of rank 0.
@@ -165,8 +168,9 @@ class DDP(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Let gradients add up on each rank, for the next backward() outside to send.
 
-        Forward and backward both belong inside. The gradients of k batches add up:
-        divide each loss by k for their mean.
+        Forward and backward both belong inside: torch's DDP goes by the forward, this
+        one by the backward(). The gradients of k batches add up: divide each loss by k
+        for their mean.
         """
         before, self._sync = self._sync, False
         try:
@@ -175,12 +179,21 @@ class DDP(nn.Module):
             self._sync = before
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """That of the module: its names have no prefix."""
+        """That of the module: its names have no prefix.
+
+        So a module around this one would save other names than it loads.
+        """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load what `state_dict` of this or of the bare module has saved."""
         return self.module.load_state_dict(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DDP":
+        raise TypeError(
+            "a copy of this DDP would average nothing: parameters do not take their "
+            "hooks along. Copy the module, and wrap it: DDP(copy.deepcopy(ddp.module))"
+        )
 
     def _begin(self) -> None:
         self._next, self._in_backward = 0, False

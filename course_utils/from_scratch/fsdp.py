@@ -644,6 +644,9 @@ class FSDP(nn.Module):
         ValueError: a unit is no submodule; parameters of one unit have several dtypes;
             units share a parameter.
 
+    A gradient of gradients (create_graph=True) is not possible: between the two passes
+    the parameters are freed.
+
     Cost of a step for S bytes of parameters: two all-gathers and a reduce-scatter of
     each unit, so each rank sends 3(n-1)/n·S, half more than with DDP. With
     `reshard_after_forward=False` it is one all-gather, and as much as with DDP.
@@ -861,9 +864,15 @@ class FSDP(nn.Module):
             "it out if all is where it should be"
         )
 
+    def requires_grad_(self, requires_grad: bool = True) -> "FSDP":
+        raise RuntimeError(
+            "the parameters are sharded, and what is trained is decided: freeze or "
+            "unfreeze parameters of the module before FSDP(module)"
+        )
+
     # ------------------------------------------------------------ rung 5: checkpoints
     def state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
-        """Copies of all values, as in the plain module. Every rank calls it.
+        """Copies of all tensors, as in the plain module. Every rank calls it.
 
         Args:
             rank0_only: the other ranks get {}, and need memory for one unit only.
@@ -877,11 +886,16 @@ class FSDP(nn.Module):
             if keep:
                 for parameter, part in zip(flat.parameters, parts, strict=True):
                     values[id(parameter)] = part.clone()
-        state = self.module.state_dict(keep_vars=True) if keep else {}
+        state = self._tensors() if keep else {}
         return {
             name: values[id(value)] if id(value) in values else value.clone()
             for name, value in state.items()
         }
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Those of the module's state_dict(): all of it but extra state."""
+        state = self.module.state_dict(keep_vars=True)
+        return {name: value for name, value in state.items() if torch.is_tensor(value)}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -893,10 +907,10 @@ class FSDP(nn.Module):
         Raises:
             ValueError: names or shapes are others.
         """
-        mine = self.module.state_dict(keep_vars=True)
+        mine = self._tensors()
         _compare(
             "state",
-            {n: v.shape for n, v in state.items()},
+            {n: v.shape for n, v in state.items() if isinstance(v, Tensor)},
             {n: v.shape for n, v in mine.items()},
         )
         for flat in self.flats:
@@ -909,7 +923,7 @@ class FSDP(nn.Module):
     def sharded_state_dict(self) -> dict[str, Any]:
         """What this rank keeps, for the same rank of as many. Nothing is sent."""
         shards = {flat.name: flat.shard.detach() for flat in self.flats}
-        mine = self.module.state_dict(keep_vars=True)
+        mine = self._tensors()
         buffers = {n: v for n, v in mine.items() if not isinstance(v, nn.Parameter)}
         rank, n = dist.get_rank(), dist.get_world_size()
         return {"rank": rank, "world_size": n, "shards": shards, "buffers": buffers}

@@ -116,10 +116,16 @@ class Agreement:
             wait_gone: asked now and then during a wait; True ends the wait with an
                 error, because nobody is left to wait for.
         """
-        for name in ORIGINALS:
+        # Also where a module has them by name, as those of DTensor have: which of them
+        # were imported before differs from rank to rank.
+        modules = [
+            m for n, m in sys.modules.items() if n.startswith("torch.distributed")
+        ]
+        for name, (original, _) in ORIGINALS.items():
             wrapped = self._wrap(name)
-            setattr(distributed_c10d, name, wrapped)
-            setattr(dist, name, wrapped)
+            for module in modules:
+                if getattr(module, "__dict__", {}).get(name) is original:
+                    setattr(module, name, wrapped)
         wait = dist.Work.wait
 
         @functools.wraps(wait)

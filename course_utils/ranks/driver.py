@@ -430,7 +430,14 @@ class Ranks:
         )
         left_out = [rank for rank in range(self.n) if rank not in result.chosen]
         message = describe_failures(
-            failures, result.finished(), cause, waited, restarted, left_out, self.init
+            failures,
+            result.finished(),
+            cause,
+            waited,
+            restarted,
+            left_out,
+            self.init,
+            renewed=self._generation > 1,
         )
         return RanksError(
             message,
@@ -913,7 +920,12 @@ class Round:
         return set(self.died) | self.killed
 
     def finished(self) -> list[int]:
-        return sorted(r for r, y in self.replies.items() if y["status"] == "ok")
+        return sorted(filter(self._is_finished, self.replies))
+
+    def _is_finished(self, rank: int) -> bool:
+        """Has it come to its end by itself? It may have caught what has freed it."""
+        freed = self.cause == "timeout" and rank in self.stopped
+        return self.replies[rank]["status"] == "ok" and not freed
 
     def failures(self) -> dict[int, RankFailure]:
         """What happened on each rank that did not finish."""
@@ -922,8 +934,7 @@ class Round:
             rank not in self.stopped for rank in (*self.died, *self._raised())
         )
         for rank in self.chosen:
-            reply = self.replies.get(rank)
-            if reply is not None and reply["status"] == "ok":
+            if rank in self.replies and self._is_finished(rank):
                 continue
             frames = self.frames.get(rank, [])
             seconds = time.monotonic() - self.started
@@ -944,7 +955,7 @@ class Round:
                     rank, kind, error, where=where, seconds=seconds
                 )
             else:
-                found[rank] = self._from_reply(rank, reply)
+                found[rank] = self._from_reply(rank, self.replies[rank])
         return found
 
     def _raised(self) -> list[int]:

@@ -39,7 +39,15 @@ WAITING_PARTS = (
 )
 MEETING_NAMES = ("init_process_group", "new_group")
 MEETING_SECONDS = 4.0  # for ranks that may find each other
-INNER_NAMES = ("wrapper", "checked", "work_wait", "<lambda>", "decorate_context")
+INNER_NAMES = (
+    "wrapper",
+    "checked",
+    "work_wait",
+    "<lambda>",
+    "decorate_context",
+    "_call_impl",
+    "_wrapped_call_impl",
+)
 
 
 class RanksError(RuntimeError):
@@ -97,10 +105,16 @@ class RankFailure:
     seconds: float = field(default=0.0, compare=False)
 
 
-def is_learners(file: str) -> bool:
-    """Is this the learner's code (and not torch, Python, or this package)?"""
+def is_learners(file: str, function: str = "") -> bool:
+    """Is this the learner's code (and not torch, Python, or this package)?
+
+    "<string>" is what `python -c` was given. But dataclasses make code of that name,
+    too: a method such as `__init__`, in a module that is nowhere.
+    """
+    if file == "<string>":
+        return not function.startswith(("__", "<module>"))
     if file.startswith("<"):
-        return file.startswith(("<ranks cell", "<ipython", "<string>"))
+        return file.startswith(("<ranks cell", "<ipython"))
     path = os.path.realpath(file)
     return not path.startswith((*LIBRARIES, PACKAGE, sys.prefix + os.sep))
 
@@ -116,7 +130,7 @@ def learner_lines(frames: list[Frame]) -> str:
     """The learner's frames (outermost first) with their source, as text."""
     texts = []
     for file, line, function in frames:
-        if not is_learners(file):
+        if not is_learners(file, function):
             continue
         where = place(file, line)
         if function != "<module>":
@@ -132,7 +146,7 @@ def find_where(frames: list[Frame]) -> str:
     """In which call on which line a rank is; frames innermost first."""
     call = ""
     for file, line, function in frames:
-        if is_learners(file):
+        if is_learners(file, function):
             where = place(file, line)
             source = linecache.getline(file, line).strip()
             text = f"{call}, {where}" if call else where
@@ -255,6 +269,7 @@ def describe_failures(
     restarted: list[int],
     left_out: list[int],
     init: bool,
+    renewed: bool = False,
 ) -> str:
     """The whole message of a :class:`RanksError`.
 
@@ -266,6 +281,7 @@ def describe_failures(
         restarted: ranks that had to be replaced by fresh processes.
         left_out: ranks that the cell was not sent to.
         init: whether the next cell gets a new process group by itself.
+        renewed: whether there has been another process group before this one.
     """
     parts: list[str] = []
     by_kind = {
@@ -342,9 +358,20 @@ def describe_failures(
             or len(group_same(stuck)) > 1
             else "All ranks wait for each other: nobody sends what the others expect."
         )
+    only_peers = len(peers) == len(failures)
+    if renewed and (only_peers or any(map(_is_of_no_group, raised))):
+        parts.append(
+            "A cell that fails closes the process group. DDP models and groups that "
+            "were made before it work no longer: make them anew."
+        )
     everybody = {*failures, *finished, *left_out}
     parts.append(what_now(restarted, everybody <= set(restarted), init))
     return "\n".join(part[:1].upper() + part[1:] for part in parts)
+
+
+def _is_of_no_group(failure: RankFailure) -> bool:
+    """Does PyTorch not know the process group any more?"""
+    return failure.error == "KeyError" and "ProcessGroup object at" in failure.message
 
 
 def what_now(restarted: list[int], is_everybody: bool, init: bool) -> str:
