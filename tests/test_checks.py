@@ -415,6 +415,33 @@ def test_of_a_thread_that_ends_with_an_exception_its_words_are_shown():
     ), text
 
 
+def test_whole_numbers_are_compared_to_the_last_digit():
+    want = torch.tensor([2**53 + 1, -1])
+    assert difference(want.clone(), want, 1e-5) is None
+    assert difference(torch.tensor([2**53, -1]), want, 1e-5) is not None
+    found = difference(torch.tensor([5.0, -1.0]), torch.tensor([5, -1]), 1e-5)
+    assert found.startswith("The values are right, but its dtype is float32; int64")
+    assert difference(torch.tensor([True]), torch.tensor([False]), 0.0) is not None
+
+
+def test_what_a_task_imports_is_there_before_the_time_begins():
+    # Its own helper: that of the other tests may have imported it.
+    code = (
+        "import sys\n"
+        "from course_utils.checks.runner import run_task\n"
+        "from course_utils.checks.task import Task\n"
+        "for imports in ((), ('wave',)):\n"
+        "    task = Task(id='99.here', title='Here', stars=1, hints=('a', 'b', 'c'),\n"
+        "        expect=lambda: bool(imports), imports=imports)\n"
+        "    is_there = lambda: 'wave' in __import__('sys').modules\n"
+        "    print(run_task(task, is_there).status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["passed", "passed"], done.stderr
+
+
 def test_a_list_that_is_changed_is_no_tensor():
     def takes_the_last(numbers):
         return sum(numbers.pop() for _ in range(len(numbers)))

@@ -184,7 +184,7 @@ def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | 
         return f"Its shape is {tuple(got.shape)}; {tuple(want.shape)} was expected."
     if got.dtype == want.dtype and torch.equal(got, want):  # mostly, and much faster
         return None
-    exact = got.to(torch.float64) if not got.is_complex() else got
+    exact = got.to(_widest(got, want))
     target = want.to(exact.dtype)
     wrong = ~torch.isclose(
         exact,
@@ -209,6 +209,14 @@ def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | 
             f"{name_of(want.dtype)} was expected."
         )
     return None
+
+
+def _widest(got: torch.Tensor, want: torch.Tensor) -> torch.dtype:
+    """A dtype in which they can be compared and no digit is lost."""
+    if got.is_complex():
+        return got.dtype
+    either = (got, want)
+    return torch.float64 if any(map(torch.is_floating_point, either)) else torch.int64
 
 
 def _absolute(target: torch.Tensor, tolerance: float) -> float:

@@ -565,8 +565,8 @@ def _take(world_size: int, task: Task) -> Ranks:
     """
     if start_method() == "fork":
         _keep_zygote()
-        for name in (call_on_rank.__module__, task.run.__module__):
-            if name.startswith("course_utils."):
+        for name in (call_on_rank.__module__, task.run.__module__, *task.imports):
+            if name.startswith("course_utils.") or name in task.imports:
                 _zygote.import_first(name)
         _zygote.call_first(places_of, _forbidden_names(task))
     init = task.where == "ranks"

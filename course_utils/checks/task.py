@@ -103,6 +103,8 @@ class Task:
         tolerance: relative to the (largest) expected value, for floating point.
         unit: of a number, for the messages: "seconds".
         seconds: time limit of one call.
+        imports: modules that the answer needs and that take seconds to import. They
+            are there before the time begins.
     """
 
     id: str
@@ -123,6 +125,7 @@ class Task:
     tolerance: float = 1e-5
     unit: str = ""
     seconds: float = 5.0
+    imports: tuple[str, ...] = ()
 
     def inputs_of(self, case: Any, world_size: int) -> list[tuple]:
         """The arguments of every rank in one case, made afresh at each call."""
