@@ -7,7 +7,13 @@ import random
 import numpy
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    Sampler,
+    Subset,
+)
 
 from course_utils.from_scratch import sgd
 from tests.answers import Answers
@@ -157,6 +163,13 @@ def seeded_by_the_rank(n_items, world_size, seed):
     return [order[rank::world_size] for rank in range(world_size)]
 
 
+@ANSWERS.wrong("05.partition", "wrong", "The `hash` of a text differs, too.")
+def seeded_by_a_hash(n_items, world_size, seed):
+    order = list(range(n_items))
+    random.Random(hash(f"seed {seed}")).shuffle(order)
+    return [order[rank::world_size] for rank in range(world_size)]
+
+
 @ANSWERS.wrong("05.partition", "wrong", "it gave different shares")
 def not_seeded(n_items, world_size, seed):
     order = list(range(n_items))
@@ -283,6 +296,56 @@ def from_one(n_items, world_size, seed):
 @ANSWERS.wrong("05.partition", "wrong", "It must be a list of lists")
 def one_list(n_items, world_size, seed):
     return order_of(n_items, seed)
+
+
+@ANSWERS.wrong("05.partition", "wrong", "whole number of type int")
+def floats(n_items, world_size, seed):
+    shares = numpy.array_split(order_of(n_items, seed), world_size)
+    return [share.astype(float) for share in shares]
+
+
+@ANSWERS.wrong("05.partition", "wrong", "whole number of type int")
+def texts(n_items, world_size, seed):
+    order = list(map(str, order_of(n_items, seed)))
+    return [order[rank::world_size] for rank in range(world_size)]
+
+
+@ANSWERS.wrong("05.partition", "wrong", "It must be a list of lists")
+def sets(n_items, world_size, seed):
+    order = order_of(n_items, seed)
+    return [set(order[rank::world_size]) for rank in range(world_size)]
+
+
+@ANSWERS.wrong("05.partition", "wrong", "It must be a list of lists")
+def a_generator(n_items, world_size, seed):
+    order = order_of(n_items, seed)
+    return (order[rank::world_size] for rank in range(world_size))
+
+
+@ANSWERS.wrong("05.partition", "wrong", "some make the same shares")
+def few_items_in_one_order(n_items, world_size, seed):
+    order = order_of(n_items, seed if n_items >= 50 else 0)
+    return [order[rank::world_size] for rank in range(world_size)]
+
+
+@ANSWERS.right("05.partition")
+def seeded_by_a_text(n_items, world_size, seed):
+    order = list(range(n_items))
+    random.Random(f"seed {seed}").shuffle(order)  # that is no hash()
+    return [order[rank::world_size] for rank in range(world_size)]
+
+
+@ANSWERS.right("05.partition")
+def seeded_by_the_hash_of_numbers(n_items, world_size, seed):
+    order = list(range(n_items))
+    random.Random(hash((n_items, seed))).shuffle(order)
+    return [order[rank::world_size] for rank in range(world_size)]
+
+
+@ANSWERS.right("05.partition")
+def sorted_shares(n_items, world_size, seed):
+    order = order_of(n_items, seed)
+    return [sorted(order[rank::world_size]) for rank in range(world_size)]
 
 
 @ANSWERS.right("05.partition")
@@ -471,6 +534,29 @@ def parameters_summed_too(model):
     for parameter in with_zeros(model):
         dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
         parameter.data -= 0.1 * parameter.grad
+
+
+@ANSWERS.wrong("05.average_gradients", "wrong", "but a buffer has changed")
+def buffers_summed_too(model):
+    one_by_one(model)
+    for buffer in model.buffers():
+        dist.all_reduce(buffer)
+
+
+@ANSWERS.wrong("05.average_gradients", "crashed", "an `if` on the rank", stuck="`if`")
+def reduced_on_rank_0_only(model):
+    for parameter in with_zeros(model):
+        if dist.get_rank() == 0:
+            dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+@ANSWERS.wrong("05.average_gradients", "crashed", "Or a loop over a set?")
+def in_another_order_on_odd_ranks(model):
+    parameters = with_zeros(model)
+    for parameter in parameters[::-1] if dist.get_rank() % 2 else parameters:
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
 
 
 @ANSWERS.wrong("05.average_gradients", "wrong", "The gradients are still each rank's")
@@ -868,6 +954,60 @@ class OneIterator(Given):
         return self.items
 
 
+@ANSWERS.wrong("05.sampler", "wrong", "the next one did not begin anew")
+class GoesOnAfterABreak(Given):
+    """Its own iterator, which begins anew only at the end."""
+
+    at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        items = self.padded()[self.rank :: self.world_size]
+        if self.at == len(items):
+            self.at = 0
+            raise StopIteration
+        self.at += 1
+        return items[self.at - 1]
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "Is an old order kept?")
+class KeepsAnOrder(Given):
+    kept = None
+
+    def order(self):
+        if self.kept is None or self.epoch > 0:
+            self.kept = super().order()
+        return self.kept
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "neither 2.0 nor '2'")
+class Floats(Given):
+    def __iter__(self):
+        return iter([float(item) for item in Given.__iter__(self)])
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "neither 2.0 nor '2'")
+class Texts(Given):
+    def __iter__(self):
+        return iter([str(item) for item in Given.__iter__(self)])
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "changed the random numbers of the whole program")
+class SeedsNumPy(Given):
+    def __iter__(self):
+        numpy.random.seed(self.seed)
+        return super().__iter__()
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "changed the random numbers of the whole program")
+class SeedsWhenItIsMade(Given):
+    def __init__(self, *settings):
+        super().__init__(*settings)
+        torch.manual_seed(self.seed)
+
+
 @ANSWERS.wrong("05.sampler", "wrong", "With drop_last the order is cut")
 class NeverDrops(Given):
     def __len__(self):
@@ -1106,6 +1246,42 @@ def rounded_to_zero(right, n_items):
     return count.item() // n_items
 
 
+@ANSWERS.wrong("05.accuracy", "wrong", "")
+def counted_in_uint8(right, n_items):
+    count = own_items(right, n_items).sum().to(torch.uint8)
+    dist.all_reduce(count)
+    return count.item() / n_items
+
+
+@ANSWERS.wrong("05.accuracy", "wrong", "")
+def counted_in_float16(right, n_items):
+    count = own_items(right, n_items).sum().half()
+    dist.all_reduce(count)
+    return count.item() / n_items
+
+
+@ANSWERS.wrong("05.accuracy", "crashed", "tensors of the same size: add up counts")
+def reduces_its_own_items(right, n_items):
+    mine = own_items(right, n_items).int()
+    dist.all_reduce(mine)
+    return mine.sum().item() / n_items
+
+
+@ANSWERS.wrong("05.accuracy", "crashed", "needs one tensor for each rank")
+def gathers_into_one(right, n_items):
+    there = [torch.empty_like(right)]
+    dist.all_gather(there, right)
+    return torch.cat(there)[:n_items].double().mean().item()
+
+
+@ANSWERS.wrong("05.accuracy", "stuck", "an `if` on the rank around a collective?")
+def reduced_by_rank_0_only(right, n_items):
+    count = own_items(right, n_items).sum()
+    if dist.get_rank() == 0:
+        dist.all_reduce(count)
+    return count.item() / n_items
+
+
 @ANSWERS.wrong("05.accuracy", "crashed", "The mean of True and False has no type.")
 def mean_of_bools(right, n_items):
     return right.mean().item()
@@ -1259,6 +1435,14 @@ def shuffled_in_each_rank(dataset, global_batch, n_epochs):
     return [list(loader) for _ in range(n_epochs)]
 
 
+@ANSWERS.wrong("05.spot_the_loader", "wrong", "A sampler gives only their indices")
+def batches_of_indices(dataset, global_batch, n_epochs):
+    sampler = DistributedSampler(dataset)
+    share = global_batch // dist.get_world_size()
+    loader = BatchSampler(sampler, share, drop_last=False)
+    return epochs_of(loader, sampler, n_epochs)
+
+
 @ANSWERS.right("05.spot_the_loader")
 def epochs_repaired(dataset, global_batch, n_epochs):
     sampler = DistributedSampler(dataset)
@@ -1282,7 +1466,7 @@ def by_hand(dataset, global_batch, n_epochs):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     return [
         [
-            batch[rank::world_size].tolist()
+            dataset[batch[rank::world_size]].tolist()
             for batch in torch.tensor(order_of(len(dataset), epoch)).split(global_batch)
         ]
         for epoch in range(n_epochs)

@@ -159,9 +159,31 @@ def sent_to_rank_1(module):
             dist.recv(tensor.data, 0)
 
 
-@ANSWERS.right("06.broadcast_module")
+@ANSWERS.wrong("06.broadcast_module", "wrong", "more of them than float64")
 def through_float64(module):
     in_one_message(module, torch.float64)
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "0 times inf is nan")
+@torch.no_grad()
+def times_zero(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor *= int(dist.get_rank() == 0)
+        dist.all_reduce(tensor)
+
+
+@ANSWERS.right("06.broadcast_module")
+@torch.no_grad()
+def those_of_a_dtype_together(module):
+    by_dtype = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for tensors in by_dtype.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.broadcast(flat, src=0)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 @ANSWERS.right("06.broadcast_module")
@@ -346,6 +368,12 @@ def counted_from_the_end(nbytes, bucket_bytes, first_bucket_bytes):
 @ANSWERS.wrong("06.cut_buckets", "wrong", "It would work: but it is what you build")
 def the_courses_formula(nbytes, bucket_bytes, first_bucket_bytes):
     return costs.ddp_buckets(nbytes, cap=bucket_bytes, first_cap=first_bucket_bytes)
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "The item at index")
+def the_smaller_cap_first(nbytes, bucket_bytes, first_bucket_bytes):
+    caps = sorted([bucket_bytes, first_bucket_bytes])
+    return with_caps(nbytes, caps[1], caps[0])
 
 
 @ANSWERS.right("06.cut_buckets")
@@ -562,6 +590,52 @@ class NeverCleared(Right):
             request.wait()
 
 
+@ANSWERS.wrong("06.async_ddp", "wrong", "requests of earlier steps are still kept")
+class WaitsForTheNewOnly(Right):
+    done = 0
+
+    def finish(self):
+        for request in self.requests[self.done :]:
+            request.wait()
+        self.done = len(self.requests)
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "Step 0 sends as it should")
+class WaitsInLaterHooks(Right):
+    step = 0
+
+    def send(self, parameter):
+        super().send(parameter)
+        if self.step:
+            self.requests[-1].wait()
+
+    def finish(self):
+        super().finish()
+        self.step += 1
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "Step 0 sends as it should")
+class LaterStepsInFinish(Right):
+    """Remembers who has been sent, and never forgets it."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.done, self.late = set(), []
+
+    def send(self, parameter):
+        if parameter in self.done:
+            self.late.append(parameter)
+        else:
+            self.done.add(parameter)
+            super().send(parameter)
+
+    def finish(self):
+        for parameter in self.late:
+            Right.send(self, parameter)
+        self.late.clear()
+        super().finish()
+
+
 @ANSWERS.wrong("06.async_ddp", "wrong", "began only when all gradients were there")
 class AllInTheLastHook(Right):
     def __init__(self, module):
@@ -681,6 +755,23 @@ class TorchsOwn(nn.Module):
 class TheCoursesUnderAnotherName(ddp.HookedDDP):
     def finish(self):
         self.wait()
+
+
+@ANSWERS.right("06.async_ddp")
+class EmptiedByTheNextBackward(Right):
+    """The last step's requests stay until then, and no longer."""
+
+    new = True
+
+    def send(self, parameter):
+        if self.new:
+            self.requests, self.new = [], False
+        super().send(parameter)
+
+    def finish(self):
+        for request in self.requests:
+            request.wait()
+        self.new = True
 
 
 @ANSWERS.right("06.async_ddp")
@@ -895,6 +986,43 @@ class ReducedAtTheEnd(Repaired):
         self.gradients.clear()
 
 
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "Not all ranks begin with the same model")
+class FrozenNotSent(Repaired):
+    def __init__(self, module):
+        Wrapped.__init__(self, module)
+        self.gradients, self.requests = [], []
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                dist.broadcast(parameter.data, src=0)
+                parameter.register_post_accumulate_grad_hook(self.reduce)
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+@ANSWERS.wrong("06.spot_the_hook", "crashed", "it cannot have a hook")
+class HooksOnTheFrozen(Repaired):
+    def __init__(self, module):
+        Wrapped.__init__(self, module)
+        self.gradients, self.requests = [], []
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.data, src=0)
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.reduce)
+
+
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "requests of earlier steps are still kept")
+class ListsStillGrow(Repaired):
+    done = 0
+
+    def finish(self):
+        new = slice(self.done, None)
+        pairs = zip(self.gradients[new], self.requests[new], strict=True)
+        for gradient, request in pairs:
+            request.wait()
+            gradient /= dist.get_world_size()
+        self.done = len(self.requests)
+
+
 @ANSWERS.right("06.spot_the_hook")
 class AllThree(Repaired):
     pass
@@ -1059,13 +1187,51 @@ class IfForWhile(Buckets):
             self.next += 1
 
 
-@ANSWERS.wrong("06.bucketed_ddp", "crashed", "After the last bucket there is none")
+@ANSWERS.wrong("06.bucketed_ddp", "crashed", "after the last bucket there is none")
 class WhileWithoutEnd(Buckets):
     def ready(self, number):
         self.missing[number] -= 1
         while self.missing[self.next] == 0:
             self.send(self.buckets[self.next])
             self.next += 1
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "crashed", "have all buckets been sent?")
+class IfForWhileByIndex(IfForWhile):
+    def finish(self):
+        for i in range(len(self.buckets)):
+            self.sent[i][2].wait()
+        super().finish()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "Step 0 sends as it should")
+class CountersNotReset(Buckets):
+    """finish() sends what is left: from step 1 on that is all."""
+
+    def finish(self):
+        while self.next < len(self.buckets):
+            self.send(self.buckets[self.next])
+            self.next += 1
+        missing = self.missing
+        super().finish()
+        self.missing = missing
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "requests of earlier steps are still kept")
+class KeepsAllThatWasSent(Buckets):
+    def finish(self):
+        self.log = [*getattr(self, "log", []), *self.sent]
+        super().finish()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "crashed", "The ranks have not made the same calls.")
+class AnotherCallOnOddRanks(Buckets):
+    def send(self, bucket):
+        flat = torch.cat([p.grad.flatten() for p in bucket]) / dist.get_world_size()
+        if dist.get_rank() % 2:
+            self.sent.append((bucket, flat, dist.barrier(async_op=True)))
+        else:
+            self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
 
 
 @ANSWERS.wrong(
@@ -1279,6 +1445,42 @@ def zeroed_in_the_end(model, micro_batches):
 def without_parentheses(model, micro_batches):
     with model.no_sync:
         accumulated(model, micro_batches, len(micro_batches))
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "DDP stays as inside of no_sync()")
+def left_switched_off(model, micro_batches):
+    by_switching(model, micro_batches)
+    model.require_backward_grad_sync = False
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "left in another state than before")
+def left_in_eval(model, micro_batches):
+    last_one_outside(model, micro_batches)
+    model.eval()
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "left in another state than before")
+def left_frozen(model, micro_batches):
+    last_one_outside(model, micro_batches)
+    model.requires_grad_(False)
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "the caller's list is not what it was")
+def pops(model, micro_batches):
+    k = len(micro_batches)
+    while micro_batches:
+        inputs, labels = micro_batches.pop()
+        with model.no_sync() if micro_batches else contextlib.nullcontext():
+            (F.cross_entropy(model(inputs), labels) / k).backward()
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "each gradient is that of the mean loss")
+def always_six_rows(model, micro_batches):
+    k = len(micro_batches)
+    for i, (inputs, labels) in enumerate(micro_batches, 1):
+        model.require_backward_grad_sync = i == k
+        losses = F.cross_entropy(model(inputs), labels, reduction="sum")
+        losses.div(6 * k).backward()
 
 
 @ANSWERS.right("06.accumulate")

@@ -1,7 +1,13 @@
 """Lesson 05, distributed SGD by hand: the tasks of its exercise."""
 
+import builtins
+import contextlib
 import math
+import operator
+import pickle
+import random
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -242,20 +248,58 @@ LOCAL_BATCH = Task(
 
 
 def as_lists(shares):
-    """Shares as lists of whole numbers; as it came, if it is something else."""
+    """Shares as lists of whole numbers; in words what it is, if it is no such thing."""
+    if shares is None:
+        return None
+    if not is_sequence(shares):
+        return f"a {type(shares).__name__}, where a list was expected"
+    for share in shares:
+        if not is_sequence(share):
+            return f"a list of type {type(share).__name__}, not of lists"
     try:
-        if isinstance(shares, dict):
-            return "a dict, where a list was expected"
-        return [[int(item) for item in share] for share in shares]
-    except (TypeError, ValueError):
-        return shares
+        return [[operator.index(item) for item in share] for share in shares]
+    except TypeError:
+        return NOT_WHOLE
+
+
+NOT_WHOLE = "items that are not of type int"
+
+
+def is_sequence(value):
+    """Can one ask for its length, and for its first item? Also a tensor, a Subset."""
+    if isinstance(value, (str, dict)) or getattr(value, "shape", None) == ():
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+@contextlib.contextmanager
+def other_hashes():
+    """Let the hash of a text be another one on each rank, as with torchrun.
+
+    Here the ranks are forks of one process, and have the same hashes.
+    """
+    rank, original = dist.get_rank(), builtins.hash
+
+    def of_this_rank(value):
+        return original(f"{value} on {rank}" if isinstance(value, str) else value)
+
+    builtins.hash = of_this_rank
+    try:
+        yield
+    finally:
+        builtins.hash = original
 
 
 def try_partition(answer, n_items, parts, seed):
     """Call it with several seeds, and compare with what other ranks got."""
+    with other_hashes():
+        return partition_report(answer, n_items, parts, seed)
+
+
+def partition_report(answer, n_items, parts, seed):
     shares = as_lists(answer(n_items, parts, seed))
     report = {"the shares": shares}
-    if isinstance(shares, list) and n_items >= 100 and parts > 1:
+    if isinstance(shares, list) and n_items >= 40 and parts > 1:
         again = as_lists(answer(n_items, parts, seed))
         # More than two, for an answer that has only a few different orders.
         others = [as_lists(answer(n_items, parts, seed + i)) for i in (1, 2, 12)]
@@ -308,7 +352,7 @@ def have_little_in_common(shares, others):
 def partitioned(rank, inputs):
     n_items, parts, _ = inputs[rank]
     report = {"the shares": fair_shares(n_items, parts)}
-    if n_items >= 100 and parts > 1:
+    if n_items >= 40 and parts > 1:
         report["the items are mixed"] = True
         report["the same with the same seed"] = True
         report["other shares with another seed"] = True
@@ -345,7 +389,7 @@ PARTITION = Task(
     stars=2,
     where="ranks",
     run=try_partition,
-    cases=((101, None), (100, None), (7, None), (3, None), (1, None), (1000, 7)),
+    cases=((101, None), (40, None), (7, None), (3, None), (1, None), (1000, 7)),
     inputs=lambda case, rank, world_size: (case[0], case[1] or world_size, 17),
     expect=partitioned,
     forbids=(f"{OURS}.DataPartitioner",),
@@ -356,16 +400,15 @@ PARTITION = Task(
             says="It returned None: did you forget `return`?",
         ),
         Mistake(
-            when=lambda attempt: isinstance(attempt.got["the shares"], str),
-            says="It must be a list of lists: share r is for rank r.",
+            when=lambda attempt: attempt.got["the shares"] == NOT_WHOLE,
+            says="A rank takes `dataset[item]` of each of its items. So an item must "
+            "be a whole number of type int: floats and texts are none. (NumPy's and "
+            "torch's whole numbers are fine.)",
         ),
         Mistake(
-            when=lambda attempt: (
-                len(attempt.got["the shares"]) == attempt.args[0]
-                and isinstance(attempt.got["the shares"][0], int)
-            ),
-            says="That is one list of items. It must be a list of lists, one for each "
-            "rank.",
+            when=lambda attempt: isinstance(attempt.got["the shares"], str),
+            says="It must be a list of lists: share r is for rank r. (Tuples, and "
+            "tensors or arrays with one dimension, are fine.)",
         ),
         Mistake(
             when=lambda attempt: len(sizes_in(attempt)) != attempt.args[1],
@@ -414,7 +457,8 @@ PARTITION = Task(
             when=is_false("the same on every rank"),
             says="The ranks have computed different shares, so some items go to two "
             "ranks and others to none. The ranks' own random numbers differ: take "
-            "them from a generator that begins with `seed`, the same on every rank.",
+            "them from a generator that begins with `seed`, the same on every rank. "
+            "(The `hash` of a text differs, too.)",
         ),
     ),
     hints=(
@@ -479,7 +523,12 @@ COLLECTIVES = ("allreduce", "allreduce_coalesced", "reduce", "broadcast")
 WAITED = "asynchronous calls are waited for"
 UNTOUCHED = "tensors under way are left alone"
 SAME_PARAMETERS = "the parameters are as before"
+SAME_BUFFERS = "the buffers are as before"
 SAME_FLAGS = "requires_grad is as before"
+
+
+def copies(tensors):
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def flags(network):
@@ -488,17 +537,23 @@ def flags(network):
 
 def try_average(answer, kind):
     network = after_backward(kind, dist.get_rank())
-    before = {name: p.detach().clone() for name, p in network.state_dict().items()}
+    parameters, buffers = (
+        dict(network.named_parameters()),
+        dict(network.named_buffers()),
+    )
+    before = copies(parameters), copies(buffers)
     trained = flags(network)
     with Log(*COLLECTIVES) as log:
         answer(network)
-    after = network.state_dict()
     gradients = {f"gradient of {n}": p.grad for n, p in network.named_parameters()}
     return {
         WAITED: log.missing() == 0,
         UNTOUCHED: not any(sent.changed for sent in log.sent),
         **gradients,
-        SAME_PARAMETERS: all(torch.equal(before[n], after[n]) for n in before),
+        SAME_PARAMETERS: all(
+            torch.equal(before[0][n], p) for n, p in parameters.items()
+        ),
+        SAME_BUFFERS: all(torch.equal(before[1][n], b) for n, b in buffers.items()),
         SAME_FLAGS: flags(network) == trained,
     }
 
@@ -531,7 +586,7 @@ def averaged(rank, inputs, how=mean):
         else:
             value = how(gradients)
         report[f"gradient of {name}"] = value
-    return report | {SAME_PARAMETERS: True, SAME_FLAGS: True}
+    return report | {SAME_PARAMETERS: True, SAME_BUFFERS: True, SAME_FLAGS: True}
 
 
 def is_none_or_zeros(value):
@@ -546,7 +601,7 @@ def apart_from_parameters(attempt, how):
     """Are the gradients what a rule makes, whatever became of the parameters?"""
     inputs = [attempt.args] * attempt.world_size
     want = averaged(attempt.rank, inputs, how)
-    got = attempt.got | {SAME_PARAMETERS: True}
+    got = attempt.got | {SAME_PARAMETERS: True, SAME_BUFFERS: True}
     return difference(got, want, 1e-5) is None
 
 
@@ -569,6 +624,11 @@ ORDER = (
     "A rank that has no gradient for a parameter leaves a collective out, and the "
     "others wait for it, or add up what does not belong together. All ranks must make "
     "the same calls: let a missing gradient count as zeros."
+)
+SAME_CALLS = (
+    "The ranks have not made the same calls in the same order. Every rank has all "
+    "gradients here, so they are not the reason. Is there an `if` on the rank around a "
+    "collective? Or a loop over a set? Its order may differ between ranks."
 )
 
 AVERAGE_GRADIENTS = Task(
@@ -596,8 +656,19 @@ AVERAGE_GRADIENTS = Task(
     instead="`dist.all_reduce` adds up a tensor over the ranks.",
     mistakes=(
         Mistake(
-            when=out_of_step,
+            when=lambda attempt: (
+                out_of_step(attempt) and attempt.args[0] in (ONLY_FIRST, NOT_FIRST)
+            ),
             says=ORDER,
+        ),
+        Mistake(
+            when=lambda attempt: out_of_step(attempt) and attempt.args[0] == PLAIN,
+            says=SAME_CALLS,
+        ),
+        Mistake(
+            when=out_of_step,
+            says="All ranks must make the same calls in the same order, whichever "
+            "gradients there are.",
         ),
         Mistake(
             when=lambda attempt: "NoneType" in attempt.message,
@@ -650,6 +721,11 @@ AVERAGE_GRADIENTS = Task(
             ),
             says="The gradients are right, but the parameters have changed. Leave them "
             "to the optimizer.",
+        ),
+        Mistake(
+            when=right_but(SAME_BUFFERS),
+            says="The gradients are right, but a buffer has changed. Only gradients "
+            "are averaged here: leave the buffers as they are.",
         ),
         Mistake(
             when=is_false(SAME_FLAGS),
@@ -749,26 +825,40 @@ AVERAGE_GRADIENTS = Task(
 
 
 def as_items(indices):
-    """A list of whole numbers; as it came, if it holds something else."""
+    """A list of whole numbers; in words what it is, if it holds something else."""
     items = list(indices)
     try:
-        return [int(item) for item in items]
-    except (TypeError, ValueError):
-        return items
+        return [operator.index(item) for item in items]
+    except TypeError:
+        return NOT_WHOLE
 
 
 def try_sampler(answer, n_items, world_size, rank, shuffle, seed, drop_last):
+    torch.manual_seed(99)
+    before = random_states()
     sampler = answer(n_items, world_size, rank, shuffle, seed, drop_last)
     report = {"len(sampler)": len(sampler)}
-    torch.manual_seed(99)
-    before = torch.get_rng_state()
     report["epoch 0"] = as_items(sampler)
     report["epoch 0 once more"] = as_items(sampler)
+    next(iter(sampler), None)  # a loop that is left after one item
+    report[LEFT_EARLY] = as_items(sampler)
     for epoch in (1, 5):
         sampler.set_epoch(epoch)
         report[f"epoch {epoch}"] = as_items(sampler)
-    untouched = torch.equal(before, torch.get_rng_state())
-    return report | {"torch's own random numbers are untouched": untouched}
+    sampler.set_epoch(0)
+    report[BACK_AT_0] = as_items(sampler)
+    return report | {UNTOUCHED_NUMBERS: random_states() == before}
+
+
+LEFT_EARLY = "epoch 0 after a loop that was left early"
+BACK_AT_0 = "epoch 0 after epoch 5"
+UNTOUCHED_NUMBERS = "random numbers elsewhere are untouched"
+
+
+def random_states():
+    """Of torch, NumPy and Python, to be compared."""
+    torchs = torch.get_rng_state().numpy().tobytes()
+    return torchs, pickle.dumps((np.random.get_state(), random.getstate()))
 
 
 def order_of(n_items, shuffle, seed):
@@ -813,9 +903,11 @@ def sampled(
         "len(sampler)": each,
         "epoch 0": epoch(0),
         "epoch 0 once more": epoch(0),
+        LEFT_EARLY: epoch(0),
         "epoch 1": epoch(1),
         "epoch 5": epoch(5),
-        "torch's own random numbers are untouched": True,
+        BACK_AT_0: epoch(0),
+        UNTOUCHED_NUMBERS: True,
     }
 
 
@@ -908,6 +1000,11 @@ SAMPLER = Task(
             ),
             says="`len(sampler)` must work: a DataLoader asks how many items there "
             "are.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got["epoch 0"] == NOT_WHOLE,
+            says="A DataLoader takes `dataset[i]` of each item. So an item must be a "
+            "whole number of type int: a list takes neither 2.0 nor '2'.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1021,6 +1118,16 @@ SAMPLER = Task(
             "on seed and epoch only.",
         ),
         Mistake(
+            when=right_but(LEFT_EARLY),
+            says="A loop was left after its first item, and the next one did not begin "
+            "anew. `__iter__` must make a new iterator at each call.",
+        ),
+        Mistake(
+            when=right_but(BACK_AT_0),
+            says="After set_epoch(5), set_epoch(0) gave other items than before. The "
+            "order may depend on seed and epoch only. Is an old order kept?",
+        ),
+        Mistake(
             when=right_but("len(sampler)"),
             says="The items are not the question yet: `len(sampler)` is how many items "
             "this rank gets, ceil(n_items / world_size), or n_items // world_size with "
@@ -1028,13 +1135,13 @@ SAMPLER = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                attempt.got["torch's own random numbers are untouched"] is False
+                attempt.got[UNTOUCHED_NUMBERS] is False
                 and not right_but("epoch 0")(attempt)
                 and not right_but("epoch 1")(attempt)
             ),
-            says="The items are right. But torch.manual_seed has changed the random "
-            "numbers of the whole program, dropout's for example: they would begin "
-            "anew in each epoch. Take a `torch.Generator` of your own.",
+            says="The items are right. But a seed, such as torch.manual_seed, has "
+            "changed the random numbers of the whole program, dropout's for example: "
+            "they would begin anew with it. Take a `torch.Generator` of your own.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1130,7 +1237,7 @@ ACCURACY = Task(
     title="Accuracy over all ranks",
     stars=2,
     where="ranks",
-    cases=(12, 10, 7, 23, 101, 3, 1),
+    cases=(12, 10, 7, 23, 6007, 3, 1),
     inputs=lambda n_items, rank, world_size: shard(n_items, rank, world_size),
     expect=accuracy,
     mistakes=(
@@ -1226,13 +1333,26 @@ ACCURACY = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                attempt.error in ("waiting", "CollectiveMismatch")
-                or "gather" in attempt.message
-                or "same size" in attempt.message
+                attempt.args[1] % attempt.world_size > 0
+                and (
+                    out_of_step(attempt)
+                    or "gather" in attempt.message
+                    or "same size" in attempt.message
+                )
             ),
             says="The ranks' own items are not equally many, so tensors of them have "
             "different sizes, and some ranks may have none at all. All ranks must make "
             "the same calls with tensors of the same size: add up counts.",
+        ),
+        Mistake(
+            when=says("invalid output tensor list"),
+            says="The list for all_gather needs one tensor for each rank, as large as "
+            "the one that is sent.",
+        ),
+        Mistake(
+            when=out_of_step,
+            says="Every rank must make the same calls, in the same order. Is there an "
+            "`if` on the rank around a collective?",
         ),
         Mistake(
             when=says("mean(): could not infer output dtype"),
@@ -1265,13 +1385,18 @@ ACCURACY = Task(
 def as_batches(epochs):
     """The items in each batch of each epoch; None if it is something else."""
     try:
-        return [[as_items(batch) for batch in epoch] for epoch in epochs]
-    except TypeError:  # of something that cannot be iterated over
+        return [[list(map(int, batch)) for batch in epoch] for epoch in epochs]
+    except (TypeError, ValueError):  # something else than batches of numbers
         return None
 
 
+FIRST_ITEM = 1000  # so that no item is its own index
+OF_THE_DATASET = "all are items of the dataset"
+
+
 def try_loader(answer, n_items, global_batch, n_epochs):
-    epochs = answer(torch.arange(n_items), global_batch, n_epochs)
+    items = range(FIRST_ITEM, FIRST_ITEM + n_items)
+    epochs = answer(torch.tensor(items), global_batch, n_epochs)
     mine = as_batches(epochs)
     everywhere = on_all_ranks(mine)
     if None in everywhere:
@@ -1283,8 +1408,9 @@ def try_loader(answer, n_items, global_batch, n_epochs):
         [item for their in everywhere for batch in their[epoch] for item in batch]
         for epoch in range(min(map(len, everywhere)))
     ]
+    report[OF_THE_DATASET] = all(item in items for order in orders for item in order)
     report["each item once in each epoch"] = all(
-        sorted(order) == list(range(n_items)) for order in orders
+        sorted(order) == list(items) for order in orders
     )
     if dist.get_world_size() > 1:
         shares = [[item for batch in epoch for item in batch] for epoch in mine]
@@ -1312,6 +1438,7 @@ def loaded(rank, inputs):
     rows = [[global_batch // n] * (n_items // global_batch)] * n_epochs
     report = {
         "rows in the batches of each epoch": rows,
+        OF_THE_DATASET: True,
         "each item once in each epoch": True,
     }
     if n > 1:
@@ -1388,6 +1515,12 @@ SPOT_THE_LOADER = Task(
             ),
             says="Every rank goes through the whole data set. The sampler gives each "
             "rank a share of it.",
+        ),
+        Mistake(
+            when=is_false(OF_THE_DATASET),
+            says="These are not the dataset's items, which are numbers from 1,000 on "
+            "here. A sampler gives only their indices: take `dataset[i]` of each, as a "
+            "DataLoader does.",
         ),
         Mistake(
             when=is_false("each item once in each epoch"),

@@ -109,7 +109,7 @@ class Features(nn.Module):
         self.register_buffer("table", whole_numbers((2, 3), 50 + seed), False)
 
 
-LARGE = 2**24 + 1  # the first whole number that float32 does not have
+LARGE = 2**53 + 2**24 + 1  # more digits than float64 has, or float32
 
 
 def module_of(kind, rank):
@@ -118,6 +118,8 @@ def module_of(kind, rank):
         norm = nn.BatchNorm1d(2)
         norm.running_mean.fill_(rank + 1)
         norm.num_batches_tracked.fill_(LARGE + 10 * rank)
+        if rank > 0:
+            norm.running_var.fill_(torch.inf)  # 0 times this is nan
         return nn.Sequential(linear(3, 2, rank), norm)
     if kind == FEATURES:
         return Features(rank)
@@ -149,12 +151,20 @@ def try_broadcast(answer, kind):
     same = all(after[name] is tensor for name, tensor in before.items())
     kept = trained == [p.requires_grad for p in module.parameters()]
     report = {BROADCASTS_LEFT: log.missing()}
-    report |= {name: tensor.detach() for name, tensor in after.items()}
+    report |= {name: exact(tensor) for name, tensor in after.items()}
     return report | {"the same tensor objects": same, "requires_grad is kept": kept}
 
 
-def sent_from(source, names=None):
-    """What is there after a broadcast of the tensors that `names` picks, or of all."""
+def exact(tensor):
+    """A tensor as it is compared; whole numbers as Python's, which lose no digit."""
+    return tensor.detach() if tensor.is_floating_point() else tensor.tolist()
+
+
+def sent_from(source, names=None, through=None):
+    """What is there after a broadcast of the tensors that `names` picks, or of all.
+
+    `through` is a dtype that cuts off what it has no digits for.
+    """
 
     def expect(rank, inputs):
         (kind,) = inputs[rank]
@@ -164,21 +174,14 @@ def sent_from(source, names=None):
         sent = tensors_of(theirs)
         report = {BROADCASTS_LEFT: 0}
         for name in sent:
-            report[name] = (sent if name in picked else tensors_of(mine))[name].detach()
+            value = (sent if name in picked else tensors_of(mine))[name]
+            report[name] = exact(value.to(through or value.dtype).to(value.dtype))
         return report | {"the same tensor objects": True, "requires_grad is kept": True}
 
     return expect
 
 
 BROADCASTS_LEFT = "broadcasts that nobody has waited for"
-
-
-def through_float32(rank, inputs):
-    """All of rank 0's, but with no more digits than float32 has."""
-    return {
-        name: value.float().to(value.dtype) if torch.is_tensor(value) else value
-        for name, value in sent_from(0)(rank, inputs).items()
-    }
 
 
 def several_sources(attempt):
@@ -219,9 +222,23 @@ BROADCAST_MODULE = Task(
             "all of them before you return. (`get_future()` does not wait.)",
         ),
         Mistake(
-            like=through_float32,
+            like=sent_from(0, through=torch.float32),
             says="Digits got lost on the way: float64 and int64 have more than "
             "float32. Send each tensor by itself, or those of a dtype together.",
+        ),
+        Mistake(
+            like=sent_from(0, through=torch.float64),
+            says="Digits got lost on the way: a whole number of type int64 may have "
+            "more of them than float64. Send each tensor by itself, or those of a "
+            "dtype together.",
+        ),
+        Mistake(
+            when=lambda attempt: any(
+                torch.is_tensor(value) and torch.any(torch.isnan(value))
+                for value in attempt.got.values()
+            ),
+            says="There is a nan. 0 times inf is nan, so multiplying by 0 does not "
+            "clear a tensor: `zero_()` does. `dist.broadcast` needs neither.",
         ),
         Mistake(
             like=sent_from(0, lambda module: ()),
@@ -399,6 +416,7 @@ CUT_BUCKETS = Task(
         ([5, 70, 5, 5, 5, 5, 90, 5], 60, 15),
         ([7], 100, 10),
         ([9, 8, 7, 6, 5, 4, 3, 2, 1], 12, 6),
+        ([50, 30, 10, 90, 20, 30], 40, 100),  # here the first cap is the larger one
     ),
     expect=cut,
     forbids=(
@@ -576,11 +594,10 @@ def try_wrapper(answer, kind, zero, *args):
             loss_of(wrapped, rank, step).backward()
             during = len(log.now)
             wrapped.finish()
-            if step == 0:
-                report[DURING] = f"{during} of {len(log.now)}"
-                report[SIZES] = [sent.numbers for sent in log.now]
-                report[READY] = list(log.after)
-                report[WAITS] = log.waits_in_backward
+            report[in_step(step, DURING)] = f"{during} of {len(log.now)}"
+            report[in_step(step, SIZES)] = [sent.numbers for sent in log.now]
+            report[in_step(step, READY)] = list(log.after)
+            report[in_step(step, WAITS)] = log.waits_in_backward
             report[NOT_AWAITED.format(step)] = log.missing()
             report[CHANGED.format(step)] = sum(sent.changed for sent in log.now)
             for name, parameter in network.named_parameters():
@@ -588,7 +605,7 @@ def try_wrapper(answer, kind, zero, *args):
                 grad = grad if grad is None else grad.clone()
                 report[f"step {step}: gradient of {name}"] = grad
             optimizer.step()
-    report[OLD] = log.old_waits
+    report[OLD], report[KEPT] = log.old_waits, log.kept()
     report["the parameters in the end"] = [p.detach() for p in network.parameters()]
     hooks = [p for p in network.parameters() if p._backward_hooks]
     return report | {TENSOR_HOOKS: len(hooks)}
@@ -613,7 +630,13 @@ WAITS = "waits during the backward"
 NOT_AWAITED = "step {}: all-reduces that finish() did not await"
 CHANGED = "step {}: tensors that were changed while they were under way"
 OLD = "requests of old steps, awaited again"
+KEPT = "requests of old steps that the wrapper still holds"
 TENSOR_HOOKS = "parameters with a hook that comes before .grad"
+
+
+def in_step(step, part):
+    """A part of the report that each step has: step 0 under its own name."""
+    return f"step {step}: {part}" if step else part
 
 
 def mean(gradients):
@@ -699,22 +722,26 @@ def wrapped_right(rank, inputs):
     report = dict(trained_once(kind, zero, len(inputs))[rank])
     in_all = len(sizes)
     expected = {START.format("parameters"): True, START.format("buffers"): True}
-    expected[DURING] = Such("all of them, and at least one", all_of_them)
+    times = {DURING: Such("all of them, and at least one", all_of_them)}
     if cap is None:
         # One for each gradient is what the hints show; fewer and larger are fine.
-        expected[SIZES] = ANY_NUMBERS
-        expected[READY] = Such(
+        times[SIZES] = ANY_NUMBERS
+        times[READY] = Such(
             f"numbers from 1 to {in_all}, the first of them below {in_all}",
             lambda value: value[0] < in_all,
         )
     else:
-        expected |= {SIZES: sizes, READY: after}
-    expected[WAITS] = 0
+        times |= {SIZES: sizes, READY: after}
+    times[WAITS] = 0
+    expected |= times
     for step in range(STEPS):
         expected |= {NOT_AWAITED.format(step): 0, CHANGED.format(step): 0}
         expected |= {k: v for k, v in report.items() if k.startswith(f"step {step}:")}
+    expected |= {OLD: 0, KEPT: 0}
+    for step in range(1, STEPS):
+        expected |= {in_step(step, part): value for part, value in times.items()}
     end = "the parameters in the end"
-    return expected | {OLD: 0, end: report[end], TENSOR_HOOKS: ANY_NUMBERS}
+    return expected | {end: report[end], TENSOR_HOOKS: ANY_NUMBERS}
 
 
 def is_beginning(attempt, part):
@@ -903,6 +930,17 @@ LATER = (
         "the same tensor, and without zero_grad(), where gradients add up.)",
     ),
     Mistake(
+        when=wrong_in(KEPT),
+        says="All values are right. But requests of earlier steps are still kept: they "
+        "get more with every step, and so does the memory that they need. finish() "
+        "must empty the list.",
+    ),
+    Mistake(
+        when=lambda attempt: first_wrong(attempt).startswith(("step 1: ", "step 2: ")),
+        says="Step 0 sends as it should, a later step does not. Lists and counters "
+        "must be as new when the next backward begins.",
+    ),
+    Mistake(
         when=wrong_in("the parameters in the end"),
         says="The gradients are right, but the parameters were changed, too. Leave "
         "them to the optimizer.",
@@ -977,15 +1015,24 @@ BUCKETED_DDP = Task(
     instead="Hooks, a flat tensor for each bucket, and `dist.all_reduce`.",
     mistakes=(
         Mistake(
-            when=out_of_step,
+            when=lambda attempt: (
+                out_of_step(attempt) and attempt.args[0] == NET_TWO_ORDERS
+            ),
             says="The ranks have sent different buckets at the same time. Gradients "
             "get ready in another order on some ranks, so a bucket may be full early. "
             "It must wait until all buckets before it have been sent.",
         ),
         Mistake(
+            when=out_of_step,
+            says="The ranks have not made the same calls. All of them must send the "
+            "same buckets, in the same order, each in full, by the same collective.",
+        ),
+        Mistake(
             when=says("list index out of range"),
-            says="After the last bucket there is none: `while` must also ask whether "
-            "one is left, `len(self.sent) < len(self.buckets)`.",
+            says="A list has fewer entries than this line asks for. In `ready`: after "
+            "the last bucket there is none, so ask first whether one is left. In "
+            "`finish`: have all buckets been sent? When one leaves, the next may be "
+            "full already.",
         ),
         *CRASHES,
         *STARTS,
@@ -1058,7 +1105,7 @@ SPOT_THE_HOOK = Task(
     run=try_wrapper,
     seconds=15.0,
     world_sizes=(2, 3, 1),  # one rank alone hides what is sent
-    cases=((NET, NONE), (NET_TIED, NONE), (NET, ZERO_OUT), (NET_TURNED, NEVER)),
+    cases=((NET, NONE), (NET_TIED, NONE), (NET_FROZEN, ZERO_OUT), (NET_TURNED, NEVER)),
     expect=wrapped_right,
     keeps_inputs=False,
     forbids=(*WRAPPERS, *BROADCASTS, *AVERAGES),
@@ -1080,7 +1127,10 @@ SPOT_THE_HOOK = Task(
 
 # ------------------------------------------------------------------------- accumulate
 
-ROWS = 6  # of each micro-batch
+
+def rows_of(k):
+    """The rows of each of k micro-batches."""
+    return 4 if k == 5 else 6
 
 
 class Classifier(nn.Module):
@@ -1111,8 +1161,8 @@ def micro_batches(k, rank):
     """Whole numbers, divided so that the network is not saturated; and labels."""
     batches = []
     for i in range(k):
-        x = whole_numbers((ROWS, 3), 40 + 7 * rank + i) / 8
-        batches.append((x, (torch.arange(ROWS) * (i + 2) + rank) % 4))
+        x = whole_numbers((rows_of(k), 3), 40 + 7 * rank + i) / 8
+        batches.append((x, (torch.arange(rows_of(k)) * (i + 2) + rank) % 4))
     return batches
 
 
@@ -1131,7 +1181,8 @@ def try_accumulate(answer, k):
 
     model.register_comm_hook(None, hook)
     before = [p.detach().clone() for p in network.parameters()]
-    answer(model, micro_batches(k, dist.get_rank()))
+    batches = micro_batches(k, dist.get_rank())
+    answer(model, batches)
     pairs = zip(before, network.parameters(), strict=True)
     unchanged = all(torch.equal(one, other) for one, other in pairs)
     report = {f"gradient of {n}": p.grad for n, p in network.named_parameters()}
@@ -1140,11 +1191,17 @@ def try_accumulate(answer, k):
         "the parameters are as before": unchanged,
         MOST_ROWS: network.most,
         ALL_ROWS: network.rows,
+        SENDS_AGAIN: model.require_backward_grad_sync,
+        AS_BEFORE: model.training and all(p.requires_grad for p in model.parameters()),
+        LIST_LEFT: len(batches),
     }
 
 
 MOST_ROWS = "most rows between forward and backward at a time"
 ALL_ROWS = "rows that went through the model"
+SENDS_AGAIN = "the next backward sends again"
+AS_BEFORE = "the model still trains, and nothing in it is frozen"
+LIST_LEFT = "micro-batches in the list afterwards"
 
 
 def gradients_of(batches):
@@ -1163,7 +1220,8 @@ def accumulated(rank, inputs, *, scale=None, own=False, only=None):
     factor = scale(k, len(inputs)) if scale else 1
     report = {name: grad * factor for name, grad in gradients_of(batches).items()}
     report |= {"all-reduces": 1, "the parameters are as before": True}
-    return report | {MOST_ROWS: ROWS, ALL_ROWS: k * ROWS}
+    report |= {MOST_ROWS: rows_of(k), ALL_ROWS: k * rows_of(k)}
+    return report | {SENDS_AGAIN: True, AS_BEFORE: True, LIST_LEFT: k}
 
 
 def first_sent(attempt):
@@ -1197,7 +1255,8 @@ ACCUMULATE = Task(
     where="ranks",
     run=try_accumulate,
     world_sizes=(2, 3),
-    seconds=20.0,  # the first DDP of a process imports much
+    seconds=20.0,
+    imports=("torch._dynamo",),  # the first DDP and the first optimizer do so
     cases=((3,), (1,), (5,)),
     expect=accumulated,
     keeps_inputs=False,
@@ -1229,8 +1288,8 @@ ACCUMULATE = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                gradient_as(scale=lambda k, n: ROWS * k)(attempt)
-                or gradient_as(scale=lambda k, n: ROWS)(attempt)
+                gradient_as(scale=lambda k, n: rows_of(k) * k)(attempt)
+                or gradient_as(scale=lambda k, n: rows_of(k))(attempt)
             ),
             says="That is the sum over the rows of a micro-batch. The task asks for "
             'the mean: `F.cross_entropy` without reduction="sum".',
@@ -1302,6 +1361,23 @@ ACCUMULATE = Task(
             when=wrong_in(ALL_ROWS),
             says="The gradient is right, but each micro-batch should go through the "
             "model once. The backward of the last one sends the sum of all.",
+        ),
+        Mistake(
+            when=wrong_in(SENDS_AGAIN),
+            says="The gradient is right, but DDP stays as inside of no_sync(): the "
+            "next step would not be averaged. `with model.no_sync():` puts it back by "
+            "itself.",
+        ),
+        Mistake(
+            when=wrong_in(AS_BEFORE),
+            says="The gradient is right, but the model is left in another state than "
+            "before: in eval(), or with requires_grad False. The next step would not "
+            "train as this one.",
+        ),
+        Mistake(
+            when=wrong_in(LIST_LEFT),
+            says="The gradient is right, but the caller's list is not what it was. "
+            "`pop()` takes away: loop over the list, or over a copy of it.",
         ),
         Mistake(
             when=says("does not require grad"),

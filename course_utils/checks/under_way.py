@@ -1,6 +1,9 @@
 """Collectives under way: nobody has their results until somebody waits for them."""
 
 import contextlib
+import gc
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -233,6 +236,20 @@ class Log:
         return sum(not sent.handed_over for sent in self.now) + sum(
             not promise.kept for promise in promises
         )
+
+    def kept(self) -> int:
+        """How many requests of earlier steps somebody else still holds."""
+        old = [sent for sent in self.sent if sent.step < self.step and sent.work]
+
+        def held():
+            ours = Counter(id(sent.work) for sent in old)
+            return sum(
+                sys.getrefcount(sent.work) - 1 > ours[id(sent.work)] for sent in old
+            )
+
+        if held():  # perhaps by what is garbage already
+            gc.collect()
+        return held()
 
     def watch(self, module: torch.nn.Module) -> None:
         """Count this module's gradients as they get ready."""

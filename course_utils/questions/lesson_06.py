@@ -315,8 +315,9 @@ QUESTIONS = lesson(
             Choice(
                 "The running means that rank 0 saves are of its own rows alone.",
                 right=True,
-                why="In training, rank 0's buffers are broadcast before the forward. "
-                "What the other ranks' rows have added is overwritten.",
+                why="In training, rank 0's buffers are broadcast before the first "
+                "forward of each step. What the other ranks' rows have added is "
+                "overwritten.",
             ),
             Choice(
                 "`SyncBatchNorm` makes it the same as one process with 128 rows.",
