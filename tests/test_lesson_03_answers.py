@@ -176,6 +176,32 @@ def scatter_of_the_course(inputs, target_gpus, dim=0):
     return ours.scatter(inputs, target_gpus, dim)
 
 
+@ANSWERS.wrong("03.scatter", "wrong", "something was put into a list or dict")
+def writes_into_dicts(inputs, target_gpus, dim=0):
+    if isinstance(inputs, dict):
+        for key in inputs:
+            inputs[key] = scatter_by_recursion(inputs[key], target_gpus, dim)
+        n = min(map(len, inputs.values()), default=len(target_gpus))
+        return [{key: inputs[key][i] for key in inputs} for i in range(n)]
+    return scatter_by_recursion(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "parts")
+def rows_or_columns(inputs, target_gpus, dim=0):
+    if isinstance(inputs, torch.Tensor):
+        dim = 0 if dim == 0 else 1
+    return scatter_by_recursion(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "parts")
+def turns_tensors(inputs, target_gpus, dim=0):
+    if isinstance(inputs, torch.Tensor) and dim:
+        turned = inputs.permute(*reversed(range(inputs.dim())))
+        parts = tensors_only(turned, target_gpus)
+        return [part.permute(*reversed(range(part.dim()))) for part in parts]
+    return scatter_by_recursion(inputs, target_gpus, dim)
+
+
 @ANSWERS.right("03.scatter")
 def scatter_by_recursion(inputs, target_gpus, dim=0):
     if isinstance(inputs, torch.Tensor):
@@ -351,6 +377,65 @@ def without_gradients(outputs, target_device, dim=0):
 @ANSWERS.wrong("03.gather", "wrong", "Your code calls gather")
 def gather_of_torch(outputs, target_device, dim=0):
     return parallel.gather(outputs, target_device, dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "on another device than `target_device`")
+def one_output_as_it_is(outputs, target_device, dim=0):
+    if len(outputs) == 1:
+        return outputs[0]
+    return gather_by_recursion(outputs, target_device, dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "as a vector with one number for each GPU")
+def one_loss_as_it_is(outputs, target_device, dim=0):
+    if len(outputs) == 1:
+        return outputs[0].to(target_device)
+    return gather_by_recursion(outputs, target_device, dim)
+
+
+@ANSWERS.wrong("03.gather", "crashed", "(Output i need not be on cuda:i.)")
+def moves_all_but_one(outputs, target_device, dim=0):
+    if not isinstance(outputs[0], torch.Tensor):
+        return gather_by_recursion(outputs, target_device, dim)
+    here = [
+        output if i == target_device else output.to(target_device)
+        for i, output in enumerate(outputs)
+    ]
+    return torch.stack(here) if here[0].dim() == 0 else torch.cat(here, dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "its dtype is float32; int64 was expected.")
+def into_a_float_tensor(outputs, target_device, dim=0):
+    first = outputs[0]
+    if isinstance(first, torch.Tensor):
+        outputs = [o.reshape(1) if not o.dim() else o for o in outputs]
+        shape = list(outputs[0].shape)
+        shape[dim] = sum(output.size(dim) for output in outputs)
+        joined, start = torch.zeros(shape, device=f"cuda:{target_device}"), 0
+        for output in outputs:
+            joined.narrow(dim, start, output.size(dim)).copy_(output)
+            start += output.size(dim)
+        return joined
+    if isinstance(first, dict):
+        groups = {key: [output[key] for output in outputs] for key in first}
+        return {
+            key: into_a_float_tensor(group, target_device, dim)
+            for key, group in groups.items()
+        }
+    if first is None:
+        return None
+    groups = zip(*outputs, strict=True)
+    return type(first)(
+        into_a_float_tensor(group, target_device, dim) for group in groups
+    )
+
+
+@ANSWERS.wrong("03.gather", "wrong", "joined")
+def below_or_beside(outputs, target_device, dim=0):
+    first = outputs[0]
+    if isinstance(first, torch.Tensor) and dim:
+        return torch.hstack([output.to(target_device) for output in outputs])
+    return gather_by_recursion(outputs, target_device, dim)
 
 
 @ANSWERS.right("03.gather")
@@ -566,6 +651,43 @@ def replicate_of_torch(network, devices):
     return parallel.replicate(network, devices)
 
 
+@ANSWERS.wrong("03.replicate", "wrong", "A module of the network stands in a replica.")
+def the_network_itself(network, devices):
+    return [network, *deepcopies_with_memo(network, devices[1:])]
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "A module of the network stands in a replica.")
+def modules_of_the_network(network, devices):
+    replicas = deepcopies_with_memo(network, devices)
+    replicas[0].frozen = network.frozen
+    return replicas
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "The network was put into another mode")
+def puts_the_network_into_eval_mode(network, devices):
+    return deepcopies_with_memo(network.eval(), devices)
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "A copy of a module has the mode")
+def replicas_in_eval_mode(network, devices):
+    return [replica.eval() for replica in deepcopies_with_memo(network, devices)]
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "A copy of a module has the mode")
+def replicas_in_training_mode(network, devices):
+    return [replica.train() for replica in deepcopies_with_memo(network, devices)]
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "other parameters or buffers than before")
+def buffers_of_the_network_moved(network, devices):
+    replicas = deepcopies_with_memo(network, devices)
+    for module in network.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(devices[-1])
+    return replicas
+
+
 @ANSWERS.right("03.replicate")
 def deepcopies_with_memo(network, devices):
     replicas = []
@@ -745,6 +867,78 @@ def the_last_exception(modules, inputs, kwargs_tup=None, devices=None):
     return outputs
 
 
+@ANSWERS.wrong("03.parallel_apply", "wrong", "returned or raised while threads were")
+def joins_and_raises_in_one_loop(modules, inputs, kwargs_tup=None, *, devices):
+    outputs, errors = [None] * len(modules), {}
+    kwargs_tup = kwargs_tup or [{}] * len(modules)
+    wanted = torch.is_grad_enabled()
+
+    def call(i):
+        args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)
+        try:
+            with torch.cuda.device(devices[i]), torch.set_grad_enabled(wanted):
+                outputs[i] = modules[i](*args, **kwargs_tup[i])
+        except Exception as error:
+            errors[i] = error
+
+    n = len(modules)
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for i, thread in enumerate(threads):
+        thread.join()
+        if i in errors:
+            raise errors[i]
+    return outputs
+
+
+def without_a_try(modules, devices, arguments):
+    """All at the same time; whatever a thread raises is lost."""
+    outputs = [None] * len(modules)
+
+    def call(i):
+        args, kwargs = arguments(i)
+        with torch.cuda.device(devices[i]):
+            outputs[i] = modules[i](*args, **kwargs)
+
+    started_and_joined(call, len(modules))
+    return outputs
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "`kwargs_tup` is None where there are no")
+def kwargs_are_none_in_the_thread(modules, inputs, kwargs_tup=None, *, devices):
+    return without_a_try(modules, devices, lambda i: ((inputs[i],), kwargs_tup[i]))
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "This exception ended its thread")
+def a_typo_in_the_thread(modules, inputs, kwargs_tup=None, *, devices):
+    return without_a_try(modules, devices, lambda i: ((input_s[i],), {}))  # noqa: F821
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "['NameError', \"name 'input_s' is not")
+def the_typo_is_shown(modules, inputs, kwargs_tup=None, *, devices):
+    return a_typo_in_the_thread(modules, inputs, kwargs_tup, devices=devices)
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "may be a tuple of several arguments")
+def tuples_as_one_argument(modules, inputs, kwargs_tup=None, *, devices):
+    kwargs_tup = kwargs_tup or [{}] * len(modules)
+    return without_a_try(modules, devices, lambda i: ((inputs[i],), kwargs_tup[i]))
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "Each input has its own form.")
+def the_first_input_decides(modules, inputs, kwargs_tup=None, *, devices):
+    if isinstance(inputs[0], tuple) or not any(isinstance(x, tuple) for x in inputs):
+        return with_threads(modules, inputs, kwargs_tup, devices)
+    return without_a_try(modules, devices, lambda i: ((inputs[i],), {}))
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "A tensor was taken apart into its")
+def always_with_a_star(modules, inputs, kwargs_tup=None, *, devices):
+    kwargs_tup = kwargs_tup or [{}] * len(modules)
+    return without_a_try(modules, devices, lambda i: (inputs[i], kwargs_tup[i]))
+
+
 @ANSWERS.wrong("03.parallel_apply", "crashed", "`kwargs_tup` is None where")
 def no_kwargs(modules, inputs, kwargs_tup=None, devices=None):
     return [
@@ -866,6 +1060,18 @@ def detached_replicas(module, inputs, device_ids, output_device=None):
     )
 
 
+@ANSWERS.wrong("03.data_parallel", "crashed", "under `torch.no_grad()`?")
+def without_any_gradients(module, inputs, device_ids, output_device=None):
+    with torch.no_grad():
+        return from_torchs_primitives(module, inputs, device_ids, output_device)
+
+
+@ANSWERS.wrong("03.data_parallel", "crashed", "Use these numbers, not 0, 1, 2")
+def counts_the_device_ids(module, inputs, device_ids, output_device=None):
+    counted = list(range(len(device_ids)))
+    return from_torchs_primitives(module, inputs, counted, output_device)
+
+
 @ANSWERS.wrong("03.data_parallel", "wrong", "Your code calls DataParallel")
 def wrapped(module, inputs, device_ids, output_device=None):
     return nn.DataParallel(module, device_ids, output_device)(inputs)
@@ -884,6 +1090,18 @@ def from_torchs_primitives(module, inputs, device_ids, output_device=None):
     replicas = parallel.replicate(module, used)
     outputs = parallel.parallel_apply(replicas, parts, devices=used)
     return parallel.gather(outputs, output_device)
+
+
+@ANSWERS.right("03.data_parallel")
+def one_replica_after_the_other(module, inputs, device_ids, output_device=None):
+    parts = parallel.scatter(inputs, device_ids)
+    replicas = parallel.replicate(module, device_ids[: len(parts)])
+    outputs = [
+        replica(*part) if isinstance(part, tuple) else replica(part)
+        for replica, part in zip(replicas, parts, strict=True)
+    ]
+    home = device_ids[0] if output_device is None else output_device
+    return parallel.gather(outputs, home)
 
 
 @ANSWERS.right("03.data_parallel")
@@ -994,6 +1212,60 @@ class LossOutside(LossInside):
         return loss
 
 
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "travel to GPU 0 again")
+class GatheredByHand(LossInside):
+    def forward(self, x, y):
+        return self.model(x)
+
+    def training_step(self, x, y, device_ids):
+        parts = parallel.scatter((x, y), device_ids)
+        replicas = parallel.replicate(self, device_ids[: len(parts)])
+        outputs = parallel.parallel_apply(replicas, parts)
+        loss = F.cross_entropy(torch.cat([o.to("cuda:0") for o in outputs]), y)
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "travel to GPU 0 again")
+class ThroughASideDoor(LossInside):
+    def __init__(self, model):
+        super().__init__(model)
+        self.outputs = {}
+
+    def forward(self, x, y):
+        self.outputs[x.device.index] = self.model(x).to("cuda:0")
+        return y
+
+    def training_step(self, x, y, device_ids):
+        nn.DataParallel(self, device_ids)(x, y)
+        outputs = torch.cat([self.outputs[i] for i in sorted(self.outputs)])
+        loss = F.cross_entropy(outputs, y)
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "without it, nn.DataParallel takes all")
+class OnAllGpus(LossInside):
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y, reduction="none")
+
+    def training_step(self, x, y, device_ids):
+        loss = nn.DataParallel(self)(x, y).mean()
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "The model has seen more rows than")
+class FilledUp(LossInside):
+    def training_step(self, x, y, device_ids):
+        more = -len(x) % len(device_ids)
+        x = torch.cat((x, x[-1:].expand(more, -1)))
+        y = torch.cat((y, y[-1:].expand(more)))
+        loss = nn.DataParallel(self, device_ids)(x, y).mean()
+        loss.backward()
+        return loss
+
+
 @ANSWERS.wrong("03.spot_the_mean", "wrong", "Keep nn.DataParallel.")
 class OnOneGpu(LossInside):
     def training_step(self, x, y, device_ids):
@@ -1048,6 +1320,21 @@ class BackwardOfAnother(LossInside):
 class LossOfEachRow(LossInside):
     def forward(self, x, y):
         return F.cross_entropy(self.model(x), y, reduction="none")
+
+
+@ANSWERS.right("03.spot_the_mean")
+class LossesAndPredictions(LossInside):
+    def forward(self, x, y):
+        outputs = self.model(x)
+        losses = F.cross_entropy(outputs, y, reduction="none")
+        return losses, outputs.argmax(1)
+
+    def training_step(self, x, y, device_ids):
+        losses, predicted = nn.DataParallel(self, device_ids)(x, y)
+        self.right = (predicted == y).sum()
+        loss = losses.mean()
+        loss.backward()
+        return loss
 
 
 @ANSWERS.right("03.spot_the_mean")

@@ -82,9 +82,36 @@ def without_arguments(worker, n):
     mp.spawn(worker, nprocs=n)
 
 
-@ANSWERS.wrong("04.spot_the_tuple", "wrong", "`nprocs` says how many.")
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "`nprocs` says how many processes are")
 def one_process(worker, n):
     mp.spawn(worker, args=(n,))
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "And wait for all of them.")
+def waits_for_the_first_end(worker, n):
+    mp.spawn(worker, args=(n,), nprocs=n, join=False).join()
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "wait for all of them.")
+def joins_the_last_one(worker, n):
+    processes = [mp.Process(target=worker, args=(i, n)) for i in range(n)]
+    for process in processes:
+        process.start()
+    processes[-1].join()
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "No worker has come to its end")
+def joins_nothing(worker, n):
+    for i in range(n):
+        mp.Process(target=worker, args=(i, n)).start()
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "The workers ran one after the other.")
+def one_after_the_other_is_over(worker, n):
+    for i in range(n):
+        process = mp.Process(target=worker, args=(i, n))
+        process.start()
+        process.join()
 
 
 @ANSWERS.wrong("04.spot_the_tuple", "wrong", "The worker ran in the process that")
@@ -132,6 +159,12 @@ def with_a_context(worker, n):
         process.start()
     for process in processes:
         process.join()
+
+
+@ANSWERS.right("04.spot_the_tuple")
+def with_a_pool_of_all(worker, n):
+    with multiprocessing.get_context("spawn").Pool(n) as pool:
+        pool.starmap(worker, [(i, n) for i in range(n)], chunksize=1)
 
 
 # ----------------------------------------------------------------- 04.spot_the_wait
@@ -241,6 +274,38 @@ def with_another_collective(rows):
     rows = rows.clone()
     dist.broadcast(rows, 0)
     return rows[dist.get_rank()]
+
+
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "This rank has received nothing")
+def rows_through_the_store(rows):
+    store, key = distributed_c10d._get_default_store(), f"rows {tuple(rows.shape)}"
+    if dist.get_rank() == 0:
+        store.set(key, pickle.dumps(rows))
+    return pickle.loads(store.get(key))[dist.get_rank()]
+
+
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "Send row r to rank r, and nothing else.")
+def all_rows_to_all(rows):
+    rank, world_size = me()
+    if rank == 0:
+        for other in range(1, world_size):
+            dist.send(rows, other)
+        return rows[0]
+    received = torch.empty_like(rows)
+    dist.recv(received, 0)
+    return received[rank]
+
+
+@ANSWERS.right("04.spot_the_wait")
+def rows_as_objects(rows):
+    rank, world_size = me()
+    holder = [rows[0].clone()]
+    if rank == 0:
+        for other in range(1, world_size):
+            dist.send_object_list([rows[other].clone()], dst=other)
+    else:
+        dist.recv_object_list(holder, src=0)
+    return holder[0]
 
 
 @ANSWERS.right("04.spot_the_wait")
@@ -462,6 +527,23 @@ def by_all_gather(tensor):
     return tensors[(rank - 1) % n]
 
 
+@ANSWERS.wrong("04.exchange", "wrong", "int64 numbers that went through float32")
+def exchanged_as_float32(tensor):
+    return with_isend(tensor.float()).to(tensor.dtype)
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "Rank r returns the tensor of rank r - 1")
+def in_pairs_if_even(tensor):
+    rank, n = me()
+    if n % 2:
+        return with_isend(tensor)
+    received = torch.empty_like(tensor)
+    request = dist.isend(tensor, rank ^ 1)
+    dist.recv(received, rank ^ 1)
+    request.wait()
+    return received
+
+
 @ANSWERS.right("04.exchange")
 def with_isend(tensor):
     rank, n = me()
@@ -601,7 +683,7 @@ def adds_before_it_has_come(tensor):
     late = [dist.irecv(x, r) for x, r in zip(incoming, others, strict=True)]
     for request in requests:
         request.wait()
-    total = sum(incoming, tensor)
+    total = sum(incoming, tensor.clone())
     dist.barrier()
     del late
     return total
@@ -728,7 +810,45 @@ def in_place(tensor):
     tensor.copy_(from_rank_0(to_rank_0(tensor)))
 
 
-@ANSWERS.wrong("04.all_reduce", "wrong", "the argument is not what it was")
+@ANSWERS.wrong("04.all_reduce", "wrong", "it is in the tensor that was given.")
+def its_argument_where_there_is_one_rank(tensor):
+    if dist.get_world_size() == 1:
+        return tensor
+    return from_rank_0(to_rank_0(tensor))
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "int64 numbers that went through float32")
+def added_as_float32(tensor):
+    return from_rank_0(to_rank_0(tensor.float())).to(tensor.dtype)
+
+
+@ANSWERS.wrong("04.all_reduce", "crashed", "There is no such rank")
+def by_doubling_where_it_is_even(tensor):
+    """The last of an odd number of ranks gives its tensor to rank 0, and waits."""
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    total, incoming, even = tensor.clone(), torch.empty_like(tensor), n - n % 2
+    if rank == even:
+        dist.send(total, 0)
+    elif rank == 0 and even < n:
+        dist.recv(incoming, even)
+        total += incoming
+    distance = 1
+    while rank < even and distance < even:
+        request = dist.isend(total.clone(), rank ^ distance)
+        dist.recv(incoming, rank ^ distance)
+        request.wait()
+        total += incoming
+        distance *= 2
+    if rank == even:
+        dist.recv(total, 0)
+    elif rank == 0 and even < n:
+        dist.send(total, even)
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "it is in the tensor that was given.")
 def in_place_and_returned(tensor):
     tensor.copy_(from_rank_0(to_rank_0(tensor)))
     return tensor
@@ -1014,6 +1134,13 @@ def by_our_tree(tensor, src=0):
     collectives.broadcast_tree(tensor, src)
 
 
+@ANSWERS.wrong("04.broadcast", "wrong", "int64 numbers that went through float32")
+def through_a_float32_buffer(tensor, src=0):
+    buffer = tensor.float()
+    collectives_tree(buffer, src)
+    tensor.copy_(buffer)
+
+
 @ANSWERS.right("04.broadcast")
 def doubling(tensor, src=0):
     collectives_tree(tensor, src)
@@ -1154,7 +1281,23 @@ def always_four_ranks(tensor):
         return total
 
 
-@ANSWERS.wrong("04.even_group", "wrong", "the argument is not what it was")
+@ANSWERS.wrong("04.even_group", "wrong", "it is in the tensor that was given.")
+def alone_it_is_the_sum(tensor):
+    total = everybody_makes_it(tensor)
+    return tensor if dist.get_world_size() == 1 else total
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "does the list of the group's ranks lack one?")
+def without_the_last_even_rank(tensor):
+    rank, n = me()
+    group = dist.new_group(list(range(0, n - 1, 2)) or [0])
+    if rank % 2 == 0:
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "it is in the tensor that was given.")
 def even_in_place(tensor):
     rank, n = me()
     group = dist.new_group(list(range(0, n, 2)))

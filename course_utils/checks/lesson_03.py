@@ -1,9 +1,11 @@
 """Lesson 03, data-parallel primitives: the tasks of its exercise."""
 
+import contextlib
 import functools
 import operator
 import threading
 import time
+import traceback
 
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from course_utils.checks.devices import on_gpus
 from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.mistakes import says, wrong_in
 from course_utils.checks.task import Mistake, Task
+from course_utils.ranks.report import is_learners, place
 
 in_eighths = functools.partial(linear, divided_by=8)
 OURS = "course_utils.from_scratch.data_parallel"
@@ -67,9 +70,14 @@ def devices_of(value):
     return " and ".join(names) or "no tensor"
 
 
+def wanting(tensor):
+    """The same tensor; it wants a gradient, if it is one of floats."""
+    return tensor.requires_grad_(tensor.is_floating_point())
+
+
 def with_gradients(value):
     """A copy of the inputs in which every tensor wants a gradient."""
-    return mapped(lambda tensor: tensor.clone().requires_grad_(), value)
+    return mapped(lambda tensor: wanting(tensor.clone()), value)
 
 
 def differently(tensors):
@@ -98,6 +106,7 @@ def rows_in(text):
 @on_gpus(4)
 def try_scatter(answer, gpus, inputs, target_gpus, dim=0):
     inputs = with_gradients(inputs)
+    tensors, before = tensors_in(inputs), form(inputs)
     parts = answer(inputs, target_gpus, dim)
     if hasattr(parts, "__next__"):
         parts = list(parts)
@@ -107,9 +116,9 @@ def try_scatter(answer, gpus, inputs, target_gpus, dim=0):
         "parts": parts,
         "the form of part 0": form(parts[0]) if parts else "nothing",
         "devices": [devices_of(part) for part in parts],
-        "gradients": gradients_after(
-            differently(tensors_in(parts)), tensors_in(inputs)
-        ),
+        "gradients": gradients_after(differently(tensors_in(parts)), tensors),
+        "the inputs are as they were": form(inputs) == before
+        and all(map(operator.is_, tensors_in(inputs), tensors)),
     }
 
 
@@ -141,6 +150,7 @@ def scattered(inputs, target_gpus, dim=0, chunk=torch.chunk):
         "gradients": gradients_after(
             differently(tensors_in(parts)), tensors_in(inputs)
         ),
+        "the inputs are as they were": True,
     }
 
 
@@ -180,6 +190,7 @@ def nothing_was_cut(attempt):
 
 ROWS = [whole_numbers((rows, 2), rank=rows) for rows in range(31)]
 WIDE = ROWS[6].T.contiguous()
+CUBE = whole_numbers((2, 3, 6), rank=31)
 WORDS = {"name": "a batch", "scale": 3}
 
 SCATTER = Task(
@@ -194,7 +205,7 @@ SCATTER = Task(
         (ROWS[7], [0, 1, 2]),
         (ROWS[2], [0, 1, 2, 3]),
         (ROWS[5], [0]),
-        (WIDE, [0, 1, 2], 1),
+        (CUBE, [0, 1, 2], 1),
         (ROWS[5], [2, 0]),
         ((ROWS[6], ROWS[6] + 1), [0, 1, 2]),
         ([ROWS[8], ROWS[8][:, 0]], [0, 1, 2, 3]),
@@ -205,7 +216,8 @@ SCATTER = Task(
         ([], [0, 1]),
         ({}, [0, 1]),
         ((ROWS[4], [], {}), [1, 3]),
-        ((WIDE, {"m": [WIDE]}), [0, 1, 2], 1),
+        ((WIDE, {"m": [WIDE]}), [0, 1, 2], -1),
+        (CUBE, [1, 0], 2),
     ),
     expect=scattered,
     forbids=(
@@ -240,7 +252,7 @@ SCATTER = Task(
         Mistake(
             when=lambda attempt: (
                 not isinstance(attempt.args[0], torch.Tensor)
-                and attempt.args[2:] == (1,)
+                and attempt.args[2:] != ()
                 and wrong_in("parts")(attempt)
             ),
             says="Inside a tuple, list or dict the tensors are cut along another "
@@ -300,6 +312,12 @@ SCATTER = Task(
             "`detach`, `.data`, `torch.tensor(...)` and `no_grad` cut the graph.",
         ),
         Mistake(
+            when=wrong_in("the inputs are as they were"),
+            says="The parts are right, but the inputs are not what they were: "
+            "something was put into a list or dict that was given. Whoever called the "
+            "function may still need it. Make new lists and dicts.",
+        ),
+        Mistake(
             when=says("has no attribute 'chunk'"),
             says="Only tensors can be cut. Ask `isinstance(inputs, torch.Tensor)` "
             "first; tuples, lists and dicts have tensors inside.",
@@ -335,7 +353,7 @@ SCATTER = Task(
 @on_gpus(4)
 def try_gather(answer, gpus, outputs, target, dim=0):
     there = [
-        mapped(lambda tensor, i=i: tensor.to(f"cuda:{i}").requires_grad_(), output)
+        mapped(lambda tensor, i=i: wanting(tensor.to(f"cuda:{(i + 1) % 4}")), output)
         for i, output in enumerate(outputs)
     ]
     joined = answer(there, target, dim)
@@ -401,15 +419,16 @@ GATHER = Task(
         (pieces_of(2, 2), 0),
         (pieces_of(3, 3, 1), 0),
         (pieces_of(2, 2, 2, 2), 2),
-        (pieces_of(4), 0),
-        ([piece.T.contiguous() for piece in pieces_of(2, 2, 2)], 1, 1),
+        (pieces_of(4), 2),
+        ([CUBE, CUBE + 1, CUBE + 2], 1, 2),
         ([(a, a * 2) for a in pieces_of(2, 1)], 0),
         ([[a, None] for a in pieces_of(1, 1, 1)], 0),
-        ([{"x": a, "deep": (a + 1, [a - 1])} for a in pieces_of(2, 2, 1)], 1),
+        ([{"x": a, "deep": (a + 1, [a.long()])} for a in pieces_of(2, 2, 1)], 1),
         (LOSSES, 0),
+        (LOSSES[:1], 2),
         ([{"loss": loss, "n": loss.reshape(1) * 2} for loss in LOSSES], 0),
         ([None, None], 0),
-        ([{"x": a, "deep": (a + 1,)} for a in (ROWS[2], ROWS[2] * 2)], 0, 1),
+        ([{"x": a, "deep": (a + 1,)} for a in (ROWS[2], ROWS[2] * 2)], 0, -1),
     ),
     expect=gathered,
     forbids=(
@@ -427,7 +446,7 @@ GATHER = Task(
         Mistake(
             when=says("Expected all tensors to be on the same device"),
             says="torch.cat cannot join tensors of different devices. Copy each of "
-            "them to the target device first.",
+            "them to the target device first. (Output i need not be on cuda:i.)",
         ),
         Mistake(
             when=lambda attempt: (
@@ -449,7 +468,7 @@ GATHER = Task(
         Mistake(
             when=lambda attempt: (
                 not isinstance(attempt.args[0][0], torch.Tensor)
-                and attempt.args[2:] == (1,)
+                and attempt.args[2:] != ()
                 and wrong_in("joined")(attempt)
             ),
             says="Inside a tuple, list or dict the tensors are joined along another "
@@ -464,7 +483,7 @@ GATHER = Task(
         Mistake(
             when=lambda attempt: (
                 isinstance(attempt.got["joined"], torch.Tensor)
-                and attempt.got["joined"].dim() == 3
+                and attempt.got["joined"].dim() == attempt.expected["joined"].dim() + 1
             ),
             says="torch.stack makes a new dimension. Rows are joined along one that "
             "is there already: `torch.cat`.",
@@ -579,8 +598,9 @@ def weights_seen(network):
 
 @on_gpus(4)
 def try_replicate(answer, gpus, kind, devices):
-    network = Network(kind).to(f"cuda:{devices[0]}")
-    parameters = list(network.parameters())
+    network = Network(kind).to(f"cuda:{devices[0]}").train(kind != PLAIN)
+    parameters, modules = list(network.parameters()), set(network.modules())
+    tensors = [*parameters, *network.buffers()]
     want = replicated(kind, devices)
     replicas = answer(network, devices)
     if hasattr(replicas, "__next__"):
@@ -589,15 +609,23 @@ def try_replicate(answer, gpus, kind, devices):
         return dict.fromkeys(want) | {"replicas": replicas}
     result = {
         "replicas": f"a list of {len(replicas)}",
-        "the network has its parameters": all(
-            map(operator.is_, network.parameters(), parameters)
-        ),
         "device of the network": devices_of(parameters),
+        "the network has its parameters and buffers": all(
+            map(operator.is_, [*network.parameters(), *network.buffers()], tensors)
+        ),
         "devices of the replicas": [
             devices_of(weights_seen(one)) if isinstance(one, nn.Module) else form(one)
             for one in replicas
         ],
     }
+    if result == {key: want[key] for key in result}:  # they are modules
+        result |= {
+            "the replicas are new modules": [
+                modules.isdisjoint(replica.modules()) for replica in replicas
+            ],
+            "the network trains": network.training,
+            "the replicas train": [replica.training for replica in replicas],
+        }
     if result != {key: want[key] for key in result}:
         return want | result  # running them would only raise an error
     outputs = [
@@ -622,9 +650,12 @@ def replicated(kind, devices, rows=1):
     differently(outputs).backward()
     return {
         "replicas": f"a list of {len(devices)}",
-        "the network has its parameters": True,
         "device of the network": f"cuda:{devices[0]}",
+        "the network has its parameters and buffers": True,
         "devices of the replicas": [f"cuda:{i}" for i in devices],
+        "the replicas are new modules": [True] * len(devices),
+        "the network trains": kind != PLAIN,
+        "the replicas train": [kind != PLAIN] * len(devices),
         "outputs": settled(outputs),
         "last.weight is first.weight": [kind == SHARED] * len(devices),
         "again is twice": [kind == SHARED] * len(devices),
@@ -665,10 +696,11 @@ REPLICATE = Task(
     mistakes=(
         Mistake(
             when=wrong_in("the network has its parameters"),
-            says="Afterwards the network has other parameters than before. A shallow "
-            "copy (`copy.copy`) of a module shares the dictionaries `_parameters`, "
-            "`_buffers` and `_modules` with it: what you put into the replica, you put "
-            "into the network. Give the replica dictionaries of its own.",
+            says="Afterwards the network has other parameters or buffers than before. "
+            "A shallow copy (`copy.copy`) of a module shares the dictionaries "
+            "`_parameters`, `_buffers` and `_modules` with it: what you put into the "
+            "replica, you put into the network. Give the replica dictionaries of its "
+            "own.",
         ),
         Mistake(
             when=wrong_in("device of the network"),
@@ -685,6 +717,22 @@ REPLICATE = Task(
             says="Replica i must be a module like the network, with all its weights "
             "and buffers on `devices[i]`. Submodules have buffers, too: "
             "`network.buffers()` has them all.",
+        ),
+        Mistake(
+            when=wrong_in("the replicas are new modules"),
+            says="A module of the network stands in a replica. What a replica's "
+            "forward sets, such as `self.calls += 1`, would stay in the network. Make "
+            "a new module for each of the network's, also for its own device.",
+        ),
+        Mistake(
+            when=wrong_in("the network trains"),
+            says="The network was put into another mode, by `train()` or `eval()`. It "
+            "stays as it is.",
+        ),
+        Mistake(
+            when=wrong_in("the replicas train"),
+            says="A replica is in training mode if the network is, and in eval mode if "
+            "the network is. A copy of a module has the mode of the module.",
         ),
         Mistake(
             when=no_gradients,
@@ -764,9 +812,9 @@ MEETING = 1.0  # seconds that modules wait for each other
 class Part(nn.Module):
     """What the check runs in parallel: it notes what it sees."""
 
-    def __init__(self, place, count, meeting, fails):
+    def __init__(self, place, meeting, pause, fails):
         super().__init__()
-        self.place, self.count, self.meeting, self.fails = place, count, meeting, fails
+        self.place, self.meeting, self.pause, self.fails = place, meeting, pause, fails
         self.here = None  # what was the current device, and were gradients wanted?
         self.met = False
 
@@ -777,32 +825,59 @@ class Part(nn.Module):
             self.met = True
         except threading.BrokenBarrierError:
             pass
-        time.sleep(LATE * (self.count - 1 - self.place) / self.count)
-        if self.place in self.fails:
+        time.sleep(self.pause)
+        if self.fails:
             raise ArithmeticError(f"replica {self.place} failed")
         return sum(args) * scale
 
 
 ONE, SEVERAL, SCALED = "one argument each", "two arguments each", "keyword arguments"
-NO_GRAD, FAILING = "under torch.no_grad()", "the last ones fail"
+MIXED = "one argument, then two"
+NO_GRAD, FAILING = "under torch.no_grad()", "the first and the last fail"
+ENDED = "what ended a thread"
+
+
+@contextlib.contextmanager
+def ends_noted():
+    """Note each exception that ends a thread: its type, its text, the learner's line.
+
+    Those of `Part` are left out: that they are lost is another mistake.
+    """
+    noted = []
+
+    def note(ended):
+        frames = traceback.extract_tb(ended.exc_traceback)
+        lines = [place(f.filename, f.lineno) for f in frames if is_learners(f.filename)]
+        if ended.exc_type is not ArithmeticError:
+            noted.append([ended.exc_type.__name__, str(ended.exc_value), *lines[-1:]])
+
+    before, threading.excepthook = threading.excepthook, note
+    try:
+        yield noted
+    finally:
+        threading.excepthook = before
 
 
 @on_gpus(4)
 def try_parallel_apply(answer, gpus, kind, devices):
     n = len(devices)
     meeting = threading.Barrier(n, timeout=MEETING)
-    fails = range(max(n - 2, 0), n) if kind == FAILING else ()
-    parts = [Part(place, n, meeting, fails) for place in range(n)]
+    pauses = [LATE * (n - 1 - i) / n for i in range(n)]  # the last one ends first
+    fails = [0, n - 1] if kind == FAILING else []
+    if kind == FAILING:  # while others still run
+        pauses = [LATE / 2, *[LATE] * (n - 2), 0]
+    parts = [Part(i, meeting, pauses[i], i in fails) for i in range(n)]
     inputs = [
         whole_numbers((2,), i).to(f"cuda:{device}").requires_grad_()
         for i, device in enumerate(devices)
     ]
-    given = [(x, x) for x in inputs] if kind == SEVERAL else list(inputs)
+    several = {SEVERAL: range(n), MIXED: range(1, n)}.get(kind, ())
+    given = [(x, x) if i in several else x for i, x in enumerate(inputs)]
     kwargs = [{"scale": 10 + i} for i in range(n)] if kind == SCALED else None
     before = set(threading.enumerate())
     failed = "nothing"
     outputs = None
-    with torch.set_grad_enabled(kind != NO_GRAD):
+    with torch.set_grad_enabled(kind != NO_GRAD), ends_noted() as ended:
         try:
             outputs = answer(parts, given, kwargs, devices=devices)
         except ArithmeticError as error:
@@ -811,6 +886,7 @@ def try_parallel_apply(answer, gpus, kind, devices):
     if hasattr(outputs, "__next__"):
         outputs = list(outputs)
     return {
+        ENDED: ended[0] if ended else "nothing",
         "raised": failed,
         "outputs": None if failed != "nothing" else outputs,
         "all at the same time": all(part.met for part in parts),
@@ -824,9 +900,11 @@ def applied(kind, devices):
     outputs, n = [], len(devices)
     for i in range(n):
         x = whole_numbers((2,), i)
-        outputs.append(x * (2 if kind == SEVERAL else 10 + i if kind == SCALED else 1))
+        twice = kind == SEVERAL or kind == MIXED and i > 0
+        outputs.append(x * (2 if twice else 10 + i if kind == SCALED else 1))
     return {
-        "raised": f"replica {max(n - 2, 0)} failed" if kind == FAILING else "nothing",
+        ENDED: "nothing",
+        "raised": "replica 0 failed" if kind == FAILING else "nothing",
         "outputs": None if kind == FAILING else outputs,
         "all at the same time": True,
         "current devices": list(devices),
@@ -834,6 +912,12 @@ def applied(kind, devices):
         "threads still running": 0,
     }
 
+
+TUPLES = (
+    "An input may be a tuple of several arguments: `module(*input, **kwargs)`. One "
+    "that is no tuple is the only argument, and without `kwargs_tup` there are no "
+    "keyword arguments. Each input has its own form."
+)
 
 PARALLEL_APPLY = Task(
     id="03.parallel_apply",
@@ -848,7 +932,7 @@ PARALLEL_APPLY = Task(
         (NO_GRAD, [0, 1]),
         (FAILING, [0, 1, 2, 3]),
         (SCALED, [2, 0]),
-        (SEVERAL, [1, 3]),
+        (MIXED, [1, 3]),
     ),
     expect=applied,
     forbids=(
@@ -859,8 +943,26 @@ PARALLEL_APPLY = Task(
     mistakes=(
         Mistake(
             when=lambda attempt: attempt.got["threads still running"],
-            says="You returned while threads were still running. Start all of them, "
-            "then `join()` all of them, and only then return.",
+            says="You returned or raised while threads were still running. Start all "
+            "of them, then `join()` all of them, and only then raise or return.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0] != SCALED and "NoneType" in str(attempt.got[ENDED])
+            ),
+            says="`kwargs_tup` is None where there are no keyword arguments.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0] in (SEVERAL, MIXED)
+                and "TypeError" in str(attempt.got[ENDED])
+            ),
+            says=TUPLES,
+        ),
+        Mistake(
+            when=lambda attempt: isinstance(attempt.got[ENDED], list),
+            says="This exception ended its thread, and nothing else: the caller does "
+            "not hear of it.",
         ),
         Mistake(
             when=lambda attempt: not attempt.got["all at the same time"],
@@ -902,6 +1004,14 @@ PARALLEL_APPLY = Task(
             "its number: `Thread(target=call, args=(i,))`.",
         ),
         Mistake(
+            when=lambda attempt: (
+                wrong_in("outputs")(attempt)
+                and any(output.dim() == 0 for output in attempt.got["outputs"])
+            ),
+            says="A tensor was taken apart into its elements. An input that is no "
+            "tuple is the only argument: `module(input)`, without a star.",
+        ),
+        Mistake(
             when=lambda attempt: None in attempt.got["outputs"],
             says="Some output is missing. What the thread's function returns is lost: "
             "write it into a list, at the place of the module.",
@@ -920,11 +1030,10 @@ PARALLEL_APPLY = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                attempt.args[0] in (SEVERAL, SCALED) and attempt.error == "TypeError"
+                attempt.args[0] in (SEVERAL, MIXED, SCALED)
+                and attempt.error == "TypeError"
             ),
-            says="An input may be a tuple of several arguments: `module(*input, "
-            "**kwargs)`. One that is no tuple is the only argument, and without "
-            "`kwargs_tup` there are no keyword arguments.",
+            says=TUPLES,
         ),
         Mistake(
             when=lambda attempt: "NoneType" in attempt.message,
@@ -1106,6 +1215,16 @@ DATA_PARALLEL = Task(
             "replicas come from `replicate`, and is nothing detached?",
         ),
         Mistake(
+            when=says("does not require grad"),
+            says="Nothing in the output wants a gradient, so the check's `backward()` "
+            "fails. Is something detached, or under `torch.no_grad()`?",
+        ),
+        Mistake(
+            when=says("must be on devices[0]"),
+            says="The module is on the first of `device_ids`. Use these numbers, not "
+            "0, 1, 2, ...",
+        ),
+        Mistake(
             when=lambda attempt: "same device" in attempt.message,
             says="A replica got rows that are on another device. Replica i and part i "
             "are both for device_ids[i].",
@@ -1129,12 +1248,16 @@ DATA_PARALLEL = Task(
 # ---------------------------------------------------------------------- spot_the_mean
 
 
+CLASSES = 64
+FEW = 64  # bytes for each row: some numbers, but no outputs of 64 classes
+
+
 class Classifier(nn.Module):
     """A model that notes how many of its rows left it as outputs."""
 
     def __init__(self):
         super().__init__()
-        self.layer = in_eighths(3, 4, seed=1)
+        self.layer = in_eighths(3, CLASSES, seed=1)
 
     def forward(self, x):
         _rows_by_device.append((str(x.device), len(x)))
@@ -1145,7 +1268,7 @@ def batch(rows):
     """Rows that are the harder to classify the later they come."""
     rows = rows_in(rows)
     x = whole_numbers((rows, 3), 5) * torch.linspace(0.1, 1, rows)[:, None]
-    return x, torch.arange(rows) * 7 % 4
+    return x, torch.arange(rows) * 7 % CLASSES
 
 
 @on_gpus(4)
@@ -1157,12 +1280,16 @@ def try_loss_inside(answer, gpus, rows, device_ids):
     before = len(gpus.transfers)
     loss = with_loss.training_step(x, y, device_ids)
     rows_on = dict(sorted(_rows_by_device))
-    gathered = sum(t.bytes for t in gpus.transfers[before:] if t.kind == "gather")
+    left = sum(
+        copy.bytes
+        for copy in gpus.transfers[before:]
+        if copy.phase == "forward" and copy.source not in ("cpu", "cuda:0")
+    )
     return {
         "loss": loss,
         "gradient of the weight": model.layer.weight.grad,
         "rows on each GPU": rows_on,
-        "outputs of all rows sent to GPU 0": gathered > 8 * len(x),
+        "the outputs leave their GPUs": left > FEW * len(x),
     }
 
 
@@ -1178,7 +1305,7 @@ def loss_of_the_batch(rows, device_ids, mean=torch.mean):
         "loss": loss.detach(),
         "gradient of the weight": model.layer.weight.grad,
         "rows on each GPU": {f"cuda:{i}": len(p) for i, p in enumerate(pieces)},
-        "outputs of all rows sent to GPU 0": False,
+        "the outputs leave their GPUs": False,
     }
 
 
@@ -1224,6 +1351,11 @@ SPOT_THE_MEAN = Task(
             "row counts.",
         ),
         Mistake(
+            when=lambda attempt: rows_seen(attempt.got) > rows_seen(attempt.expected),
+            says="The model has seen more rows than the batch has. Each row counts "
+            "once.",
+        ),
+        Mistake(
             like=lambda *args: loss_of_the_batch(*args, mean=mean_of_means),
             says="That is the mean of the GPUs' means. It is the mean of all rows only "
             "if each GPU has the same number of rows. Here the last one has fewer, and "
@@ -1245,7 +1377,7 @@ SPOT_THE_MEAN = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                attempt.got["outputs of all rows sent to GPU 0"] is True
+                attempt.got["the outputs leave their GPUs"] is True
                 and not wrong_in("loss")(attempt)
             ),
             says="The loss is right. But the outputs of all rows travel to GPU 0 "
@@ -1263,6 +1395,15 @@ SPOT_THE_MEAN = Task(
             "the batch over all `device_ids`, whether they divide it or not.",
         ),
         Mistake(
+            when=lambda attempt: (
+                wrong_in("rows on each GPU")(attempt)
+                and len(attempt.got["rows on each GPU"])
+                > len(attempt.expected["rows on each GPU"])
+            ),
+            says="The loss is right, but more GPUs have rows than are in `device_ids`. "
+            "Pass `device_ids` on: without it, nn.DataParallel takes all GPUs.",
+        ),
+        Mistake(
             when=wrong_in("rows on each GPU"),
             says="The loss is right, but the batch is not spread over the GPUs any "
             "more. Keep nn.DataParallel.",
@@ -1278,6 +1419,8 @@ SPOT_THE_MEAN = Task(
             "first.",
         ),
     ),
+    otherwise="The loss of a batch is the mean of the losses of all its rows, each of "
+    "them once.",
     hints=(
         "Compute it for 3 rows on 2 GPUs, by hand: losses 1, 2 and 6. What does each "
         "GPU return, and what comes out at the end?",

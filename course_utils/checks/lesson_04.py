@@ -31,7 +31,7 @@ from course_utils.checks.messages import (
     waits,
     watched,
 )
-from course_utils.checks.mistakes import is_wrong, says
+from course_utils.checks.mistakes import first_wrong, is_wrong, says, wrong_in
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
 from course_utils.messages import P2P, in_steps, put_back
 
@@ -137,11 +137,19 @@ PREDICT_MESSAGES = Task(
 # ----------------------------------------------------------------------- spot_the_tuple
 
 
-class Note:
-    """A worker that leaves a file: who it was told to be, and in which process."""
+CAN_FORK = "fork" in mp.get_all_start_methods()
+MEETING = 1.0 if CAN_FORK else 20.0  # seconds that workers wait for each other
+LATE = 0.05  # seconds that a worker takes longer than the next one
 
-    def __init__(self, folder):
-        self.folder = folder
+
+class Note:
+    """A worker that leaves a file: who it was told to be, and in which process.
+
+    It first waits for the other workers.
+    """
+
+    def __init__(self, folder, n):
+        self.folder, self.n = folder, n
 
     def __call__(self, *given):
         if len(given) != 2:
@@ -149,10 +157,26 @@ class Note:
                 f"worker(process, n) takes 2 arguments, but it got {len(given)}: "
                 f"{', '.join(map(repr, given))}"
             )
-        note = ("{!r} {!r}".format(*given), os.getpid())
-        handle, _ = tempfile.mkstemp(dir=self.folder)
-        with open(handle, "wb") as file:
-            pickle.dump(note, file)
+        with contextlib.suppress(OSError):  # nobody has waited: the folder is gone
+            handle, begun = tempfile.mkstemp(dir=self.folder)
+            met = self.all_are_there()
+            time.sleep(
+                LATE * (self.n - given[0] - 1) if given[0] in range(self.n) else 0
+            )
+            with open(handle, "wb") as file:
+                pickle.dump(("{!r} {!r}".format(*given), os.getpid(), met), file)
+            os.rename(begun, begun + DONE)
+
+    def all_are_there(self):
+        end = time.monotonic() + MEETING
+        while len(os.listdir(self.folder)) < self.n:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.002)
+        return True
+
+
+DONE = ".done"
 
 
 @contextlib.contextmanager
@@ -172,12 +196,13 @@ def quick_starts():
 
 def try_start(answer, n):
     """Call it, and read what its workers have noted."""
-    can_fork = "fork" in mp.get_all_start_methods()
-    starts = quick_starts() if can_fork else contextlib.nullcontext()
-    with tempfile.TemporaryDirectory() as folder, starts, warnings.catch_warnings():
+    starts = quick_starts() if CAN_FORK else contextlib.nullcontext()
+    # Workers that nobody waits for may still write into it.
+    place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with place as folder, starts, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
         try:
-            answer(Note(folder), n)
+            answer(Note(folder, n), n)
         except mp.ProcessRaisedException as error:
             # Its first lines are a traceback; what it is about is in the last one.
             last = str(error).strip().splitlines()[-1]
@@ -186,13 +211,15 @@ def try_start(answer, n):
             raise short.with_traceback(error.__traceback__) from None
         notes = []
         for name in os.listdir(folder):
-            with open(os.path.join(folder, name), "rb") as file:
-                notes.append(pickle.load(file))
-    pids = [pid for _, pid in notes]
+            if name.endswith(DONE):
+                with open(os.path.join(folder, name), "rb") as file:
+                    notes.append(pickle.load(file))
+    pids = [pid for _, pid, _ in notes]
     return {
-        "what the workers were given": sorted(given for given, _ in notes),
+        "what the workers were given": sorted(given for given, _, _ in notes),
         "they ran in processes of their own": os.getpid() not in pids,
         "each ran in another process": len(set(pids)) == len(pids),
+        "they ran at the same time": all(met for _, _, met in notes),
     }
 
 
@@ -201,6 +228,7 @@ def started(n):
         "what the workers were given": [f"{i} {n}" for i in range(n)],
         "they ran in processes of their own": True,
         "each ran in another process": True,
+        "they ran at the same time": True,
     }
 
 
@@ -225,14 +253,15 @@ SPOT_THE_TUPLE = Task(
         ),
         Mistake(
             when=lambda attempt: not attempt.got["what the workers were given"],
-            says="No worker has run when your function returns. spawn waits for them "
-            "with join=True, its default.",
+            says="No worker has come to its end when your function returns. spawn "
+            "waits for them with join=True, its default.",
         ),
         Mistake(
             when=lambda attempt: (
                 len(attempt.got["what the workers were given"]) == 1 != attempt.args[0]
             ),
-            says="One process was started. `nprocs` says how many.",
+            says="One worker has come to its end when your function returns. `nprocs` "
+            "says how many processes are started. And wait for all of them.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -250,8 +279,14 @@ SPOT_THE_TUPLE = Task(
             when=lambda attempt: (
                 len(attempt.got["what the workers were given"]) < attempt.args[0]
             ),
-            says="Not every worker has run when your function returns. Start n, and "
-            "wait for all of them.",
+            says="Not every worker has come to its end when your function returns. "
+            "Start n, and wait for all of them.",
+        ),
+        Mistake(
+            when=wrong_in("they ran at the same time"),
+            says="The workers ran one after the other. Here each waits a while for the "
+            "others, as workers do that talk to each other. Start all, then wait for "
+            "all.",
         ),
     ),
     otherwise="Each of n processes must run worker(i, n), with its own i from 0 to "
@@ -271,16 +306,32 @@ SPOT_THE_TUPLE = Task(
 
 def try_hand_out(answer, rows):
     """Rank 0 is the first to call, so its sends are under way when the others come."""
+    own = rows[dist.get_rank()].clone()
     with watched() as calls:
         if dist.get_rank() > 0:
             time.sleep(0.05)
         row = answer(rows)
-    return {"row": row, WAITED: all_waited_for(calls)}
+    received = sum(call.nbytes for call in calls if call.kind == "recv")
+    return {
+        "row": row,
+        WAITED: all_waited_for(calls),
+        BY_MESSAGES: came_by_messages(calls, plain(row), own),
+        ONE_ROW: received < 1.5 * own.nbytes + ENVELOPE,
+    }
+
+
+ONE_ROW = "each rank was sent its row alone"
+ENVELOPE = 5000  # bytes, around a row that is sent as an object
 
 
 def handed_out(rank, inputs, row=None):
     (rows,) = inputs[0]
-    return {"row": rows[rank if row is None else row], WAITED: True}
+    return {
+        "row": rows[rank if row is None else row],
+        WAITED: True,
+        BY_MESSAGES: True,
+        ONE_ROW: True,
+    }
 
 
 SPOT_THE_WAIT = Task(
@@ -306,6 +357,12 @@ SPOT_THE_WAIT = Task(
             says="isend returns at once, and what it sends may still be read later. "
             "Wait for the request before the buffer is written again, and before the "
             "function ends.",
+        ),
+        NOT_BY_MESSAGES,
+        Mistake(
+            when=wrong_in(ONE_ROW),
+            says="The row is right, but this rank was sent more than its row. Send row "
+            "r to rank r, and nothing else.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -353,19 +410,51 @@ SPOT_THE_WAIT = Task(
 
 
 def try_it(answer, tensor, what):
-    """Report on what comes of it, under this name, and whether it came by messages."""
+    """The result, and a report on it, under this name: did it come by messages?"""
     own = tensor.clone()
     with watched() as calls:
         result = answer(tensor)
-    return {
+    return result, {
         what: result,
         WAITED: all_waited_for(calls),
         BY_MESSAGES: came_by_messages(calls, plain(result), own),
     }
 
 
+NEW = "it is a new tensor"
+NOT_NEW = Mistake(
+    when=wrong_in(NEW),
+    says="The sum is right, but it is in the tensor that was given. Whoever called the "
+    "function may still need that one: return a new tensor. `clone()` makes one.",
+)
+
+
+def is_new(result, tensor):
+    """Has it memory of its own?"""
+    if not isinstance(result, torch.Tensor):
+        return True
+    return result.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+
+
+LARGE = 10**9  # float32 has multiples of 64 only, from here on
+
+
+def is_rounded(attempt):
+    """Are these whole numbers what float32 has left of the right ones?"""
+    part = first_wrong(attempt)
+    got, want = attempt.got[part], attempt.expected[part]
+    return got.dtype == want.dtype == torch.int64 and not (got % 64).any()
+
+
+ROUNDED = Mistake(
+    when=is_rounded,
+    says="These are int64 numbers that went through float32, which has no room for all "
+    "their digits. Buffers need the dtype of the tensor: `torch.empty_like(tensor)`.",
+)
+
+
 def try_exchange(answer, tensor):
-    return try_it(answer, tensor, "received")
+    return try_it(answer, tensor, "received")[1]
 
 
 def exchanged(rank, inputs, distance=-1):
@@ -374,8 +463,10 @@ def exchanged(rank, inputs, distance=-1):
 
 
 def a_tensor(case, rank, world_size):
+    """int64 numbers are large: on a way through float32 they are rounded."""
     shape, dtype = case
-    return (whole_numbers(shape, rank).to(dtype),)
+    numbers = whole_numbers(shape, rank).to(dtype)
+    return (numbers + LARGE if dtype == torch.int64 else numbers,)
 
 
 EXCHANGE = Task(
@@ -392,7 +483,7 @@ EXCHANGE = Task(
     ),
     inputs=a_tensor,
     # One rank comes last: who is stuck in a circle of two must hear of that first.
-    world_sizes=(2, 3, 5, 1),
+    world_sizes=(2, 3, 4, 1),
     expect=exchanged,
     forbids=OURS,
     instead="Use send and recv, or isend and irecv.",
@@ -418,6 +509,7 @@ EXCHANGE = Task(
         ),
         NOT_WAITED_FOR,
         NOT_BY_MESSAGES,
+        ROUNDED,
         Mistake(
             like=lambda rank, inputs: exchanged(rank, inputs, distance=0),
             says="That is the rank's own tensor. Receive into a new one, and return "
@@ -459,7 +551,8 @@ EXCHANGE = Task(
 
 
 def try_all_reduce(answer, tensor):
-    return try_it(answer, tensor, "sum")
+    result, report = try_it(answer, tensor, "sum")
+    return report | {NEW: is_new(result, tensor)}
 
 
 def returned(what):
@@ -467,7 +560,8 @@ def returned(what):
 
     def reference(rank, inputs):
         tensors = [tensor for (tensor,) in inputs]
-        return {"sum": what(rank, tensors), WAITED: True, BY_MESSAGES: True}
+        result = what(rank, tensors)
+        return {"sum": result, WAITED: True, BY_MESSAGES: True, NEW: True}
 
     return reference
 
@@ -523,7 +617,7 @@ ALL_REDUCE = Task(
         ((100_000,), torch.float32),
     ),
     inputs=a_tensor,
-    world_sizes=(1, 2, 3, 5),
+    world_sizes=(1, 2, 3, 6),  # 6 is neither a power of two nor one more
     expect=returned(total),
     forbids=("all_reduce", *OURS),
     instead=INSTEAD,
@@ -535,6 +629,8 @@ ALL_REDUCE = Task(
         ),
         NOT_WAITED_FOR,
         NOT_BY_MESSAGES,
+        NOT_NEW,
+        ROUNDED,
         Mistake(
             like=returned(own),
             says="That is the rank's own tensor: nothing was added, or the sum was not "
@@ -672,9 +768,14 @@ BROADCAST = Task(
     stars=3,
     where="ranks",
     run=try_broadcast,
-    cases=(((4,), 0), ((2, 3), 1), ((3,), -1), ((50_000,), 2)),
+    cases=(
+        (((4,), torch.float32), 0),
+        (((2, 3), torch.int64), 1),
+        (((3,), torch.float32), -1),
+        (((50_000,), torch.float32), 2),
+    ),
     inputs=lambda case, rank, world_size: (
-        whole_numbers(case[0], rank),
+        *a_tensor(case[0], rank, world_size),
         case[1] % world_size,
     ),
     world_sizes=(1, 2, 3, 5, 8),
@@ -684,6 +785,7 @@ BROADCAST = Task(
     keeps_inputs=False,
     mistakes=(
         NOT_WAITED_FOR,
+        ROUNDED,
         Mistake(
             when=lambda attempt: (
                 attempt.error == ""
@@ -816,7 +918,13 @@ def try_even_group(answer, tensor):
         result = answer(tensor)
     counts = told_by_all(world.group_count - before)
     made = counts is None or any(counts)
-    return {"sum": result, COUNTS: counts, MADE: made, USED: used}
+    return {
+        "sum": result,
+        COUNTS: counts,
+        MADE: made,
+        USED: used,
+        NEW: is_new(result, tensor),
+    }
 
 
 SAME = Such(
@@ -840,6 +948,7 @@ def even_sum(rank, inputs):
         COUNTS: SAME,
         MADE: True,
         USED: ALIKE if is_even else ANYTHING,
+        NEW: True,
     }
 
 
@@ -851,6 +960,7 @@ def sum_of_all(rank, inputs):
         COUNTS: [1] * len(inputs),
         MADE: True,
         USED: [everybody],
+        NEW: True,
     }
 
 
@@ -869,6 +979,7 @@ EVEN_GROUP = Task(
     world_sizes=(1, 2, 3, 4, 5),
     expect=even_sum,
     mistakes=(
+        NOT_NEW,
         Mistake(
             when=lambda attempt: (
                 not is_wrong("sum")(attempt) and is_wrong(COUNTS)(attempt)
@@ -907,7 +1018,7 @@ EVEN_GROUP = Task(
                 and difference(attempt.got["sum"], attempt.args[0], 0.0) is None
             ),
             says="That is the rank's own tensor. all_reduce writes the sum into the "
-            "tensor that it is given.",
+            "tensor that it is given. Or does the list of the group's ranks lack one?",
         ),
         Mistake(
             like=sum_of_all,

@@ -273,7 +273,8 @@ QUESTIONS = lesson(
                 why="Each process has an interpreter and a GIL of its own.",
             ),
             Choice(
-                "DDP sends gradients, not weights, and no GPU is a bottleneck.",
+                "In each step DDP sends gradients, not weights, and no GPU is a "
+                "bottleneck.",
                 right=True,
                 why="Every process keeps its model and makes the same update. The "
                 "gradients go around, not to one GPU.",
