@@ -158,7 +158,7 @@ def as_whole_numbers(tensor):
     return (total / dist.get_world_size()).to(tensor.dtype)
 
 
-@ANSWERS.wrong("00.average", "wrong", "values differ")
+@ANSWERS.wrong("00.average", "wrong", "over all ranks, in float32")
 def in_bfloat16(tensor):
     total = tensor.bfloat16()
     dist.all_reduce(total)
@@ -321,6 +321,45 @@ def doubled(tensor):
     return 2 * tensor
 
 
+@ANSWERS.wrong("00.average", "wrong", "Return a new tensor, with one rank as well.")
+def itself_where_it_is_alone(tensor):
+    return tensor if dist.get_world_size() == 1 else add_then_divide(tensor)
+
+
+buffers = {}
+
+
+@ANSWERS.wrong("00.average", "wrong", "Put the sum into a new tensor (`clone()`) in")
+def always_in_the_same_tensor(tensor):
+    total = buffers.setdefault(tensor.shape, torch.empty_like(tensor))
+    total.copy_(tensor)
+    dist.all_reduce(total)
+    return total.div_(dist.get_world_size())
+
+
+@ANSWERS.wrong(
+    "00.average", "crashed", "It raised IndexError: tuple index out of range"
+)
+def needs_a_dimension(tensor):
+    n = dist.get_world_size()
+    total = torch.empty(n * tensor.shape[0], *tensor.shape[1:])
+    dist.all_gather_into_tensor(total, tensor)
+    return total.view(n, *tensor.shape).mean(0)
+
+
+@ANSWERS.wrong("00.average", "wrong", "1000 values differ")
+def rounded(tensor):
+    return add_then_divide(tensor).round(decimals=4)
+
+
+@ANSWERS.wrong("00.average", "wrong", "With async_op=True it holds the sum only after")
+def did_not_wait(tensor):
+    total = tensor.clone()
+    mean = total / dist.get_world_size()  # as when the sum comes later
+    dist.all_reduce(total, async_op=True).wait()
+    return mean
+
+
 @ANSWERS.right("00.average")
 def add_then_divide(tensor):
     total = tensor.clone()
@@ -377,6 +416,14 @@ def still_under_the_if(loss):
         dist.all_reduce(total)
         return total.item() / dist.get_world_size()
     return None
+
+
+@ANSWERS.wrong("00.spot_the_hang", "stuck", "a collective that not every rank calls")
+def as_given_but_for_the_return(loss):
+    if dist.get_rank() == 0:
+        total = loss.clone()
+        dist.all_reduce(total)
+        mean = total.item() / dist.get_world_size()  # noqa: F841
 
 
 @ANSWERS.wrong("00.spot_the_hang", "stuck", "Rank 1 waits in all_reduce")

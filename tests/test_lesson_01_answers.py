@@ -140,6 +140,29 @@ def something_else(node, local_rank, gpus_per_node):
     return (node + 1) * (local_rank + 1)
 
 
+BEFORE = "A rank is the number of ranks that come before it"
+
+
+@ANSWERS.wrong("01.rank_of", "wrong", BEFORE)
+def last_of_the_node(node, local_rank, gpus_per_node):
+    return node * gpus_per_node + gpus_per_node - 1
+
+
+@ANSWERS.wrong("01.rank_of", "wrong", BEFORE)
+def from_the_end_of_the_node(node, local_rank, gpus_per_node):
+    return node * gpus_per_node + gpus_per_node - 1 - local_rank
+
+
+@ANSWERS.wrong("01.rank_of", "wrong", BEFORE)
+def nodes_times_local_rank(node, local_rank, gpus_per_node):
+    return (node + 1) * local_rank
+
+
+@ANSWERS.wrong("01.rank_of", "wrong", BEFORE)
+def bit_by_bit(node, local_rank, gpus_per_node):
+    return node * gpus_per_node | local_rank
+
+
 for library in (costs.rank_of, functools.partial(costs.rank_of)):
     ANSWERS.wrong(
         "01.rank_of", "wrong", "Your code calls rank_of of course_utils.costs."
@@ -319,6 +342,13 @@ def called_the_library_back(rank, gpus_per_node):
     return costs.node_and_local_rank(rank, gpus_per_node)
 
 
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "(999, 8). It returned None")
+def on_the_first_nodes_only(rank, gpus_per_node):
+    for node, local_rank in itertools.product(range(8), range(gpus_per_node)):
+        if node * gpus_per_node + local_rank == rank:
+            return node, local_rank
+
+
 @ANSWERS.right("01.node_and_local_rank")
 def quotient_and_rest(rank, gpus_per_node):
     return rank // gpus_per_node, rank % gpus_per_node
@@ -374,6 +404,27 @@ def size_from_bits(numel, element_size, latency_us, bandwidth_gb_s):
 @ANSWERS.wrong("01.transfer_seconds", "wrong", "nothing has to be multiplied by 8")
 def bits_twice(numel, element_size, latency_us, bandwidth_gb_s):
     return latency_us * 1e-6 + numel * element_size * 8 / (bandwidth_gb_s * 1e9 / 8)
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "The bandwidth is given for one way")
+def half_of_the_bandwidth(numel, element_size, latency_us, bandwidth_gb_s):
+    return latency_us / 1e6 + numel * element_size / (bandwidth_gb_s / 2 * 1e9)
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "nothing is doubled or halved")
+def everything_there_and_back(numel, element_size, latency_us, bandwidth_gb_s):
+    return 2 * exactly(numel, element_size, latency_us, bandwidth_gb_s)
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "It is rounded.")
+def rounded_to_tenths_of_nanoseconds(numel, element_size, latency_us, bandwidth_gb_s):
+    return round(latency_us / 1e6 + numel * element_size / (bandwidth_gb_s * 1e9), 10)
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "That is the longer of the two parts.")
+def small_messages_are_free(numel, element_size, latency_us, bandwidth_gb_s):
+    nbytes = numel * element_size if numel * element_size >= 4096 else 0
+    return latency_us / 1e6 + nbytes / (bandwidth_gb_s * 1e9)
 
 
 @ANSWERS.wrong("01.transfer_seconds", "wrong", "The latency is missing.")
@@ -773,6 +824,18 @@ def in_capitals(tensors_on, ranks_on_node, gpus_on_node):
 @ANSWERS.wrong("01.which_backend", "wrong", "Only the spaces are different.")
 def with_a_space(tensors_on, ranks_on_node, gpus_on_node):
     return " " + one_condition(tensors_on, ranks_on_node, gpus_on_node)
+
+
+@ANSWERS.wrong("01.which_backend", "wrong", "some are left over")
+def on_eight_gpus_only(tensors_on, ranks_on_node, gpus_on_node):
+    fits = gpus_on_node == 8 and ranks_on_node <= 8 or ranks_on_node == 1
+    return "nccl" if tensors_on == "cuda" and fits and gpus_on_node else "gloo"
+
+
+@ANSWERS.wrong("01.which_backend", "wrong", "more ranks than GPUs")
+def up_to_eight_ranks(tensors_on, ranks_on_node, gpus_on_node):
+    fits = ranks_on_node < 9 and (gpus_on_node > 1 or ranks_on_node == 1)
+    return "nccl" if tensors_on == "cuda" and fits else "gloo"
 
 
 @ANSWERS.right("01.which_backend")

@@ -225,9 +225,73 @@ class LayerByLayer(nn.Module):
             layer.cuda(min(k, 2))
 
     def forward(self, x):
+        for k, layer in enumerate(self.layers):
+            x = layer(x.cuda(min(k, 2)))
+        return x
+
+
+@ANSWERS.wrong(SPLIT, "crashed", "Some layers have none, such as nn.Tanh()")
+class AsksEachLayer(LayerByLayer):
+    def forward(self, x):
         for layer in self.layers:
             x = layer(x.to(next(layer.parameters()).device))
         return x
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "Not every GPU has a layer.")
+class RoundedUp(Thirds):
+    def __init__(self, layers):
+        super().__init__(layers)
+        a = math.ceil(len(layers) / 3)
+        self.parts = nn.ModuleList([layers[:a], layers[a : 2 * a], layers[2 * a :]])
+        for part, name in zip(self.parts, NAMES, strict=True):
+            part.to(name)
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "The first batch was right, the next one was not.")
+class UsesEachPartOnce(Thirds):
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.left = list(zip(self.parts, NAMES, strict=True))
+
+    def forward(self, x):
+        while self.left:
+            part, name = self.left.pop(0)
+            x = part(x.to(name))
+        return x
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "The first batch was right, the next one was not.")
+class KeepsTheFirstOutput(Thirds):
+    output = None
+
+    def forward(self, x):
+        if self.output is None:
+            self.output = super().forward(x)
+        return self.output
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "The output must be one tensor.")
+class ATuple(Thirds):
+    def forward(self, x):
+        return (super().forward(x),)
+
+
+@ANSWERS.wrong(SPLIT, "crashed", "it returned None: did you forget `return`?")
+def makes_no_model(layers):
+    Thirds(layers)
+
+
+@ANSWERS.right(SPLIT)
+class OneInTheMiddle(Thirds):
+    """The layer in the middle may be one without parameters."""
+
+    def __init__(self, layers):
+        nn.Module.__init__(self)
+        a = 2 if len(layers) > 3 else 1
+        self.parts = nn.ModuleList([layers[:a], layers[a : a + 1], layers[a + 1 :]])
+        for part, name in zip(self.parts, NAMES, strict=True):
+            part.to(name)
 
 
 @ANSWERS.right(SPLIT)
@@ -359,6 +423,31 @@ def a_list(stages, devices, batch, micro_batches):
     return [through(stages, devices, part) for part in batch.chunk(micro_batches)]
 
 
+@ANSWERS.wrong(MICRO, "wrong", "The output must be one tensor.")
+def a_generator(stages, devices, batch, micro_batches):
+    for part in batch.chunk(micro_batches):
+        yield through(stages, devices, part)
+
+
+@ANSWERS.wrong(MICRO, "crashed", "There are fewer pieces than `micro_batches` says.")
+def by_number(stages, devices, batch, micro_batches):
+    parts = batch.chunk(micro_batches)
+    outputs = [through(stages, devices, parts[i]) for i in range(micro_batches)]
+    return torch.cat(outputs)
+
+
+@ANSWERS.wrong(MICRO, "crashed", "list index out of range")
+def two_stages_or_three(stages, devices, batch, micro_batches):
+    outputs = []
+    for part in batch.chunk(micro_batches):
+        x = stages[0](part)
+        x = stages[1](x.to(devices[1]))
+        if len(stages) == 3:
+            x = stages[2](x.to(devices[2]))
+        outputs.append(x)
+    return torch.cat(outputs)
+
+
 @ANSWERS.wrong(MICRO, "wrong", "put the micro-batches together again with")
 def stacked(stages, devices, batch, micro_batches):
     parts = batch.chunk(micro_batches)
@@ -484,6 +573,11 @@ def from_the_course(stages, micro_batches):
     )
 
 
+@ANSWERS.wrong(BUBBLE, "wrong", "That is a dictionary; a tuple was expected.")
+def with_names(stages, micro_batches):
+    return dict(zip("ab", two_divisions(stages, micro_batches), strict=True))
+
+
 @ANSWERS.wrong(BUBBLE, "crashed", "There may be one stage, and one micro-batch.")
 def divides_by_the_others(stages, micro_batches):
     return 1 / (1 + micro_batches / (stages - 1)), (stages - 1) / micro_batches
@@ -535,7 +629,7 @@ def step(model, images, labels, micro_batches, share, after=lambda total, n: tot
     return after(total, micro_batches)
 
 
-@ANSWERS.wrong(STEP, "wrong", "Several micro-batches went forward before the first")
+@ANSWERS.wrong(STEP, "wrong", "With each micro-batch more activations are in memory")
 def one_loss_of_all(model, images, labels, micro_batches):
     output = torch.cat([model(part) for part in images.chunk(micro_batches)])
     loss = F.cross_entropy(output, labels.to(output.device))
@@ -543,7 +637,7 @@ def one_loss_of_all(model, images, labels, micro_batches):
     return loss.item()
 
 
-@ANSWERS.wrong(STEP, "wrong", "Several micro-batches went forward before the first")
+@ANSWERS.wrong(STEP, "wrong", "With each micro-batch more activations are in memory")
 def one_backward_at_the_end(model, images, labels, micro_batches):
     total = 0.0
     parts, targets = images.chunk(micro_batches), labels.chunk(micro_batches)
@@ -553,6 +647,65 @@ def one_backward_at_the_end(model, images, labels, micro_batches):
         total = total + loss / len(images)
     total.backward()
     return total.item()
+
+
+@ANSWERS.wrong(STEP, "wrong", "without `retain_graph=True`")
+def keeps_every_graph(model, images, labels, micro_batches):
+    total = 0.0
+    parts, targets = images.chunk(micro_batches), labels.chunk(micro_batches)
+    for part, target in zip(parts, targets, strict=True):
+        output = model(part)
+        loss = F.cross_entropy(output, target.to(output.device), reduction="sum")
+        loss = loss / len(images)
+        loss.backward(retain_graph=True)
+        total = total + loss
+    return total.item()
+
+
+def by_size(model, images, labels, size):
+    total = 0.0
+    for part, target in zip(images.split(size), labels.split(size), strict=True):
+        output = model(part)
+        loss = F.cross_entropy(output, target.to(output.device), reduction="sum")
+        loss = loss / len(images)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@ANSWERS.wrong(STEP, "wrong", "There are more micro-batches than asked for.")
+def row_by_row(model, images, labels, micro_batches):
+    return by_size(model, images, labels, 1)
+
+
+@ANSWERS.wrong(STEP, "wrong", "There are more micro-batches than asked for.")
+def step_rounded_down(model, images, labels, micro_batches):
+    return by_size(model, images, labels, len(images) // micro_batches)
+
+
+@ANSWERS.wrong(STEP, "crashed", "There are fewer pieces than `micro_batches` says.")
+def step_by_number(model, images, labels, micro_batches):
+    parts, targets = images.chunk(micro_batches), labels.chunk(micro_batches)
+    total = 0.0
+    for i in range(micro_batches):
+        output = model(parts[i])
+        loss = F.cross_entropy(output, targets[i].to(output.device))
+        loss = loss * len(parts[i]) / len(images)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@ANSWERS.wrong(STEP, "wrong", "The model was in eval mode: that is for tests.")
+def in_eval_mode(model, images, labels, micro_batches):
+    return weighted_by_rows(model.eval(), images, labels, micro_batches)
+
+
+@ANSWERS.wrong(STEP, "wrong", "this function leaves gradients only")
+def with_the_optimizer(model, images, labels, micro_batches):
+    loss = weighted_by_rows(model, images, labels, micro_batches)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return loss
 
 
 @ANSWERS.wrong(STEP, "wrong", "Only the gradient of the last micro-batch is left")
@@ -643,6 +796,26 @@ def sums_divided_by_all_rows(model, images, labels, micro_batches):
 
 
 @ANSWERS.right(STEP)
+def added_up_by_hand(model, images, labels, micro_batches):
+    """As `backward()`, but the sum of the gradients is in a list of its own."""
+    parameters, sums, total = list(model.parameters()), None, 0.0
+    for part, target in zip(
+        images.chunk(micro_batches), labels.chunk(micro_batches), strict=True
+    ):
+        output = model(part)
+        loss = F.cross_entropy(output, target.to(output.device), reduction="sum")
+        gradients = torch.autograd.grad(loss / len(images), parameters)
+        if sums is None:
+            sums = gradients
+        else:
+            sums = [a + b for a, b in zip(sums, gradients, strict=True)]
+        total += loss.item()
+    for parameter, gradient in zip(parameters, sums, strict=True):
+        parameter.grad = gradient
+    return total / len(images)
+
+
+@ANSWERS.right(STEP)
 def gradients_divided_at_the_end(model, images, labels, micro_batches):
     total = 0.0
     for part, target in zip(
@@ -708,6 +881,39 @@ def up_to_the_average(seconds, nbytes, devices, capacity):
         sizes[-1] += 1
         filled, held = filled + time, held + size
     return sizes
+
+
+def with_the_least(combine):
+    """Our recursion, with another aim than the least slowest stage."""
+
+    def balance(seconds, nbytes, devices, capacity):
+        mean = sum(seconds) / devices
+
+        @functools.cache
+        def best(start, left):
+            if left == 0:
+                return (math.inf if seconds[start:] else 0), ()
+            cuts = [(math.inf, ())]
+            for stop in range(start + 1, len(seconds) + 1):
+                if sum(nbytes[start:stop]) <= capacity:
+                    rest, sizes = best(stop, left - 1)
+                    cost = combine(rest, sum(seconds[start:stop]), mean)
+                    cuts.append((cost, (stop - start, *sizes)))
+            return min(cuts)
+
+        return list(best(0, devices)[1])
+
+    return balance
+
+
+for combine in (
+    lambda rest, stage, mean: rest + stage**2,
+    lambda rest, stage, mean: rest + stage**3,
+    lambda rest, stage, mean: max(rest, abs(stage - mean)),
+):
+    ANSWERS.wrong(BALANCE, "wrong", "Only the slowest stage counts")(
+        with_the_least(combine)
+    )
 
 
 @ANSWERS.wrong(BALANCE, "wrong", "Are these the places where you cut?")

@@ -2,6 +2,8 @@
 
 import os
 
+import torch.distributed as dist
+
 from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.task import Mistake, Task
 
@@ -76,11 +78,21 @@ WHO_AM_I = Task(
 
 
 def to_average(shape, rank):
-    """Whole numbers; where there are many, with fractions, whose sums are exact."""
+    """Whole numbers; where there are many, tiny ones, whose sums are exact too."""
     numbers = whole_numbers(shape, rank)
     if numbers.numel() < 100:
         return numbers
-    return numbers + whole_numbers(shape, 50 + rank) / 1024
+    return (numbers + whole_numbers(shape, 50 + rank) / 1024) / 1024
+
+
+def call_twice(answer, tensor):
+    """The first result, after a second call with other numbers."""
+    result = answer(tensor)
+    answer(tensor + 100)
+    # On more ranks, what is in it tells more.
+    if result is tensor and dist.get_world_size() == 1:
+        return "the argument itself"
+    return result
 
 
 AVERAGE = Task(
@@ -88,7 +100,10 @@ AVERAGE = Task(
     title="The mean over ranks",
     stars=1,
     where="ranks",
-    cases=((5,), (2, 3), (1000,)),  # shapes
+    run=call_twice,
+    # With one rank there is nothing to add, and 2 * 2 is 4: here mistakes look alike.
+    world_sizes=(3, 1, 2, 4),
+    cases=((5,), (2, 3), (1000,), ()),  # shapes
     inputs=lambda shape, rank, world_size: (to_average(shape, rank),),
     expect=lambda rank, inputs: sum(x for (x,) in inputs) / len(inputs),
     mistakes=(
@@ -110,7 +125,8 @@ AVERAGE = Task(
         Mistake(
             like=lambda rank, inputs: inputs[rank][0] / len(inputs),
             says="That is the rank's own tensor divided by the world size. The other "
-            "ranks' values are missing: the tensor given to all_reduce holds the sum.",
+            "ranks' values are missing: the tensor given to all_reduce holds the sum. "
+            "With async_op=True it holds the sum only after wait().",
         ),
         Mistake(
             like=lambda rank, inputs: sum(x for (x,) in inputs) / len(inputs) ** 2,
@@ -124,6 +140,22 @@ AVERAGE = Task(
             like=lambda rank, inputs: sum(x.long() for (x,) in inputs) / len(inputs),
             says="The fractions of the numbers are gone: were they turned into whole "
             "numbers? Gradients are mostly smaller than 1. Add up the tensor as it is.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: sum(x for (x,) in inputs) / len(inputs) + 100,
+            says="It was right, but it is no new tensor: the check has called the "
+            "function again, and that changed this result. Put the sum into a new "
+            "tensor (`clone()`) in each call.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got == "the argument itself",
+            says="The numbers are right. But whoever changes the result would change "
+            "the argument, too. Return a new tensor, with one rank as well.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: sum(x.mean() for (x,) in inputs) / len(inputs),
+            says="`mean()` averages the elements of a tensor. Here every element is "
+            "averaged over the ranks, and the shape stays.",
         ),
         Mistake(
             like=lambda rank, inputs: inputs[rank][0].mean(),
@@ -158,9 +190,9 @@ AVERAGE = Task(
             "`all_reduce` to every rank.",
         ),
     ),
-    otherwise="Add up each element over all ranks (ReduceOp.SUM, which is the "
-    "default), then divide it once by the world size. With one rank the mean is the "
-    "tensor itself.",
+    otherwise="Add up each element over all ranks, in float32 (ReduceOp.SUM, which is "
+    "the default), then divide it once by the world size. With one rank the mean is "
+    "the tensor itself.",
     hints=(
         "A mean is a sum and a division. Which of the two is a matter between ranks?",
         "all_reduce replaces the tensor that it is given by the sum over all ranks. "
@@ -183,6 +215,7 @@ SPOT_THE_HANG = Task(
     title="Spot the hang",
     stars=2,
     where="ranks",
+    world_sizes=(2, 1, 3, 4),  # with one rank, the code as it was given is right
     cases=((),),  # a loss is a tensor without dimensions
     inputs=lambda shape, rank, world_size: (whole_numbers(shape, rank).abs() + 0.5,),
     expect=mean_on_rank_0,

@@ -25,7 +25,7 @@ RANK_OF = Task(
     title="From GPU to rank",
     stars=1,
     cases=(
-        (3, 5, 7),  # here every mistake below gives another number
+        (13, 7, 17),  # here every mistake below gives another number
         (2, 1, 2),
         (0, 0, 1),
         (5, 0, 1),
@@ -141,6 +141,7 @@ NODE_AND_LOCAL_RANK = Task(
         (21, 7),
         (23, 7),
         (26, 7),
+        (999, 8),
         *(
             (node * gpus + local_rank, gpus)
             for gpus in range(1, 17)
@@ -271,14 +272,16 @@ TRANSFER_SECONDS = Task(
     title="Seconds for a tensor",
     stars=2,
     # First nothing but bytes, then nothing but latency, then both: whoever makes two
-    # mistakes at once is told of one after the other.
+    # mistakes at once is told of one after the other. With 3 bytes per element, "4
+    # bytes" and "half the bandwidth" are not the same.
     cases=(
-        (7_000_000_000, 2, 0.0, 45.0),
+        (7_000_000_000, 3, 0.0, 45.0),
         (1, 1, 20.0, 25.0),
         (2_500_000, 2, 60.0, 125.0),
         (3_000_000, 4, 2.5, 450.0),
         (25_557_032, 4, 10.0, 1.25),
         (0, 4, 8.0, 25.0),
+        (37, 4, 0.1234, 25.0),  # less than anyone may drop or round away
     ),
     expect=seconds,
     unit="seconds",
@@ -297,6 +300,11 @@ TRANSFER_SECONDS = Task(
             like=partial(seconds, per_byte=1 / 8),
             says="The part for the bytes is 8 times too short. The size is in bytes "
             "and the bandwidth in GB/s, with a capital B: bits do not come in.",
+        ),
+        Mistake(
+            like=partial(seconds, per_byte=2),
+            says="The part for the bytes is twice too long. The bandwidth is given for "
+            "one way, and the tensor goes one way: nothing is doubled or halved.",
         ),
         Mistake(
             like=partial(seconds, giga=2**30, per_byte=8),
@@ -570,6 +578,9 @@ WHICH_BACKEND = Task(
         ("cpu", 16, 8),
         ("cuda", 7, 8),
         ("cuda", 9, 8),
+        ("cuda", 3, 4),
+        ("cuda", 5, 4),
+        ("cuda", 16, 16),
     ),
     expect=lambda *situation: "nccl" if nccl_works(*situation) else "gloo",
     mistakes=(

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils.checks.devices import at_the_same_time, copies, on_gpus
-from course_utils.checks.mistakes import is_rounded
+from course_utils.checks.mistakes import is_rounded, right_but, says, wrong_in
 from course_utils.checks.task import Mistake, Such, Task
 
 # ------------------------------------------------------------------- models to split
@@ -35,6 +35,14 @@ def a_row_of_layers(number: int, seed: int = 0) -> nn.Sequential:
         return nn.Sequential(
             *(a_layer(widths[k], widths[k + 1], k == 1) for k in range(number))
         )
+
+
+def a_row_to_split(number: int) -> nn.Sequential:
+    """From four layers on, the third one has no parameters."""
+    if number == 3:
+        return a_row_of_layers(3)
+    layers = list(a_row_of_layers(number - 1))
+    return nn.Sequential(*layers[:2], nn.Tanh(), *layers[2:])
 
 
 def a_batch(rows: int) -> torch.Tensor:
@@ -71,6 +79,23 @@ FORGOT_RETURN = Mistake(
     when=lambda attempt: attempt.got["output"] is None,
     says="It returned None: did you forget `return`?",
 )
+NO_TENSOR = Mistake(
+    when=lambda attempt: not isinstance(attempt.got["output"], torch.Tensor),
+    says="The output must be one tensor.",
+)
+FEWER_PIECES = Mistake(
+    when=lambda attempt: attempt.error == "IndexError" and has_fewer_pieces(attempt),
+    says="There are fewer pieces than `micro_batches` says. `chunk(4)` cuts 9 rows "
+    "into 3 + 3 + 3: a fourth piece would be empty. Loop over the pieces themselves.",
+)
+
+
+def has_fewer_pieces(attempt: Any) -> bool:
+    """Does `chunk` cut this batch into fewer pieces than asked for?"""
+    case = attempt.args[0]
+    rows, micro_batches = case["rows of the batch"], case["micro_batches"]
+    return most_rows(rows, most_rows(rows, micro_batches)) < micro_batches
+
 
 # -------------------------------------------------------------- 02.split_over_three
 
@@ -79,7 +104,13 @@ FORGOT_RETURN = Mistake(
 def run_split(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
     """Make the model and train it for one step; tell where everything was."""
     layers, rows = case.values()
-    given = a_row_of_layers(layers)
+    given = a_row_to_split(layers)
+    ran_on: dict[int, str] = {}  # layers without parameters: nothing else tells
+    for k, layer in enumerate(given):
+        if not list(layer.parameters()):
+            layer.register_forward_hook(
+                lambda module, args, output, k=k: ran_on.update({k: str(output.device)})
+            )
     names = {name: parameter.clone() for name, parameter in given.named_parameters()}
     model = answer(given)
     held = list(model.parameters())
@@ -90,12 +121,11 @@ def run_split(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
         )
         for name, was in names.items()
     }
-    places = [
-        "nowhere"
-        if found[f"{k}.0.weight"] is None
-        else str(found[f"{k}.0.weight"].device)
-        for k in range(layers)
-    ]
+    places = {
+        int(name.split(".")[0]): "nowhere" if p is None else str(p.device)
+        for name, p in found.items()
+        if name.endswith(".0.weight")
+    }
     brought = [
         sum(copy.bytes for copy in gpus.transfers if copy.destination == name)
         for name in THREE
@@ -110,8 +140,9 @@ def run_split(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
         return {"output": output}
     sent = copies(gpus)
     output.square().mean().backward()
+    places |= ran_on
     return {
-        "GPU of each layer": places,
+        "GPU of each layer": [places[k] for k in sorted(places)],
         "bytes that other layers took": [
             max(0, all_of_it - its) for all_of_it, its in zip(brought, own, strict=True)
         ],
@@ -119,11 +150,12 @@ def run_split(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
         "GPU of the output": str(output.device),
         "output": output,
         "gradients": joined(None if p is None else p.grad for p in found.values()),
+        "output for a second batch": model(a_batch(rows + 1)),
     }
 
 
 def split_case(layers: int, rows: int) -> tuple[dict[str, int]]:
-    return ({"layers": layers, "rows": rows},)
+    return ({"number of layers": layers, "rows of the batch": rows},)
 
 
 THREE = ["cuda:0", "cuda:1", "cuda:2"]
@@ -137,6 +169,7 @@ def is_in_order(places: list[str]) -> bool:
 def expect_split(case: dict[str, int]) -> dict[str, Any]:
     """What the model must do, whatever cut the learner has chosen."""
     layers, rows = case.values()
+    plain_model = a_row_to_split(layers)
     return {
         "GPU of each layer": Such(
             "first some layers on cuda:0, then some on cuda:1, then some on cuda:2",
@@ -145,7 +178,8 @@ def expect_split(case: dict[str, int]) -> dict[str, Any]:
         "bytes that other layers took": [0, 0, 0],
         "copies": ["cpu -> cuda:0", "cuda:0 -> cuda:1", "cuda:1 -> cuda:2"],
         "GPU of the output": "cuda:2",
-        **expected_run(a_row_of_layers(layers), a_batch(rows)),
+        **expected_run(plain_model, a_batch(rows)),
+        "output for a second batch": plain_model(a_batch(rows + 1)).detach(),
     }
 
 
@@ -153,12 +187,13 @@ SPLIT_OVER_THREE = Task(
     id="02.split_over_three",
     title="Split over three GPUs",
     stars=2,
-    cases=tuple(map(split_case, (3, 6, 7), (4, 5, 2))),
+    cases=tuple(map(split_case, (3, 4, 7), (4, 5, 2))),
     expect=expect_split,
     run=run_split,
     keeps_inputs=False,
     mistakes=(
         FORGOT_RETURN,
+        NO_TENSOR,
         Mistake(
             when=lambda attempt: "nowhere" in attempt.got["GPU of each layer"],
             says="`model.parameters()` does not find all layers, so no optimizer would "
@@ -229,6 +264,20 @@ SPLIT_OVER_THREE = Task(
             "too many?",
         ),
         Mistake(
+            when=says("'NoneType' object has no attribute 'parameters'"),
+            says="The call made no model, it returned None: did you forget `return`?",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error == "StopIteration",
+            says="Did you ask a layer for its parameters? Some layers have none, such "
+            "as nn.Tanh(): they cannot tell their GPU. Remember where you cut.",
+        ),
+        Mistake(
+            when=right_but("output for a second batch"),
+            says="The first batch was right, the next one was not. `forward` is called "
+            "for each batch: it must compute anew, and leave the model as it was.",
+        ),
+        Mistake(
             when=lambda attempt: "has no attribute 'parameters'" in attempt.message,
             says="The class must be an nn.Module: `class ThreeGPUs(nn.Module)`.",
         ),
@@ -269,7 +318,7 @@ def most_rows(rows: int, micro_batches: int) -> int:
     return -(-rows // micro_batches)
 
 
-def two_or_three_stages(number: int) -> list[nn.Sequential]:
+def stages_of_two_layers(number: int) -> list[nn.Sequential]:
     layers = a_row_of_layers(2 * number)
     # BatchNorm would see another batch: the results could not be equal.
     del layers[1][1]
@@ -280,7 +329,7 @@ def two_or_three_stages(number: int) -> list[nn.Sequential]:
 def run_micro_batches(answer: Any, gpus: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Run the pipeline, and write down which stage got how many rows."""
     devices, rows, micro_batches = case.values()
-    parts = two_or_three_stages(len(devices))
+    parts = stages_of_two_layers(len(devices))
     seen: list[list[int]] = [[] for _ in parts]
     for k, (part, device) in enumerate(zip(parts, devices, strict=True)):
         part.to(device)
@@ -308,7 +357,7 @@ def run_micro_batches(answer: Any, gpus: Any, case: dict[str, Any]) -> dict[str,
 def expect_micro_batches(case: dict[str, Any]) -> dict[str, Any]:
     """As the plain model, but in parts, and with neighbours at work at once."""
     devices, rows, micro_batches = case.values()
-    parts = two_or_three_stages(len(devices))
+    parts = stages_of_two_layers(len(devices))
     most = most_rows(rows, micro_batches)
 
     def is_cut(seen: list[list[int]]) -> bool:
@@ -331,7 +380,7 @@ def expect_micro_batches(case: dict[str, Any]) -> dict[str, Any]:
 
 def pipeline_case(gpus: str, rows: int, number: int) -> tuple[dict[str, Any]]:
     devices = [f"cuda:{k}" for k in gpus]
-    return ({"devices": devices, "rows": rows, "micro_batches": number},)
+    return ({"devices": devices, "rows of the batch": rows, "micro_batches": number},)
 
 
 MICRO_BATCHES = Task(
@@ -342,7 +391,8 @@ MICRO_BATCHES = Task(
         pipeline_case(*numbers)
         for numbers in (
             *(("01", 8, 4), ("012", 12, 3), ("012", 7, 3), ("012", 11, 4)),
-            *(("01", 5, 1), ("01", 3, 3), ("120", 12, 6)),
+            # One stage. Then fewer pieces than asked for: 3 + 3 + 3.
+            *(("01", 5, 1), ("1", 3, 3), ("012", 9, 4), ("120", 12, 6)),
         )
     ),
     expect=expect_micro_batches,
@@ -354,11 +404,13 @@ MICRO_BATCHES = Task(
             when=lambda attempt: isinstance(attempt.got["output"], (list, tuple)),
             says="Return one tensor: `torch.cat` puts the micro-batches together.",
         ),
+        NO_TENSOR,
+        FEWER_PIECES,
         Mistake(
             when=lambda attempt: (
                 attempt.args[0]["micro_batches"] > 1
                 and attempt.got["rows of each micro-batch"][0]
-                == [attempt.args[0]["rows"]]
+                == [attempt.args[0]["rows of the batch"]]
             ),
             says="The whole batch went through at once. Cut it along its rows first: "
             "`batch.chunk(micro_batches)`.",
@@ -376,7 +428,7 @@ MICRO_BATCHES = Task(
         Mistake(
             when=lambda attempt: (
                 sum(attempt.got["rows of each micro-batch"][0])
-                < attempt.args[0]["rows"]
+                < attempt.args[0]["rows of the batch"]
             ),
             says="Some rows were never computed. The rows need not be divisible by the "
             "number of micro-batches.",
@@ -384,7 +436,7 @@ MICRO_BATCHES = Task(
         Mistake(
             when=lambda attempt: (
                 sum(attempt.got["rows of each micro-batch"][-1])
-                < attempt.args[0]["rows"]
+                < attempt.args[0]["rows of the batch"]
             ),
             says="Some micro-batches did not reach the last stage. Were they still "
             "under way when the loop ended?",
@@ -392,9 +444,9 @@ MICRO_BATCHES = Task(
         Mistake(
             when=lambda attempt: (
                 min(sum(one) for one in attempt.got["rows of each micro-batch"])
-                < attempt.args[0]["rows"]
+                < attempt.args[0]["rows of the batch"]
                 or max(sum(one) for one in attempt.got["rows of each micro-batch"])
-                > attempt.args[0]["rows"]
+                > attempt.args[0]["rows of the batch"]
             ),
             says="Each stage must compute each row once.",
         ),
@@ -410,7 +462,10 @@ MICRO_BATCHES = Task(
         Mistake(
             when=lambda attempt: (
                 max(attempt.got["rows of each micro-batch"][0])
-                > most_rows(attempt.args[0]["rows"], attempt.args[0]["micro_batches"])
+                > most_rows(
+                    attempt.args[0]["rows of the batch"],
+                    attempt.args[0]["micro_batches"],
+                )
             ),
             says="One micro-batch got more rows than it may, such as all the rest of a "
             "division: while a GPU works on that one, the others wait. "
@@ -461,7 +516,7 @@ MICRO_BATCHES = Task(
             "before it did: there nothing was won. A GPU works through its queue in "
             "order. So each stage must get its first micro-batch before the stage "
             "before it gets its last one. And Python must not wait in the loop: "
-            "`synchronize()`, `.item()` and `print` do.",
+            "`synchronize()`, `.item()` and `print` of a tensor do.",
         ),
         Mistake(
             when=same_device,
@@ -589,7 +644,9 @@ BUBBLE = Task(
             says="They are rounded. Return all digits.",
         ),
         Mistake(
-            when=lambda attempt: len(attempt.got) == 2,
+            when=lambda attempt: (
+                isinstance(attempt.got, (list, tuple)) and len(attempt.got) == 2
+            ),
             says="Draw it for 3 stages and 2 micro-batches, with boxes of the same "
             "width. How many boxes long is the whole picture? How many boxes does each "
             "stage have?",
@@ -634,25 +691,26 @@ def run_step(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
     """Run the step; tell the loss, the gradients, and the size of the micro-batches."""
     rows, micro_batches = case.values()
     model = a_split_model()
+    before = joined(model.parameters())
     seen: list[int] = []
-    held: list[nn.Module] = []  # an item for each forward without its backward
-    most_held = 0
+    modes: list[bool] = []
+    left: list[int] = []  # bytes of activations when a micro-batch begins
 
-    def forward(module: nn.Module, args: tuple) -> None:
-        nonlocal most_held
+    def begin(module: nn.Module, args: tuple) -> None:
         seen.append(len(args[0]))
-        held.append(module)
-        most_held = max(most_held, len(held))
+        modes.append(module.training)
+        left.append(gpus.memory()["cuda:0"].now_by_kind["activations"])
 
-    model.register_forward_pre_hook(forward)
-    first = next(model.parameters())
-    first.register_post_accumulate_grad_hook(lambda parameter: held.clear())
+    model.register_forward_pre_hook(begin)
     loss = answer(model, a_batch(rows), labels_of(rows), micro_batches)
     return {
         "rows of each micro-batch": seen,
-        "activations in memory at once": most_held,
+        # Gradients that are added up by hand look like activations, until the third.
+        "activations pile up in memory": any(a < b for a, b in pairwise(left[2:])),
         "gradients": gradients_of(model),
         "loss": loss,
+        "all in training mode": all(modes),
+        "parameters are the same": torch.equal(joined(model.parameters()), before),
     }
 
 
@@ -667,12 +725,16 @@ def expect_step(case: dict[str, int]) -> dict[str, Any]:
     number = f"{micro_batches} micro-batch{'es' * (micro_batches > 1)}"
     return {
         "rows of each micro-batch": Such(
-            f"{number} of at most {most} rows",
-            lambda seen: sum(seen) == rows and max(seen) <= most,
+            f"at most {number}, of at most {most} rows",
+            lambda seen: (
+                sum(seen) == rows and max(seen) <= most and len(seen) <= micro_batches
+            ),
         ),
-        "activations in memory at once": 1,
+        "activations pile up in memory": False,
         "gradients": gradients_of(layers),
         "loss": loss.item(),
+        "all in training mode": True,
+        "parameters are the same": True,
     }
 
 
@@ -687,20 +749,20 @@ def is_of_the_last(attempt: Any) -> bool:
     got, seen = attempt.got["gradients"], attempt.got["rows of each micro-batch"]
     layers = a_row_of_layers(4, seed=1)
     del layers[1][1]
-    rows, last = attempt.args[0]["rows"], seen[-1]
+    rows, last = attempt.args[0]["rows of the batch"], seen[-1]
     F.cross_entropy(layers(a_batch(rows)[-last:]), labels_of(rows)[-last:]).backward()
     return F.cosine_similarity(got, gradients_of(layers), dim=0).item() > 1 - 1e-4
 
 
 def step_case(rows: int, micro_batches: int) -> tuple[dict[str, int]]:
-    return ({"rows": rows, "micro_batches": micro_batches},)
+    return ({"rows of the batch": rows, "micro_batches": micro_batches},)
 
 
 SPOT_THE_GRADIENT = Task(
     id="02.spot_the_gradient",
     title="Spot the gradient",
     stars=2,
-    cases=tuple(map(step_case, (8, 10, 7, 5, 6), (4, 4, 2, 1, 6))),
+    cases=tuple(map(step_case, (8, 10, 7, 9, 5, 6), (4, 4, 2, 4, 1, 6))),
     expect=expect_step,
     run=run_step,
     keeps_inputs=False,
@@ -720,20 +782,31 @@ SPOT_THE_GRADIENT = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                sum(attempt.got["rows of each micro-batch"]) != attempt.args[0]["rows"]
+                sum(attempt.got["rows of each micro-batch"])
+                != attempt.args[0]["rows of the batch"]
             ),
             says="Each row of the batch must go through the model once.",
         ),
+        Mistake(
+            when=lambda attempt: (
+                len(attempt.got["rows of each micro-batch"])
+                > attempt.args[0]["micro_batches"]
+            ),
+            says="There are more micro-batches than asked for. The rows of each must "
+            "be rounded up: 10 rows in 4 are 3 + 3 + 3 + 1, and with 10 // 4 in each "
+            "they would be five. `chunk(micro_batches)` rounds up.",
+        ),
+        FEWER_PIECES,
         Mistake(
             when=lambda attempt: isinstance(attempt.got["gradients"], str),
             says="There are no gradients: every micro-batch needs its `backward()`, "
             "and the gradients must still be there at the end.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got["activations in memory at once"] > 1,
-            says="Several micro-batches went forward before the first `backward()`: "
-            "the activations of all of them were in memory at once, as of one large "
-            "batch. Call `backward()` inside the loop, for each micro-batch.",
+            when=wrong_in("activations pile up"),
+            says="With each micro-batch more activations are in memory: at the end as "
+            "many as of one large batch. Call `backward()` inside the loop, for each "
+            "micro-batch. It frees them, without `retain_graph=True`.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -749,9 +822,19 @@ SPOT_THE_GRADIENT = Task(
             says="The gradients are divided twice.",
         ),
         Mistake(
-            when=lambda attempt: scaled(attempt, attempt.args[0]["rows"]),
+            when=lambda attempt: scaled(attempt, attempt.args[0]["rows of the batch"]),
             says="These are the gradients of a sum over the rows. The loss is their "
             "mean: divide by the rows of the whole batch.",
+        ),
+        Mistake(
+            when=right_but("all in training mode"),
+            says="The model was in eval mode: that is for tests. In a training step "
+            "layers such as dropout must do their work.",
+        ),
+        Mistake(
+            when=right_but("parameters are the same"),
+            says="The gradients are right, but the parameters have changed. The "
+            "optimizer's step comes later: this function leaves gradients only.",
         ),
         Mistake(
             when=lambda attempt: scaled(attempt, 1.0),
@@ -760,7 +843,8 @@ SPOT_THE_GRADIENT = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                attempt.args[0]["rows"] % attempt.args[0]["micro_batches"] > 0
+                attempt.args[0]["rows of the batch"] % attempt.args[0]["micro_batches"]
+                > 0
                 and not scaled(attempt, 1.0)
             ),
             says="It is right where all micro-batches have the same number of rows. "
@@ -897,6 +981,11 @@ BALANCE = Task(
         (RESNET_SECONDS, RESNET_BYTES, 4, 100 * 2**20),
         ([2, 2, 2], [3, 3, 3], 3, 3),
         ([4, 2], [1, 1], 1, 2),
+        # Here the least sum of squares or cubes, or the stages that are nearest to
+        # their average, are not the least slowest stage.
+        ([4, 3, 1, 2, 1, 5, 2], [1] * 7, 4, 100),
+        ([2, 6, 1, 1, 3, 3, 5], [1] * 7, 4, 100),
+        ([2, 5, 7, 2, 5, 2], [1] * 6, 4, 100),
         (scattered(24, 5, 1, 30), scattered(24, 9, 1, 30), 5, 110),
         (scattered(60, 3, 1, 99), scattered(60, 4, 1, 99), 8, 520),
     ),
@@ -946,9 +1035,10 @@ BALANCE = Task(
             when=lambda attempt: is_a_cut(
                 attempt.got, len(attempt.args[0]), attempt.args[2]
             ),
-            says="It fits, but another cut is more than 5 % faster. To fill one stage "
-            "after the other up to the average goes wrong where a layer is large, and "
-            "so does moving one border at a time. Try all cuts of the part that is "
+            says="It fits, but another cut is more than 5 % faster. Only the slowest "
+            "stage counts, not how even the others are. To fill one stage after the "
+            "other up to the average goes wrong where a layer is large, and so does "
+            "moving one border at a time. Try all cuts of the part that is "
             "left, or try a limit for the slowest stage and see whether the row fits "
             "into it.",
         ),
