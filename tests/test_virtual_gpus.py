@@ -43,6 +43,7 @@ def everything_patched() -> dict:
         torch._tensor_str,
         torch.nn.Module,
         torch.autograd,
+        torch.autograd.Function,
         torch.autograd.graph,
         torch.autograd.graph.saved_tensors_hooks,
         torch.cuda,
@@ -439,6 +440,11 @@ def test_modules_move_in_place(gpus):
     assert conv.weight.is_contiguous(memory_format=torch.channels_last)
     with torch.device("meta"):
         empty = nn.Linear(3, 3)
+    assert error_of(lambda: empty.to(ONE), NotImplementedError) == (
+        "Cannot copy out of meta tensor; no data! Please use "
+        "torch.nn.Module.to_empty() instead of torch.nn.Module.to() when moving module "
+        "from meta to a different device."
+    )
     assert empty.to_empty(device=ONE).weight.device == ONE
     lazy = nn.LazyLinear(2).to(ONE)
     assert lazy(torch.ones(1, 5, device=ONE)).device == ONE
@@ -475,6 +481,24 @@ def test_copies(gpus):
     assert copy.deepcopy(x).device == copy.copy(x).device == x.clone().device == ONE
     assert pickle.loads(pickle.dumps(x)).device == ONE
     assert x.untyped_storage().device == ONE
+
+
+def test_storages_are_shared_on_one_device_only(gpus):
+    x, y = torch.ones(3, device=ONE), torch.ones(3, device="cuda:2")
+    for target, source in ((y[:0], x), (torch.ones(0), x), (y[:0], torch.ones(3))):
+        assert error_of(lambda t=target, s=source: t.set_(s)) == (
+            f'Attempted to set the storage of a tensor on device "{target.device}" to '
+            f'a storage on different device "{source.device}".  This is no longer '
+            "allowed; the devices must match."
+        )
+    view = torch.empty(0, device=ONE).set_(x)
+    assert view.data_ptr() == x.data_ptr()
+    assert view.device == torch.empty(0, device=ONE).set_(x, 0, (2,)).device == ONE
+    assert x.is_shared()  # "always True for CUDA tensors"
+    assert [torch.ones(1).is_shared(), torch.ones(1).share_memory_().is_shared()] == [
+        False,
+        True,
+    ]
 
 
 def test_assignments_across_devices(gpus):
@@ -526,6 +550,8 @@ def test_device_errors_are_pytorchs_own(gpus):
     found = SAME + "found at least two devices, "
     assert error_of(lambda: x + y) == found + "cuda:1 and cuda:0!"
     assert error_of(lambda: h + x) == found + "cuda:1 and cpu!"
+    assert error_of(lambda: torch.allclose(x, y)) == found + "cuda:1 and cuda:0!"
+    assert torch.allclose(x / x, torch.tensor(1.0))
     assert error_of(lambda: torch.tensor(0.0).add_(x.sum())) == found + (
         "cuda:1 and cpu!"
     )
@@ -619,6 +645,122 @@ def test_a_gradient_is_where_its_tensor_is(gpus):
     weight.grad = None
 
 
+def no_home(
+    there: str, here: str = "cuda:0", function: str = "", index: int = 0
+) -> str:
+    """What autograd's engine says of a gradient."""
+    whose = f"Function {function} returned an " if function else ""
+    return (
+        f"{whose}invalid gradient at index {index} - expected device {here} but got "
+        f"{there}"
+    )
+
+
+class Copy(torch.autograd.Function):
+    """A copy to a device that forgets to send the gradient back."""
+
+    @staticmethod
+    def forward(ctx, device, x, y=None):
+        return x.to(device) if y is None else (x.to(device), y.to(device))
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return None, *grads
+
+
+def test_a_function_returns_gradients_to_where_its_inputs_are(gpus):
+    def a(*size: int, device: str = "cuda:0", needed: bool = True) -> torch.Tensor:
+        return torch.ones(size, device=device, requires_grad=needed)
+
+    def run(device: str, *inputs: torch.Tensor) -> None:
+        out = Copy.apply(device, *inputs)
+        (out if len(inputs) == 1 else out[0] + out[1]).sum().backward()
+
+    wrong = {"function": "CopyBackward"}
+    for inputs, device, message in (
+        ([a(2)], "cuda:1", no_home("cuda:1", **wrong)),
+        ([a(2) * 2], "cuda:1", no_home("cuda:1", **wrong)),
+        ([a(2)], "cpu", no_home("cpu", **wrong)),
+        ([a(2, device="cpu")], "cuda:1", no_home("cuda:1", "cpu", **wrong)),
+        (
+            [a(2, device="cuda:1"), a(2)],
+            "cuda:1",
+            no_home("cuda:1", index=1, **wrong),
+        ),
+    ):
+        assert error_of(lambda d=device, i=inputs: run(d, *i)) == message
+        assert inputs[-1].grad_fn is not None or inputs[-1].grad is None
+    number, x = a(), a(2, device="cuda:1")
+    run("cuda:1", number)  # PyTorch moves a gradient without dimensions
+    assert str(number.grad.device) == "cuda:0"
+    run("cuda:1", x, a(2, needed=False))  # and drops one that nobody wants
+    assert x.grad.device == ONE
+
+    graph = Copy.apply("cuda:1", a(2)).sum()
+    gpus.off()  # the check leaves with the machine
+    try:
+        graph.backward()
+    finally:
+        gpus.on()
+
+
+def test_a_gradient_from_outside_is_where_its_tensor_is(gpus):
+    x = torch.ones(2, device="cuda:0", requires_grad=True)
+    for there in ("cpu", "cuda:1"):
+        other = torch.ones(2, device=there)
+        assert error_of(lambda o=other: (x * 2).backward(o)) == no_home(there)
+        assert error_of(
+            lambda o=other: torch.autograd.grad([x.sum(), x * 2], x, [None, o])
+        ) == no_home(there, index=1)
+    assert x.grad is None
+    (x * 2).sum().backward(torch.tensor(3.0))  # one without dimensions is moved
+    assert (x.grad.tolist(), str(x.grad.device)) == ([6, 6], "cuda:0")
+    many = torch.eye(2, device="cuda:0")
+    (rows,) = torch.autograd.grad(x * 2, x, many, is_grads_batched=True)
+    assert (rows.tolist(), str(rows.device)) == ([[2, 0], [0, 2]], "cuda:0")
+    plain = torch.ones(2)
+    assert "does not require grad" in error_of(lambda: plain.backward(many[0]))
+
+
+def test_a_hook_leaves_the_gradient_where_it_is(gpus):
+    x = torch.ones(2, 2, device="cuda:0", requires_grad=True)
+
+    def run(hook, function=lambda x: x * 2) -> None:
+        y = function(x)
+        y.register_hook(hook)
+        y.sum().backward()
+
+    def away(g: torch.Tensor) -> torch.Tensor:
+        return g.to(ONE)
+
+    types = "(was torch.cuda.FloatTensor got torch.FloatTensor)"
+    assert error_of(lambda: run(lambda g: g.cpu())) == (
+        f"hook '<lambda>' has changed the type of value {types}"
+    )
+    assert error_of(lambda: run(away)) == no_home("cuda:1", function="MulBackward0")
+    assert error_of(lambda: run(away, lambda x: x @ x.detach())) == (
+        f"{SAME}got mat2 is on cuda:0, different from other tensors on cuda:1 (when "
+        "checking argument in method wrapper_CUDA_mm)"
+    )
+    assert x.grad is None
+    run(away, lambda x: x.to("cuda:2"))  # a copy takes it from anywhere
+    run(lambda g: 3 * g)
+    assert (x.grad.sum().item(), str(x.grad.device)) == (4 + 24, "cuda:0")
+
+
+def test_a_number_on_the_cpu_gets_its_gradient_there(gpus):
+    weights, x = torch.ones(3, requires_grad=True), torch.ones(2, device=ONE)
+    number = torch.tensor(2.0, requires_grad=True)
+    for _ in range(2):
+        (x * number * weights.sum()).sum().backward()
+    assert number.grad.device == weights.grad.device == torch.device("cpu")
+    assert (number.grad.item(), weights.grad.tolist()) == (12, [8, 8, 8])
+    assert len(number._backward_hooks) == 1
+    assert [t.phase for t in gpus.transfers if t.destination == "cpu"][:4] == (
+        ["backward"] * 4
+    )
+
+
 def test_errors_of_convolutions_and_recurrent_layers(gpus):
     conv, image = nn.Conv2d(3, 4, 3).cuda(), torch.randn(1, 3, 8, 8)
     assert error_of(lambda: conv(image)) == (
@@ -679,6 +821,20 @@ def test_errors_of_devices_and_of_numpy(gpus):
         assert error_of(
             lambda g=generator, p=place: torch.randn(3, device=p, generator=g)
         ) == (f"Expected a '{wanted}' device type for generator but found '{found}'")
+        x = torch.ones(3, device=place)
+        for draw in (
+            x.normal_,
+            x.bernoulli_,
+            lambda x=x, **how: torch.bernoulli(x, **how),
+            lambda x=x, **how: torch.normal(x, x, **how),
+            lambda x=x, **how: torch.multinomial(x, 2, **how),
+            lambda x=x, **how: nn.init.normal_(x, **how),
+            lambda x=x, **how: nn.init.kaiming_uniform_(x.expand(3, 3), **how),
+        ):
+            assert error_of(lambda d=draw, g=generator: d(generator=g)) == (
+                f"Expected a '{wanted}' device type for generator but found '{found}'"
+            )
+        x.normal_(generator=torch.Generator(place))
 
 
 def test_what_is_beyond_them_is_said_in_one_line(gpus):
@@ -699,6 +855,11 @@ def test_what_is_beyond_them_is_said_in_one_line(gpus):
             "torch.sparse_coo",
         ),
         (lambda: x.__dlpack__(), BufferError, "__dlpack__"),
+        (
+            lambda: x.__cuda_array_interface__,
+            AttributeError,
+            "__cuda_array_interface__",
+        ),
         (
             torch.cuda.memory._record_memory_history,
             RuntimeError,

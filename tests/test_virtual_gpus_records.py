@@ -333,6 +333,35 @@ def test_threads_keep_the_place_in_time_and_the_label(gpus):
     assert {i.label for i in computing} == {"step"}
 
 
+def test_a_broadcast_of_many_tensors_packs_them_once(gpus):
+    """One flat tensor goes to each of the others, as in PyTorch's comm.cpp."""
+    tensors = [torch.ones(2, 3, device="cuda:0"), torch.zeros(4, device="cuda:0")]
+    with gpus.record() as log:
+        copies = torch.nn.parallel.comm.broadcast_coalesced(tensors, [0, 1, 2])
+    kinds = [kind for _, _, kind in spans(log.timeline(), "cuda:0")]
+    assert kinds.count("compute") == 1 and kinds[0] == "compute"
+    assert [(t.source, t.destination, t.bytes) for t in log.transfers] == [
+        ("cuda:0", "cuda:1", 40),
+        ("cuda:0", "cuda:2", 40),
+    ]
+    assert all(x is y for x, y in zip(copies[0], tensors, strict=True))
+    for i in (1, 2):
+        assert {str(x.device) for x in copies[i]} == {f"cuda:{i}"}
+        assert torch.equal(copies[i][0].cpu(), torch.ones(2, 3))
+        assert torch.equal(copies[i][1].cpu(), torch.zeros(4))
+
+
+def test_a_broadcast_sends_one_chunk_after_the_other(gpus):
+    tensors = [torch.full((8,), float(i), device="cuda:0") for i in range(3)]
+    with gpus.record() as log:
+        copies = torch.nn.parallel.comm.broadcast_coalesced(
+            tensors, [0, 1, 2], buffer_size=64
+        )
+    sent = [(t.destination, t.bytes) for t in log.transfers]
+    assert sent == [("cuda:1", 64), ("cuda:2", 64), ("cuda:1", 32), ("cuda:2", 32)]
+    assert [x.cpu()[0].item() for x in copies[2]] == [0, 1, 2]
+
+
 def test_a_rate_gives_the_same_times_everywhere():
     """2 * m * n * k operations, or the bytes of all operands, whatever takes longer."""
     with virtual_gpus(
@@ -493,6 +522,25 @@ def test_resized_storages(gpus):
     torch.arange(2048.0, out=torch.empty(0, device="cuda:1"))
     torch.add(torch.ones(2048, device="cuda:2"), 1, out=x.resize_(0))
     assert gpus.memory()[2].now == 8192
+
+
+def test_a_storage_that_is_freed_and_filled_again(gpus):
+    x = torch.empty(1024, device="cuda:2")
+    storage, now = x.untyped_storage(), lambda: gpus.memory()[2].now
+    storage.resize_(0)
+    assert now() == 0
+    y = torch.ones(1024, device="cuda:2")
+    storage.resize_(4096)
+    assert now() == 8192
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 20.00 GiB"):
+        storage.resize_(20 * 2**30)
+    assert (now(), storage.nbytes()) == (8192, 4096)
+    y.untyped_storage().resize_(8)
+    assert now() == 4096 + 512
+    assert gpus.memory()[2].peak == 8192
+    del x, storage
+    assert now() == 512
+    torch.ones(2).untyped_storage().resize_(1024)  # the CPU's is not counted
 
 
 def test_the_memory_prints_as_a_table(gpus):

@@ -39,6 +39,8 @@ How it works
 * **Above autograd**, the methods that name a device (`to`, `cuda`, `cpu`, `device`) and
   what `torch.cuda` answers are replaced while the machine is on. A copy is an
   `autograd.Function`, so that its gradient is copied back, and logged, too.
+* **Autograd's engine** would accept a gradient from any device. So what a Function of
+  yours and the hooks of tensors return is checked, and what `backward()` is given.
 * **Helpers without inputs.** In a backward, C++ may make zeros from nothing. Such a
   tensor *drifts*: it belongs to the first GPU whose tensors it meets.
 * **Modes belong to threads.** A new thread enters its own; that is how the threads of
@@ -72,7 +74,8 @@ Limits
 ------
 * Memory is that of tensors, each rounded up to 512 bytes: no fragments of a caching
   allocator, no workspaces of cuDNN, no CUDA context. CPU kernels may keep other things
-  for their backward than CUDA's do.
+  for their backward than CUDA's do. `Tensor.resize_` or an `out=` that grows a tensor
+  past the end of the memory is counted, but is no error.
 * One random generator for the CPU and all GPUs; its numbers are the CPU's.
 * All streams of a GPU are one queue. Events have the times of the model.
 * `autocast("cuda")` is the CPU's autocast with CUDA's data type and lists of ops. Where
@@ -80,6 +83,10 @@ Limits
   turn, as `gumbel_softmax` calls `softmax`, is cast as on the CPU, and so are ops of
   TorchScript. What the CPU cannot do in half precision stays in float32: `avg_pool3d`,
   linear algebra, `fft`.
+* What the CPU can and CUDA cannot works here: matrix products and convolutions of whole
+  numbers. An index out of range is an `IndexError` at once; a GPU stops later, with
+  "device-side assert triggered", and the process cannot use it any more.
+* Gradients from hooks of modules and of autograd's nodes may be on a wrong device.
 * Not there, with an error that says so: `torch.compile`, CUDA graphs, sparse and other
   layouts than strided, sharing a GPU tensor with another process, records of CUDA's
   allocator (`_record_memory_history`), operators for which the CPU has no kernel.

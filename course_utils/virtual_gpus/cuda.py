@@ -660,19 +660,15 @@ def _data_parallel(gpus: Machine, patches: Patches) -> None:
         for x in tensors:
             if gpus.device_of(x) != device(devices[0]):
                 raise RuntimeError(f"all tensors must be on devices[0]: {devices[0]}")
-        copies: list[list[Tensor]] = [[] for _ in devices]
-        copies[0] = list(tensors)
+        others = [device(i) for i in devices[1:]]
+        found: list[dict[int, Tensor]] = [{} for _ in others]
         with torch.no_grad(), gpus._because("broadcast"):
-            for i, copy in zip(devices[1:], copies[1:], strict=True):
-                found: dict[int, Tensor] = {}
-                for chunk in utils._take_tensors(tensors, buffer_size):
-                    flat = gpus._coalesced(chunk, device(i))
-                    for x, y in zip(
-                        chunk, utils._unflatten_dense_tensors(flat, chunk), strict=True
-                    ):
-                        found[id(x)] = y
-                copy.extend(found[id(x)] for x in tensors)
-        return copies
+            for chunk in utils._take_tensors(tensors, buffer_size):
+                flats = gpus._coalesced(chunk, others)
+                for there, flat in zip(found, flats, strict=True):
+                    copies = utils._unflatten_dense_tensors(flat, chunk)
+                    there.update(zip(map(id, chunk), copies, strict=True))
+        return [list(tensors), *([there[id(x)] for x in tensors] for there in found)]
 
     def scatter(
         x: Tensor,

@@ -33,6 +33,7 @@ _ON_CUDA = {
     "convolution_overrideable": ("cudnn_convolution", {"input": "self"}),
     "embedding": ("index_select", {"weight": "self", "indices": "index"}),
     "stack": ("cat", {}),
+    "allclose": ("eq.Tensor", {}),  # what it begins with
     "native_batch_norm": ("cudnn_batch_norm", {}),
     "_native_batch_norm_legit": ("cudnn_batch_norm", {}),
     "_batch_norm_with_update": ("cudnn_batch_norm", {}),
@@ -85,6 +86,18 @@ def no_kernel(name: str) -> str:
 def other_device(device: torch.device) -> str:
     return NOT_ON_GPUS.format(
         what=f"A tensor from {device}", why="they exchange data only with the CPU"
+    )
+
+
+def unseen(name: str) -> str:
+    return NOT_ON_GPUS.format(what=name, why="other libraries see no virtual GPU")
+
+
+def other_storage(here: torch.device, there: torch.device) -> str:
+    return (
+        f'Attempted to set the storage of a tensor on device "{here}" to a storage on '
+        f'different device "{there}".  This is no longer allowed; the devices must '
+        "match."
     )
 
 
@@ -218,7 +231,8 @@ def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
             f"({type_name(weight.dtype, weight_on.type)}) should be the same{mkldnn}"
         )
     full = full_name(op)
-    kind = _kind(full)
+    name, renamed = _ON_CUDA.get(op.name, (op.name, {}))
+    kind = _kind(full if name == op.name else name)
     checks = _checks_devices(full)
     if kind == "iterator" or torch.Tag.pointwise in op.func.tags and not checks:
         common = next((d for _, _, d in named if d.type != "cpu"), first)
@@ -231,11 +245,7 @@ def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
             CPU,
         )
         return RuntimeError(two_devices(common, other))
-    name, renamed = _ON_CUDA.get(op.name, (op.name, {}))
-    if name != op.name:
-        kind, overload = _kind(name), ""
-    else:
-        overload = op.func._schema.overload_name
+    overload = op.func._schema.overload_name if name == op.name else ""
     if kind == "structured":
         method = f"wrapper_CUDA_{name}" + (f"_{overload}" if overload else "")
     else:
@@ -248,6 +258,19 @@ def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
         f"{renamed.get(argument, argument)} is on {device}, different from other "
         f"tensors on {first} (when checking argument in method {method})"
     )
+
+
+def check_generator(generator: torch.Generator | None, place: torch.device) -> None:
+    """What an op says of random numbers from elsewhere.
+
+    Raises:
+        RuntimeError: the generator is for another type of device.
+    """
+    if generator is not None and generator.device.type != place.type:
+        raise RuntimeError(
+            f"Expected a '{place.type}' device type for generator but found "
+            f"'{generator.device.type}'"
+        )
 
 
 def check_gradient(gpus: Machine, args: tuple) -> None:

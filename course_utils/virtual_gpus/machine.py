@@ -46,6 +46,7 @@ from course_utils.virtual_gpus.records import (
 CPU = surface.CPU  # one object, so that `is` may compare
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 aten = torch.ops.aten
+_register_hook = Tensor.register_hook  # it is replaced, see surface.py
 
 # Inside it PyTorch's own C++ answers, past every mode and every patched method.
 truth = torch._C.DisableTorchFunction
@@ -206,6 +207,11 @@ class Machine:
 
         return enter
 
+    @property
+    def is_on(self) -> bool:
+        """Is it this machine that is on?"""
+        return self is active
+
     # ---- devices ---------------------------------------------------------------------
 
     def device_of(self, x: Tensor) -> torch.device:
@@ -216,12 +222,15 @@ class Machine:
             return self._where(x)
 
     def drifts(self, x: Tensor) -> bool:
-        """Is this a helper of C++ of which nothing says where it is? See `_drift`."""
+        """Is this a helper of C++ of which nothing says where it is? See `_drift`.
+
+        Wrappers without a storage count as such: PyTorch does not check them either.
+        """
         with truth():
             try:
                 owned = self._owned.get(x.untyped_storage()._cdata)
-            except (NotImplementedError, RuntimeError):  # it has no storage
-                return False
+            except (NotImplementedError, RuntimeError):
+                return True
             return owned is not None and owned.drifts
 
     def _where(self, x: Tensor) -> torch.device:
@@ -336,16 +345,26 @@ class Machine:
             owned.drifts = True
             self._enter(storage, owned)
 
-    def _resized(self, x: Tensor) -> None:
-        storage = x.untyped_storage()
+    def _resized(self, storage: Any) -> None:
         owned = self._owned.get(storage._cdata)
         nbytes = -(-storage.nbytes() // BLOCK) * BLOCK
         if owned is not None and not owned.drifts and nbytes != owned.nbytes:
             gpu = self._gpus[owned.device.index]
             self._settle()
             gpu.remove(owned)
-            owned.nbytes = nbytes
+            owned.nbytes, owned.born = nbytes, next(self._births)
             gpu.add(owned)
+
+    def _resize(self, storage: Any, resize: Callable[[], Any], nbytes: int) -> Any:
+        """A storage changes its size; one that grows needs room for old and new."""
+        __tracebackhide__ = True
+        with truth(), self._lock:
+            owned = self._owned.get(storage._cdata)
+            if owned is not None and not owned.drifts and nbytes > storage.nbytes():
+                self._room(owned.device, -(-nbytes // BLOCK) * BLOCK)
+            out = resize()
+            self._resized(storage)
+            return out
 
     def _classify(self, x: Tensor, kind: str) -> None:
         """Whatever holds these bytes, it is now known as `kind`."""
@@ -363,6 +382,17 @@ class Machine:
             self._leaves[key] = weakref.ref(
                 leaf, lambda _: self._leaves.pop(key, None) and None
             )
+
+    def _send_gradients_back(self, inputs: list[Tensor]) -> None:
+        """The gradient of a CPU number beside a GPU's tensors is on the CPU."""
+        for x in inputs if torch.is_grad_enabled() else ():
+            if x.requires_grad and not x.dim() and self._where(x) is CPU:
+                if self._to_host not in (x._backward_hooks or {}).values():
+                    _register_hook(x, self._to_host)
+
+    @torch.utils.hooks.unserializable_hook
+    def _to_host(self, grad: Tensor) -> Tensor | None:
+        return self._moved(grad, CPU) if self.is_on and not self.drifts(grad) else None
 
     def _find_gradients(self) -> None:
         with truth():
@@ -583,6 +613,8 @@ class Machine:
             source = self._where(x)
             if x.layout is not torch.strided:
                 raise NotImplementedError(errors.layout(x.layout))
+            if source.type == "meta":  # Module.to() looks for these words
+                raise NotImplementedError("Cannot copy out of meta tensor; no data!")
             if source.type not in ("cpu", "cuda"):
                 raise NotImplementedError(errors.other_device(source))
             nbytes = x.numel() * x.element_size()
@@ -627,22 +659,24 @@ class Machine:
         return _Move.apply(x, destination, self, cause, waits)
 
     def _coalesced(
-        self, tensors: Sequence[Tensor], destination: torch.device
-    ) -> Tensor:
-        """Many small tensors as one flat one on another device, in one transfer."""
+        self, tensors: Sequence[Tensor], destinations: Sequence[torch.device]
+    ) -> list[Tensor]:
+        """Many small tensors as one flat one, which goes to each device in turn."""
+        if not destinations:
+            return []
         flat = torch._utils._flatten_dense_tensors(tensors)
-        copy = self._copy(flat, destination, self._thread.cause)
-        kinds = set()
+        copies = [self._copy(flat, to, self._thread.cause) for to in destinations]
         with truth(), self._lock:
-            for x in tensors:
-                owned = self._owned.get(x.untyped_storage()._cdata)
-                kinds.add(OTHER if owned is None else owned.kind)
-            self._classify(copy, kinds.pop() if len(kinds) == 1 else OTHER)
-        return copy
+            owned = [self._owned.get(x.untyped_storage()._cdata) for x in tensors]
+            kinds = {OTHER if one is None else one.kind for one in owned}
+            kind = kinds.pop() if len(kinds) == 1 else OTHER
+            for copy in copies:
+                self._classify(copy, kind)
+        return copies
 
     def _storage_on(self, storage: Any, device: torch.device) -> Any:
         """A storage that was just read from a file goes to a device."""
-        with truth(), self._lock:
+        with truth(), self._lock, torch._C._DisableTorchDispatch():
             plain = getattr(storage, "_untyped_storage", storage)
             x = torch.empty(0, dtype=torch.uint8).set_(plain)
             owned = self._owned.get(plain._cdata)
@@ -696,6 +730,8 @@ class Machine:
             surface.CHECKS[func](self, args)
         elif func in surface.CTC:
             args, kwargs = surface.plain_lengths(args, kwargs)
+        if kwargs.get("generator") is not None:
+            surface.check_generator(self, args, kwargs)
         with self._called_with(args):
             out = func(*args, **kwargs)
         if func is torch._VF._pad_packed_sequence:
@@ -786,6 +822,8 @@ class Machine:
         if home is not None:
             if number is not None and host is None and not errors.takes_numbers(op):
                 host = number
+            if number is not None and number.requires_grad:
+                self._send_gradients_back(inputs)
             if (
                 host is not None
                 and not op.cross
@@ -838,7 +876,7 @@ class Machine:
             self._mark_pinned(out)
         if op.resizes and home is not None:
             for x in inputs:
-                self._resized(x)
+                self._resized(x.untyped_storage())
         if thread.quiet:
             return out
         if op.name == "_local_scalar_dense" and home is not None:
@@ -931,9 +969,11 @@ class Machine:
             elif target is not None:
                 self._spend(op, target, seconds, args, kwargs, out)
             return out
-        if op.func is aten.set_.source_Tensor:
-            return op.func(*args, **kwargs)
         destination, source = self._where(args[0]), self._where(args[1])
+        if op.func is aten.set_.source_Tensor:
+            if destination != source and not any(map(self.drifts, args[:2])):
+                raise RuntimeError(errors.other_storage(destination, source))
+            return op.func(*args, **kwargs)
         out, seconds = self._kernel(op, args, kwargs)
         if destination != source:
             nbytes = args[0].numel() * args[0].element_size()

@@ -66,7 +66,9 @@ PRIVATE = (
     "torch._utils._unflatten_dense_tensors",
     "torch._VF._pack_padded_sequence",
     "torch._VF._pad_packed_sequence",
+    "torch.Tensor._backward_hooks",
     "torch.accelerator._utils._get_device_index",
+    "torch.autograd.Function._backward_cls",
     "torch.autograd._engine_run_backward",
     "torch.autograd._get_sequence_nr",
     "torch.autograd.graph._engine_run_backward",
@@ -250,6 +252,13 @@ def default_device() -> torch.device | None:
     return None
 
 
+def check_generator(gpus: Machine, args: tuple, kwargs: dict) -> None:
+    """What ops say of random numbers from elsewhere; factories do it by themselves."""
+    tensors = tensors_in((*args, *kwargs.values()), [])
+    if tensors and not tensors[0].is_meta:
+        errors.check_generator(kwargs["generator"], gpus.device_of(tensors[0]))
+
+
 def plain_lengths(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """The arguments of `ctc_loss` with its lengths, often CPU tensors, as numbers."""
 
@@ -289,12 +298,7 @@ def factory(gpus: Machine, func: Any, args: tuple, kwargs: dict) -> Any:
     place = CPU if device is None else gpus.resolve(device)
     if place is None:
         return NotImplemented
-    generator = kwargs.get("generator")
-    if generator is not None and generator.device.type != place.type:
-        raise RuntimeError(
-            f"Expected a '{place.type}' device type for generator but found "
-            f"'{generator.device.type}'"
-        )
+    errors.check_generator(kwargs.get("generator"), place)
     pinned = kwargs.get("pin_memory")
     if pinned and place is not CPU:
         raise RuntimeError("Only dense CPU tensors can be pinned")
@@ -443,6 +447,7 @@ def install(gpus: Machine, patches: Patches) -> None:
     _tensor_methods(gpus, patches)
     _modules_and_optimizers(gpus, patches)
     _autograd_and_threads(gpus, patches)
+    _gradients(gpus, patches)
     cuda.install(gpus, patches)
     patches.later(_forget_default_device)
     if _Compiler.NAME not in sys.modules:
@@ -604,11 +609,7 @@ def _tensor_methods(gpus: Machine, patches: Patches) -> None:
 
     def no_dlpack(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if where(x).type == "cuda":
-            raise BufferError(
-                errors.NOT_ON_GPUS.format(
-                    what="__dlpack__", why="other libraries see no virtual GPU"
-                )
-            )
+            raise BufferError(errors.unseen("__dlpack__"))
         return dlpack(x, *args, **kwargs)
 
     def tolist(x):
@@ -647,7 +648,16 @@ def _tensor_methods(gpus: Machine, patches: Patches) -> None:
     def share_memory_(x):
         return x if where(x).type == "cuda" else share(x)
 
-    dlpack, share = Tensor.__dlpack__, Tensor.share_memory_
+    def is_shared(x):
+        return where(x).type == "cuda" or shared(x)
+
+    def no_array_interface(x: Tensor) -> Any:
+        if where(x).type == "cuda":  # so that hasattr() says no, as for CPU tensors
+            raise AttributeError(errors.unseen("__cuda_array_interface__"))
+        return array_interface.__get__(x)
+
+    dlpack, share, shared = Tensor.__dlpack__, Tensor.share_memory_, Tensor.is_shared
+    array_interface = Tensor.__cuda_array_interface__
     patches.set(
         Tensor,
         device=property(lambda x: where(x)),
@@ -666,6 +676,8 @@ def _tensor_methods(gpus: Machine, patches: Patches) -> None:
         copy_=method(copy_),
         __setitem__=__setitem__,
         share_memory_=share_memory_,
+        is_shared=method(is_shared),
+        __cuda_array_interface__=property(no_array_interface),
         pin_memory=lambda x, *_, **__: gpus._pin(x),
         is_pinned=lambda x, *_, **__: gpus._is_pinned(x),
         record_stream=lambda x, stream: None,
@@ -699,8 +711,18 @@ def _tensor_methods(gpus: Machine, patches: Patches) -> None:
             return storage
         return gpus._storage_on(Storage(storage.nbytes()).copy_(storage), place)
 
-    storage_clone = Storage.clone
-    patches.set(Storage, device=property(owner), clone=clone, cuda=storage_cuda)
+    def resize_(storage, nbytes):
+        """FSDP frees and fills its parameters with this."""
+        return gpus._resize(storage, lambda: storage_resize_(storage, nbytes), nbytes)
+
+    storage_clone, storage_resize_ = Storage.clone, Storage.resize_
+    patches.set(
+        Storage,
+        device=property(owner),
+        clone=clone,
+        cuda=storage_cuda,
+        resize_=resize_,
+    )
 
     _old_tensor_types(gpus, patches)
 
@@ -812,6 +834,8 @@ def _autograd_and_threads(gpus: Machine, patches: Patches) -> None:
     @functools.wraps(engine)
     def backward(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        # What `backward(gradient)` or `grad(…, grad_outputs=…)` begins with.
+        args = (args[0], _at_home(gpus, args[1], _homes(gpus, args[0])), *args[2:])
         # `loss.backward()` came through our function mode, which PyTorch has switched
         # off for the time of the call: a backward that is written in Python needs it.
         try:
@@ -862,6 +886,111 @@ def _autograd_and_threads(gpus: Machine, patches: Patches) -> None:
         start(self)
 
     patches.set(threading.Thread, start=start_thread)
+
+
+# --- gradients: what autograd's engine checks, but it sees CPU tensors only -----------
+
+
+def _at_home(gpus: Machine, grads: Any, places: Any, whose: str = "") -> tuple:
+    """Gradients, if they are where they belong; those without dimensions are moved.
+
+    Raises:
+        RuntimeError: one is on another device.
+    """
+    __tracebackhide__ = True
+    found = list(grads)
+    if not gpus.is_on:
+        return tuple(found)
+    for i, (grad, place) in enumerate(zip(grads, places, strict=False)):
+        if grad is None or place is None:
+            continue
+        there = gpus.device_of(grad)
+        if there == place or gpus.drifts(grad):
+            continue
+        if grad.dim():
+            raise RuntimeError(
+                f"{whose}invalid gradient at index {i} - expected device {place} but "
+                f"got {there}"
+            )
+        found[i] = gpus._moved(grad, place)
+    return tuple(found)
+
+
+def _homes(gpus: Machine, values: Any) -> list[torch.device | None]:
+    """Where the gradients of tensors belong; None where nothing says it."""
+    with torch._C.DisableTorchFunction():
+        return [
+            gpus.device_of(x)
+            if isinstance(x, Tensor) and x.requires_grad and not gpus.drifts(x)
+            else None
+            for x in values
+        ]
+
+
+def _gradients(gpus: Machine, patches: Patches) -> None:
+    """Check the gradients that a Function of yours and the hooks of tensors return."""
+    from course_utils.virtual_gpus.machine import _Move
+
+    apply = vars(torch.autograd.Function)["apply"]  # of classes, so not yet bound
+    register, truth = Tensor.register_hook, torch._C.DisableTorchFunction
+    written_in_python = torch.autograd.function.BackwardCFunction
+
+    def watch(node: Any, places: list, once: bool = False) -> None:
+        """Check what an autograd node returns, the gradients of its inputs."""
+        whose = f"Function {node.name()} returned an "
+
+        def check(grads: tuple, _: tuple) -> tuple:
+            if once:
+                handle.remove()
+            return _at_home(gpus, grads, places, whose)
+
+        handle = node.register_hook(check)
+
+    @functools.wraps(apply)
+    def watched(cls: type, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        call = apply.__get__(None, cls)
+        if cls is _Move:
+            return call(*args, **kwargs)
+        places = _homes(gpus, (x for x in args if isinstance(x, Tensor)))
+        out = call(*args, **kwargs)
+        with truth():
+            for x in tensors_in((out,), []):
+                if isinstance(x.grad_fn, cls._backward_cls):
+                    watch(x.grad_fn, places)
+                    break
+        return out
+
+    def after_hook(hook: Callable, grad: Tensor, new: Tensor) -> None:
+        here, there = gpus.device_of(grad), gpus.device_of(new)
+        if here == there or gpus.drifts(grad) or gpus.drifts(new):
+            return
+        if here.type != there.type:
+            raise RuntimeError(
+                f"hook '{getattr(hook, '__name__', hook)}' has changed the type of "
+                f"value (was {errors.type_name(grad.dtype, here.type)} got "
+                f"{errors.type_name(new.dtype, there.type)})"
+            )
+        # PyTorch notices another GPU only when the gradient has gone on.
+        node = torch._C._current_autograd_node()
+        if node is not None and not isinstance(node, written_in_python):
+            watch(node, [here] * len(node.next_functions), once=True)
+
+    @functools.wraps(register)
+    def register_hook(x: Tensor, hook: Callable) -> Any:
+        @functools.wraps(hook)
+        def call(grad: Tensor) -> Any:
+            __tracebackhide__ = True
+            new = hook(grad)
+            if isinstance(new, Tensor) and gpus.is_on:
+                after_hook(hook, grad, new)
+            return new
+
+        with truth():
+            return register(x, call)
+
+    patches.set(torch.autograd.Function, apply=classmethod(watched))
+    patches.set(Tensor, register_hook=register_hook)
 
 
 def _scripted(gpus: Machine, original: Callable) -> Callable:
