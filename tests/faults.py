@@ -26,7 +26,7 @@ PLACES = (RANKS, CHECK, WORKER, GPUS, QUIZ, PROGRESS, COMMAND)
 KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
 FRESH = "(Rank 1 was started afresh, without variables; the other ranks keep theirs."
 OTHERS_WAITED = "Ranks 0, 2 and 3 were waiting in barrier"
-NEEDS_ALL = "A collective returns only when every rank of its group calls it;"
+NEEDS_ALL = "Every rank of a group must call its collectives;"
 PASSED = "✓ 99.total: passed"
 CRASHED = "✗ 99.total: crashed"
 STUCK = "✗ 99.total: stuck"
@@ -290,7 +290,7 @@ mistake(
         STUCK,
         "Rank 0 waits in all_reduce, line 4 of the cell",
         "Rank 1 returned.",
-        "every rank of the group calls it",
+        "Every rank of the group must call a collective",
     ),
     worker=seen(
         "lost the connection to another rank. Finished by then: 1.",

@@ -767,8 +767,8 @@ def test_a_collective_with_only_some_ranks(two):
         "Rank 0 was stuck in all_reduce, line 1 of the cell: "
         "dist.all_reduce(torch.ones(2))\n"
         "Rank 1 was left out of this cell.\n"
-        "A collective returns only when every rank of its group calls it; a recv needs "
-        "its send.\n" + KEPT
+        "Every rank of a group must call its collectives; a recv needs its send.\n"
+        + KEPT
     )
     works(two)
 

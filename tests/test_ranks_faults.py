@@ -38,10 +38,7 @@ FRESH_1 = (
     "The next cell gets a new process group.)"
 )
 DEADLOCK = "Deadlock: nothing moves, and nothing will."
-NEEDS_ALL = (
-    "A collective returns only when every rank of its group calls it; "
-    "a recv needs its send."
-)
+NEEDS_ALL = "Every rank of a group must call its collectives; a recv needs its send."
 EACH_OTHER = "All ranks wait for each other: nobody sends what the others expect."
 DEADLOCK_SECONDS = 2.5  # to notice it, and to free everybody
 LADDER_SECONDS = 2.7  # at most, to end what does not end by itself

@@ -279,7 +279,7 @@ def test_a_deadlock_is_named(ranks):
         "Deadlock: nothing moves, and nothing will.\n"
         "Rank 1 was stuck in barrier, line 2 of the cell: dist.barrier()\n"
         "Rank 0 finished the cell.\n"
-        "A collective returns only when every rank of its group calls it; "
+        "Every rank of a group must call its collectives; "
         "a recv needs its send.\n" + KEPT
     )
     kept(ranks)

@@ -456,8 +456,8 @@ class _Look:
             lines.append("Is there a loop that never ends?")
         else:
             lines.append(
-                "A collective returns only when every rank of the group calls it, "
-                "and a recv needs its send."
+                "Every rank of the group must call a collective, and a recv needs its "
+                "send."
             )
         lines += [*self._prints_of(first.rank), _more(self.task)]
         return Outcome(self.task, status, tuple(lines))

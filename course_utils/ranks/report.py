@@ -349,8 +349,7 @@ def describe_failures(
         )
     elif any(f.error == "waiting" for f in stuck):
         parts.append(
-            "A collective returns only when every rank of its group calls it; "
-            "a recv needs its send."
+            "Every rank of a group must call its collectives; a recv needs its send."
             if by_kind["died"]
             or raised
             or finished
