@@ -7,8 +7,10 @@ On a rank, around any code::
     sent.calls      # [("all-reduce", 9896), ...]
     sent.nbytes     # of all of them
 
-Seen is what passes PyTorch's dispatcher: all of `torch.distributed`, also what DDP and
-`fully_shard` call by themselves, and the functional collectives, which DTensor uses.
+Seen is what passes PyTorch's dispatcher in this thread: the collectives of
+`torch.distributed`, also what DDP and `fully_shard` call by themselves, and the
+functional ones, which DTensor uses. Not seen is what goes past it: a method of a
+process group's backend, or the store.
 
 Calls and sizes are counted, not what goes over the wire. The bytes are those of the
 best algorithm; a backend may send more. gloo's reduce-scatter is an all-reduce, which
@@ -40,23 +42,33 @@ _COLLECTIVES = {
     "c10d": {
         "send": ("send", 0, lambda n: 1),
         "allreduce": ("all-reduce", 0, _twice),
+        "allreduce_coalesced": ("all-reduce", 0, _twice),
         "reduce": ("reduce", 0, _most),
         "broadcast": ("broadcast", 0, _most),
         "scatter": ("scatter", 1, _most),
         "gather": ("gather", 1, _most),
+        "gather_into_tensor": ("gather", 1, _most),
         "alltoall": ("all-to-all", 1, _most),
         "alltoall_base": ("all-to-all", 1, _most),
         "allgather": ("all-gather", 1, _others),
         "allgather_base": ("all-gather", 1, _others),
+        "allgather_coalesced": ("all-gather", 1, _others),
+        "allgather_into_tensor_coalesced": ("all-gather", 1, _others),
         "reduce_scatter": ("reduce-scatter", 1, _most),
         "reduce_scatter_base": ("reduce-scatter", 1, _most),
+        "reduce_scatter_tensor_coalesced": ("reduce-scatter", 1, _most),
     },
     "_c10d_functional": {
         "all_reduce": ("all-reduce", 0, _twice),
+        "all_reduce_coalesced": ("all-reduce", 0, _twice),
         "broadcast": ("broadcast", 0, _most),
         "all_to_all_single": ("all-to-all", 0, _most),
         "all_gather_into_tensor": ("all-gather", 0, _others),
+        "all_gather_into_tensor_out": ("all-gather", 0, _others),
+        "all_gather_into_tensor_coalesced": ("all-gather", 0, _others),
         "reduce_scatter_tensor": ("reduce-scatter", 0, _most),
+        "reduce_scatter_tensor_out": ("reduce-scatter", 0, _most),
+        "reduce_scatter_tensor_coalesced": ("reduce-scatter", 0, _most),
     },
 }
 

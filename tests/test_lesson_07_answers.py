@@ -184,6 +184,23 @@ def number_too_large(chunks):
     return dist.get_rank() + 1
 
 
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "`chunks[1.0]` is a TypeError")
+def number_as_a_float(chunks):
+    return float(reduce_scatter_ours(chunks))
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "do not follow each other around the ring")
+def numbered_in_reverse(chunks):
+    """A right sum on each rank, but `all_gather` cannot go on from there."""
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(step + 1 - rank) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(step - rank) % n], incoming)
+        mine += incoming
+    return (n - 1 - rank) % n
+
+
 @ANSWERS.wrong(
     "07.reduce_scatter", "wrong", "not the chunk itself, and no pair of both"
 )
@@ -570,6 +587,38 @@ def all_sent_as_float64(tensor):
     tensor.copy_(flat.view(tensor.shape))
 
 
+def sent_as(dtype, of):
+    """All-reduce in this dtype what has one of those dtypes, the others as they are."""
+
+    def all_reduce(tensor):
+        flat = tensor.contiguous().view(-1)
+        flat = flat.to(dtype) if flat.dtype in of else flat
+        both_halves(flat.tensor_split(dist.get_world_size()))
+        tensor.copy_(flat.view(tensor.shape))
+
+    return all_reduce
+
+
+ANSWERS.wrong("07.all_reduce", "wrong", "Is the dtype on the way larger than the")(
+    sent_as(torch.float32, of=[torch.bfloat16])
+)
+ANSWERS.wrong("07.all_reduce", "wrong", "Is the dtype on the way larger than the")(
+    sent_as(torch.float32, of=[torch.int16, torch.int8, torch.uint8])
+)
+ANSWERS.wrong("07.all_reduce", "wrong", "float32 has all whole numbers to 2^24 only")(
+    sent_as(torch.float32, of=[torch.int32])
+)
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "they have too many bytes")
+def all_of_the_memory(tensor):
+    """Takes what is around a row as well."""
+    if not tensor.is_contiguous():
+        return split_and_both_halves(tensor)
+    flat = tensor.new_empty(0).set_(tensor.untyped_storage())
+    both_halves(flat.tensor_split(dist.get_world_size()))
+
+
 @ANSWERS.wrong("07.all_reduce", "wrong", "Is every chunk reduced, and gathered again?")
 def right_on_odd_numbers_of_ranks(tensor):
     rank, n = me()
@@ -830,6 +879,16 @@ def in_numbers(n, latency, bandwidth):
 def tree_one_way(n, latency, bandwidth):
     d, s = math.ceil(math.log2(n)), 2 * (n - 1)
     return latency * bandwidth * (s - d) / (d - s / n)
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "The size is right, but rounded.")
+def rounded(n, latency, bandwidth):
+    return round(solved(n, latency, bandwidth))
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "The size is right, but rounded.")
+def without_its_digits(n, latency, bandwidth):
+    return int(solved(n, latency, bandwidth))
 
 
 @ANSWERS.wrong("07.tree_wins", "wrong", "Those are seconds.")

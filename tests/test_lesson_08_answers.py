@@ -1,5 +1,6 @@
 """Lesson 08: what learners may hand in, and what they must be told."""
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -156,6 +157,10 @@ ANSWERS.wrong("08.predict_peak", "wrong", "How many layers are whole")((2500, 35
 ANSWERS.wrong("08.predict_peak", "wrong", "That is right, in GB.")((2.5, 3))
 ANSWERS.wrong("08.predict_peak", "wrong", "That is right, in bytes.")((2.5e9, 3e9))
 ANSWERS.wrong("08.predict_peak", "wrong", "a number; a tuple was expected")(2500)
+ANSWERS.wrong("08.predict_peak", "wrong", "It has 1 item; 2 were expected.")((2500,))
+ANSWERS.wrong("08.predict_peak", "wrong", "It has 3 items; 2 were expected.")(
+    (2500, 3000, 1)
+)
 ANSWERS.right("08.predict_peak")((2500, 3000))
 ANSWERS.right("08.predict_peak")([2500.0, 3000.0])
 
@@ -250,6 +255,42 @@ class KeepsTheWholeInAList(Shard):
     def gathered(self):
         self.whole = super().gathered().tolist()
         return torch.tensor(self.whole)
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "Of the given tensors, keep the shapes only")
+class KeepsANumPyArray(Shard):
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.numbers = np.concatenate([tensor.numpy().ravel() for tensor in tensors])
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "What unshard() has gathered stays")
+class KeepsTheWholeInNumPy(Shard):
+    def gathered(self):
+        self.whole = super().gathered().numpy().copy()
+        return torch.tensor(self.whole)
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "Of the given tensors, keep the shapes only")
+class KeepsTheNumbersInTheClass(Shard):
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        type(self).kept = [tensor.tolist() for tensor in tensors]
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "the given tensors have changed")
+class ClearsWhatItWasGiven(Shard):
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        tensors.clear()
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "the given tensors have changed")
+class FreesWhatItWasGiven(Shard):
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        for tensor in tensors:
+            tensor.zero_()
 
 
 @ANSWERS.wrong("08.flat_shard", "wrong", "every n-th number")
@@ -454,6 +495,41 @@ def all_reduced_functionally(gradient):
     return functional.wait_tensor(total).chunk(n)[dist.get_rank()].clone()
 
 
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "too much was sent. An all-reduce")
+def all_reduced_as_a_list(gradient):
+    total, n = gradient.clone(), dist.get_world_size()
+    dist.all_reduce_coalesced([total])
+    return total.chunk(n)[dist.get_rank()] / n
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "too much was sent. An all-reduce")
+def gathered_as_a_list(gradient):
+    n = dist.get_world_size()
+    rows = [[torch.empty_like(gradient)] for _ in range(n)]
+    dist.all_gather_coalesced(rows, [gradient])
+    return sum(row for (row,) in rows).chunk(n)[dist.get_rank()] / n
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "or by a backend's own methods?")
+def by_the_backend(gradient):
+    n = dist.get_world_size()
+    piece = torch.empty(len(gradient) // n)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend._reduce_scatter_base(piece, gradient).wait()
+    return piece / n
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "The numbers went another way: by the")
+def through_the_store(gradient):
+    import pickle
+
+    store, n = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+    key = f"gradient of {len(gradient)}"
+    store.set(f"{key} {dist.get_rank()}", pickle.dumps(gradient))
+    total = sum(pickle.loads(store.get(f"{key} {other}")) for other in range(n))
+    return total.chunk(n)[dist.get_rank()] / n
+
+
 @ANSWERS.wrong("08.reduce_scatter", "wrong", "Nearly right, but rounded.")
 def in_16_bits(gradient):
     return direct(gradient.half()).float()
@@ -585,6 +661,23 @@ def by_all_to_all(gradient):
     rows = torch.empty_like(gradient)
     dist.all_to_all_single(rows, gradient.clone())
     return rows.view(dist.get_world_size(), -1).mean(dim=0)
+
+
+@ANSWERS.right("08.reduce_scatter")
+def sent_by_threads(gradient):
+    import threading
+
+    n, rank = dist.get_world_size(), dist.get_rank()
+    pieces = gradient.chunk(n)
+    total = pieces[rank].clone()
+    for step in range(1, n):
+        piece, to = torch.empty_like(total), (rank + step) % n
+        thread = threading.Thread(target=dist.send, args=(pieces[to], to))
+        thread.start()
+        dist.recv(piece, (rank - step) % n)
+        thread.join()
+        total += piece
+    return total / n
 
 
 @ANSWERS.right("08.reduce_scatter")
@@ -870,6 +963,44 @@ class CoursesReduce(OneUnit):
         return fsdp.reduce_scatter(flat) / dist.get_world_size()
 
 
+@ANSWERS.wrong("08.one_unit", "wrong", "An all-reduce sends twice as much")
+class AllReducedAsAList(OneUnit):
+    def reduce(self, flat):
+        return all_reduced_as_a_list(flat)
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "or by a backend's own methods?")
+class ReducedByTheBackend(OneUnit):
+    def reduce(self, flat):
+        return by_the_backend(flat)
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "something as large is still there")
+class KeepsACopyBetween(OneUnit):
+    def forward(self, *args):
+        self.gather()
+        self.copy = self.whole.clone()
+        output = self.module(*args)
+        self.free()
+        output.register_hook(self.before_backward)
+        return output
+
+    def clean(self):
+        super().clean()
+        self.copy = None
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "autograd keeps until the backward")
+class ComputesWithCopies(OneUnit):
+    def forward(self, *args):
+        self.gather()
+        copies = {name: p.clone() for name, p in self.module.named_parameters()}
+        output = torch.func.functional_call(self.module, copies, args)
+        self.free()
+        output.register_hook(self.before_backward)
+        return output
+
+
 @ANSWERS.wrong("08.one_unit", "crashed", "works from its next call on")
 class HookOnTheModuleAfterItsCall(OneUnit):
     def forward(self, *args):
@@ -929,7 +1060,7 @@ def whole(model):
 
 def sharded_first(model, lr=0.05):
     for layer in model:
-        if isinstance(layer, nn.Linear):
+        if list(layer.parameters()):
             fully_shard(layer)
     fully_shard(model)
     return torch.optim.AdamW(model.parameters(), lr=lr)
@@ -959,7 +1090,7 @@ def optimizer_still_first(model, batches, lr):
     return whole(model) if dist.get_rank() == 0 else whole(model) and None
 
 
-@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "All parameters were gathered")
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "Several layers were gathered")
 def one_unit_still(model, batches, lr):
     def make(model):
         return torch.optim.AdamW(fully_shard(model).parameters(), lr=lr)
@@ -1012,10 +1143,42 @@ def clipped_by_own_norm(model, batches, lr):
     return whole(model)
 
 
-@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "Nothing was gathered.")
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "No layer was gathered.")
 def not_sharded(model, batches, lr):
     train_with(model, batches, lambda model: torch.optim.AdamW(model.parameters(), lr))
     return dict(model.named_parameters())
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "No layer was gathered.")
+def with_ddp(model, batches, lr):
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    train_with(wrapped, batches, lambda m: torch.optim.AdamW(m.parameters(), lr=lr))
+    return dict(model.named_parameters()) if dist.get_rank() == 0 else None
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "not nn.Linear alone")
+def linear_layers_only(model, batches, lr):
+    def make(model):
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        fully_shard(model)
+        return torch.optim.AdamW(model.parameters(), lr=lr)
+
+    train_with(model, batches, make)
+    return whole(model) if dist.get_rank() == 0 else whole(model) and None
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "takes all that are in no other")
+def every_second_layer(model, batches, lr):
+    def make(model):
+        for layer in model[::2]:
+            fully_shard(layer)
+        fully_shard(model)
+        return torch.optim.AdamW(model.parameters(), lr=lr)
+
+    train_with(model, batches, make)
+    return whole(model) if dist.get_rank() == 0 else whole(model) and None
 
 
 @ANSWERS.right("08.spot_the_optimizer")
@@ -1159,6 +1322,53 @@ def last_forgotten(units, grad):
         if before:
             before[0].grad = before[1].wait() / n
         before = unit, unit.reduce_scatter(gradient)
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "keep no gradient yourself")
+def keeps_gradients(units, grad):
+    kept = []
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        kept.append(gradient)
+        unit.grad = unit.reduce_scatter(gradient).wait() / dist.get_world_size()
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "The whole gradients pile up")
+def copies_pile_up(units, grad):
+    requests = []
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        requests.append(unit.reduce_scatter(gradient / dist.get_world_size()))
+    for unit, request in zip(reversed(units), requests, strict=True):
+        unit.grad = request.wait()
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "An all-reduce would bring every rank")
+def reduced_by_hand(units, grad):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        dist.all_reduce(gradient)
+        unit.grad = gradient.reshape(n, -1)[rank] / n
+
+
+@ANSWERS.right("08.spot_the_pile")
+def divided_first(units, grad):
+    before = None
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        if before:
+            before[0].grad = before[1].wait()
+        before = unit, unit.reduce_scatter(gradient / dist.get_world_size())
+    before[0].grad = before[1].wait()
 
 
 @ANSWERS.right("08.spot_the_pile")

@@ -31,6 +31,9 @@ def check_collectives():
         dist.recv(torch.empty(6), (rank - 1) % n)
         request.wait()
 
+    def waited(tensors):
+        return [functional.wait_tensor(tensor) for tensor in tensors]
+
     mine = [*parts] if rank == 0 else None
     calls = {
         "send": (24, to_the_next),
@@ -55,6 +58,10 @@ def check_collectives():
             lambda: functional.wait_tensor(
                 functional.all_gather_into_tensor(part, n, world)
             ),
+            lambda: dist.all_gather_coalesced([[one] for one in parts], [part]),
+            lambda: waited(
+                functional.all_gather_into_tensor_coalesced([part], n, world)
+            ),
         ),
         "reduce-scatter": (
             (n - 1) * 24,
@@ -62,6 +69,9 @@ def check_collectives():
             lambda: dist.reduce_scatter_tensor(torch.empty(6), whole),
             lambda: functional.wait_tensor(
                 functional.reduce_scatter_tensor(whole, "sum", n, world)
+            ),
+            lambda: waited(
+                functional.reduce_scatter_tensor_coalesced([whole], "sum", n, world)
             ),
         ),
         "all-to-all": (
@@ -74,6 +84,8 @@ def check_collectives():
         "all-reduce": (
             2 * (n - 1) / n * 24,
             lambda: functional.wait_tensor(functional.all_reduce(part, "sum", world)),
+            lambda: dist.all_reduce_coalesced([part.clone()]),
+            lambda: waited(functional.all_reduce_coalesced([part], "sum", world)),
         ),
     }
     for name, (nbytes, *ways) in several.items():

@@ -1,6 +1,7 @@
 """Lesson 07, ring all-reduce: the tasks of its exercise."""
 
 import math
+import operator
 from dataclasses import replace
 
 import torch
@@ -21,7 +22,7 @@ from course_utils.checks.messages import (
     waits,
     watched,
 )
-from course_utils.checks.mistakes import is_wrong, right_but, says
+from course_utils.checks.mistakes import is_rounded, is_wrong, right_but, says
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
 from course_utils.messages import in_steps
 
@@ -274,11 +275,13 @@ def in_chunks(size, rank, world_size):
 
 
 def number_of(value):
-    """The number of a chunk, where there can be no doubt that it is meant; or None."""
+    """The number of a chunk, if a list can be asked for it; or None."""
     if isinstance(value, torch.Tensor):
         value = value.item() if value.numel() == 1 else None
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return int(value) if is_number and value == int(value) else None
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:  # as `chunks[1.0]` is
+        return None
 
 
 def try_reduce_scatter(answer, chunks):
@@ -319,8 +322,8 @@ def reduce_scattered(rank, inputs):
         ),
         "that chunk": Such("its sum over all ranks", is_finished),
         "the chunks that the ranks finish": Such(
-            f"the numbers 0 to {n - 1}, each on one rank",
-            lambda numbers: sorted(numbers) == list(range(n)),
+            "(r + shift) mod n on rank r, with one shift for all",
+            lambda numbers: numbers == [(numbers[0] + r) % n for r in range(n)],
         ),
         "all chunks": ANYTHING,
         SAME: ANYTHING,
@@ -376,10 +379,20 @@ REDUCE_SCATTER = Task(
         Mistake(
             when=lambda attempt: (
                 "that chunk" not in attempt.got
-                and not isinstance(attempt.got["the number that it returned"], int)
+                and not isinstance(
+                    attempt.got["the number that it returned"], (int, float)
+                )
             ),
             says="Return the number of the chunk that is finished here, and nothing "
             "else: a whole number, not the chunk itself, and no pair of both.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                "that chunk" not in attempt.got
+                and isinstance(attempt.got["the number that it returned"], float)
+            ),
+            says="That is a float, and `chunks[1.0]` is a TypeError. Return a whole "
+            "number, an int.",
         ),
         Mistake(
             when=lambda attempt: "that chunk" not in attempt.got,
@@ -422,6 +435,16 @@ REDUCE_SCATTER = Task(
             says="Add what arrives to the own chunk of the same number. A recv into "
             "the chunk itself would overwrite it: receive into a buffer of that size. "
             "And after an irecv, first wait, then add.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong("the chunks that the ranks finish")(attempt)
+                and sorted(attempt.got["the chunks that the ranks finish"])
+                == list(range(attempt.world_size))
+            ),
+            says="Each rank has finished another chunk, but they do not follow each "
+            "other around the ring. If rank r finishes chunk k, rank r + 1 must finish "
+            "chunk k + 1 (mod n): the all-gather of the next task counts on it.",
         ),
         Mistake(
             when=is_wrong("the chunks that the ranks finish"),
@@ -590,16 +613,22 @@ ALL_GATHER = Task(
 # -------------------------------------------------------------------------- all_reduce
 
 
+LARGE = {torch.int32: 30, torch.int64: 60, torch.float64: 40}  # powers of 2
+
+
 def any_tensor(case, rank, world_size):
-    """A tensor, with or without gaps between its elements."""
+    """A tensor, with or without gaps between its elements; or a part of another."""
     shape, dtype, how = case
     tensor = whole_numbers(shape, rank).to(dtype)
-    if how == "large" and rank < 2:  # they nearly cancel: what is lost, can be seen
-        tensor += (1 - 2 * rank) * 2 ** (60 if dtype == torch.int64 else 40)
+    # They nearly cancel: what is lost, can be seen.
+    if how == "large" and rank < 2 <= world_size:
+        tensor += (1 - 2 * rank) * 2 ** LARGE[dtype]
     if how == "transposed":
         tensor = tensor.t()
     elif how == "a column":
         tensor = tensor[:, 1]
+    elif how == "a row":  # without gaps, in a larger memory
+        tensor = tensor[1]
     return (tensor,)
 
 
@@ -669,9 +698,10 @@ ALL_REDUCE = Task(
         ((2, 3), torch.int64, ""),
         ((), torch.bfloat16, ""),
         ((0,), torch.float32, ""),
-        ((4, 5), torch.float32, "transposed"),
-        ((9, 3), torch.float32, "a column"),
-        ((100_003,), torch.float32, ""),
+        ((4, 5), torch.int16, "transposed"),
+        ((9, 3), torch.bfloat16, "a column"),
+        ((2, 100_003), torch.float32, "a row"),
+        ((6,), torch.int32, "large"),
         ((6,), torch.int64, "large"),
         ((6,), torch.float64, "large"),
     ),
@@ -792,6 +822,7 @@ TREE_WINS = Task(
         (6, 2e-3, 1e8),
         (1000, 1e-5, 2.5e10),
         (10_000, 1e-6, 1e11),
+        (8, 1e-6, 1e6),  # less than 2 bytes
     ),
     expect=lambda n, latency, bandwidth: costs.tree_wins_below(
         n, latency=latency, bandwidth=bandwidth
@@ -871,6 +902,12 @@ TREE_WINS = Task(
         Mistake(
             like=lambda n, a, b: -costs.tree_wins_below(n, latency=a, bandwidth=b),
             says="The size is right, but its sign is not.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_rounded(attempt) or attempt.got == int(attempt.expected) != 0
+            ),
+            says="The size is right, but rounded. Return it as it comes out.",
         ),
         Mistake(
             when=lambda attempt: attempt.error == "ZeroDivisionError",

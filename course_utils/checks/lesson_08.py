@@ -5,7 +5,9 @@ import functools
 import gc
 import re
 import time
+import weakref
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -185,6 +187,11 @@ def answered(*values):
     return lambda attempt: tuple(attempt.got) == values
 
 
+def first_is(value):
+    """Of two numbers, is this the first?"""
+    return lambda attempt: len(attempt.got) == 2 and attempt.got[0] == value
+
+
 PREDICT_PEAK = Task(
     id="08.predict_peak",
     title="Predict the peak",
@@ -202,23 +209,21 @@ PREDICT_PEAK = Task(
             says="That is right, in bytes. The task asks for MB.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got[0] == LAYER_MB,
+            when=first_is(LAYER_MB),
             says="That is the layer that is whole. The shards of all layers lie there "
             "as well, all the time.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got[0] == SHARDS_MB,
+            when=first_is(SHARDS_MB),
             says="Those are the shards of all layers. While a layer computes, it is "
             "whole, in memory of its own.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got[0] == LAYERS * LAYER_MB,
+            when=first_is(LAYERS * LAYER_MB),
             says="That is the whole model. Never is all of it there at once.",
         ),
         Mistake(
-            when=lambda attempt: (
-                attempt.got[0] == SHARDS_MB + LAYER_MB - LAYER_MB / GPUS
-            ),
+            when=first_is(SHARDS_MB + LAYER_MB - LAYER_MB / GPUS),
             says="You took the layer's own shard away. But shard and whole layer are "
             "in memory at the same time: the shard is what the optimizer changes.",
         ),
@@ -237,7 +242,7 @@ PREDICT_PEAK = Task(
             says="The two are swapped: without prefetch comes first.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got[0] == SHARDS_MB + LAYER_MB,
+            when=first_is(SHARDS_MB + LAYER_MB),
             says="The first is right. How many layers are whole at the same time if "
             "one is gathered ahead?",
         ),
@@ -271,6 +276,7 @@ SHAPES = {
 }
 
 
+GIVEN = "the given tensors are as they were"
 WHOLE_SHARD = "bytes that the object keeps"
 AFTERWARDS = "bytes that the object keeps after unshard()"
 
@@ -299,12 +305,22 @@ def new_bytes(before):
 
 
 def listed_bytes(value):
-    """Bytes of the numbers in lists and the like, as float32; tensors do not count."""
+    """Bytes of NumPy arrays, and of numbers in lists and the like, as float32.
+
+    Tensors do not count here, nor what only looks at their memory.
+    """
+    if isinstance(value, np.ndarray):
+        return value.nbytes * value.flags.owndata
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple | set):
         return sum(map(listed_bytes, value))
     return 4 * isinstance(value, float)
+
+
+def listed_in(unit):
+    """The same of all attributes of an object and of its class."""
+    return listed_bytes([getattr(unit, "__dict__", {}), dict(vars(type(unit)))])
 
 
 def settled(count, limit, seconds=2.0):
@@ -321,15 +337,20 @@ def settled(count, limit, seconds=2.0):
 def try_flat_shard(answer, kind):
     rank = dist.get_rank()
     before = alive()
-    unit = answer(tensors_of(kind))
-    listed = listed_bytes(getattr(unit, "__dict__", {}))
-    report = {WHOLE_SHARD: new_bytes(before) + listed}
+    tensors = tensors_of(kind)
+    unit = answer(tensors)
+    are_as_they_were = difference(tensors, tensors_of(kind), 0.0) is None
+    del tensors
+    report = {
+        GIVEN: are_as_they_were,
+        WHOLE_SHARD: new_bytes(before) + listed_in(unit),
+    }
     report["the shard"] = unit.shard.detach().clone()
     noted = report["the shard"].untyped_storage().nbytes()
     unit.unshard()  # what it returns is thrown away
     report[AFTERWARDS] = settled(
         lambda: new_bytes(before) - noted, unit.shard.detach().nbytes
-    ) + listed_bytes(getattr(unit, "__dict__", {}))
+    ) + listed_in(unit)
     report["unshard()"] = unit.unshard()
     report["the shard after unshard()"] = unit.shard.detach().clone()
     with torch.no_grad():
@@ -361,6 +382,7 @@ def sharded(rank, inputs):
     changed = torch.cat([shard + r + 1 for r, shard in enumerate(shards)])
     return {
         "the shard": shards[rank],
+        GIVEN: True,
         "bytes that the object keeps": shards[rank].nbytes,
         "unshard()": tensors_of(kind),
         "the shard after unshard()": shards[rank],
@@ -484,6 +506,12 @@ FLAT_SHARD = Task(
             says="That is the whole flat tensor. Cut out this rank's piece.",
         ),
         Mistake(
+            when=wrong_in(GIVEN),
+            says="The shard is right, but the given tensors have changed. They are not "
+            "yours: copy from them, and let them be. It is enough to keep no reference "
+            "to them.",
+        ),
+        Mistake(
             when=wrong_in(AFTERWARDS),
             says="What unshard() has gathered stays in the object. Between two calls "
             "there may be nothing but the shard: keep it in a local variable.",
@@ -583,15 +611,31 @@ def gradient_of(size, rank, n):
     return (gradient * (1 + 2.0**-12) if size == LONG else gradient,)
 
 
+def sent_bytes(sent, calls):
+    """What a rank sent: by collectives, and by messages, also those of its threads."""
+    messages = sum(call.nbytes for call in calls if call.kind == "send")
+    return messages + round(sum(part for name, part in sent.calls if name != "send"))
+
+
+def at_least_half(limit):
+    """Every byte may not be seen: an all-to-all with sizes is counted as one without.
+
+    What went another way altogether is.
+    """
+    return Such(f"at least {limit // 2:,}", lambda value: value >= limit // 2)
+
+
 def try_reduce_scatter(answer, gradient):
     with Sent() as sent, recorded() as calls:
         part = answer(gradient)
     others = [name for name, _ in sent.calls if name not in ("send", "all-to-all")]
+    nbytes = sent_bytes(sent, calls)
     return {
         WAITED: all_waited_for(calls),
         "its part": part,
         OWN: sent.count("reduce-scatter"),
-        "bytes sent": sent.nbytes,
+        "bytes sent": nbytes,
+        "bytes that were seen to be sent": nbytes,
         "collectives": len(others),
     }
 
@@ -617,6 +661,7 @@ def scattered(rank, inputs):
             f"at most {limit:,} (the gradient has {nbytes:,})",
             lambda value: value <= limit,
         ),
+        "bytes that were seen to be sent": at_least_half(limit),
         "collectives": ANYTHING,
     }
 
@@ -652,6 +697,14 @@ REDUCE_SCATTERS = tuple(
     name
     for name in ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
     if hasattr(dist, name)
+)
+
+UNSEEN = Mistake(
+    when=wrong_in("bytes that were seen to be sent"),
+    says="The result is right, but this rank was seen to send less than the others "
+    "need of it. The numbers went another way: by the store, or by a backend's own "
+    "methods? Send each rank its piece with `isend` and `irecv`, or "
+    "`all_to_all_single`.",
 )
 
 REDUCE_SCATTER = Task(
@@ -758,6 +811,7 @@ REDUCE_SCATTER = Task(
             "gather, brings every rank the whole sum, and most of it is thrown away. "
             "Send each rank only the piece that it needs.",
         ),
+        UNSEEN,
         Mistake(
             when=wrong_in("bytes sent"),
             says="The result is right, but too much was sent. Each rank needs one "
@@ -791,7 +845,7 @@ REDUCE_SCATTER = Task(
 
 # --------------------------------------------------------------------------- one_unit
 
-TWO_LAYERS = "two linear layers, 26 numbers"
+TWO_LAYERS = "two linear layers, 242 numbers"
 TIED = "two layers with one weight"
 NORMED = "a linear layer and a layer norm"
 
@@ -810,7 +864,7 @@ def module_of(kind):
     if kind == NORMED:
         return nn.Sequential(in_eighths(3, 4, 13), nn.LayerNorm(4))
     return nn.Sequential(
-        in_eighths(3, 4, 14), nn.Tanh(), in_eighths(4, 2, 15), nn.Tanh()
+        in_eighths(3, 40, 14), nn.Tanh(), in_eighths(40, 2, 15), nn.Tanh()
     )
 
 
@@ -827,6 +881,7 @@ def memory_of(module):
 GATHERED = "all-gather"
 BEFORE = "bytes of whole parameters between two steps"
 BETWEEN = "bytes of whole parameters between forward and backward"
+COPIES = "bytes of all tensors between forward and backward"
 IN_FORWARD = "all-gathers in the forward"
 IN_BACKWARD = "all-gathers in the backward"
 LEFT = "whole gradients that are left after the backward"
@@ -839,14 +894,17 @@ KEPT = "bytes of all tensors that are left after the backward"
 def try_unit(answer, kind, zero):
     rank, before = dist.get_rank(), alive()
     module = module_of(kind)
-    unit, report, most = answer(module), {}, {}
+    unit, report, most, copies = answer(module), {}, {}, 0
     for step in range(STEPS):
         if zero == ZERO:
             unit.shard.grad = None
         with Sent() as forward:
             output = unit(batch_of(rank, step))
         between = memory_of(module)
-        with Sent() as backward:
+        if step == 0 and kind == TWO_LAYERS:
+            limit = between_may_stay(kind, dist.get_world_size())
+            copies = settled(lambda: new_bytes(before), limit)
+        with Sent() as backward, recorded() as calls:
             output.sum().backward()
         del output
         gathered = sum(nbytes for name, nbytes in backward.calls if name == GATHERED)
@@ -854,7 +912,7 @@ def try_unit(answer, kind, zero):
             BETWEEN: between,
             BEFORE: memory_of(module),
             LEFT: sum(p.grad is not None for p in module.parameters()),
-            SENT: round(backward.nbytes - gathered),
+            SENT: sent_bytes(backward, calls) - round(gathered),
             ALL_REDUCES: backward.count("all-reduce"),
         }
         most |= {name: max(most.get(name, 0), value) for name, value in found.items()}
@@ -872,7 +930,8 @@ def try_unit(answer, kind, zero):
             with torch.no_grad():  # SGD; an optimizer of torch would import much
                 unit.shard -= RATE * grad
         report[f"step {step}: the shard"] = unit.shard.detach().clone()
-    return report | most
+    report[COPIES] = copies
+    return report | most | {"bytes that were seen to be sent": most[SENT]}
 
 
 @functools.lru_cache(maxsize=64)
@@ -913,6 +972,12 @@ def may_stay(kind, n):
     return 2 * 4 * -(-numbers // n) + 2 * numbers
 
 
+def between_may_stay(kind, n):
+    """Bytes: a shard, and half as much as the whole for what the layers note."""
+    numbers = sum(p.numel() for p in module_of(kind).parameters())
+    return 4 * -(-numbers // n) + 2 * numbers
+
+
 def stepped_right(rank, inputs):
     (kind, zero), n = inputs[rank], len(inputs)
     size = len(stepped(kind, zero, n)[0][0][0])
@@ -920,6 +985,7 @@ def stepped_right(rank, inputs):
     expected = {
         IN_FORWARD: 1,
         BETWEEN: 0,
+        COPIES: ANYTHING,
         IN_BACKWARD: 1,
         BEFORE: 0,
         LEFT: 0,
@@ -927,11 +993,15 @@ def stepped_right(rank, inputs):
         ALL_REDUCES: ANYTHING,
         LATER: 2,
     }
+    if kind == TWO_LAYERS:  # its weights are larger than what it notes
+        most = between_may_stay(kind, n)
+        expected[COPIES] = Such(f"at most {most}", lambda value: value <= most)
     room = may_stay(kind, n)
     expected[KEPT] = Such(f"at most {room}", lambda value: value <= room)
     for step, (gradients, shards) in enumerate(stepped(kind, zero, n)):
         expected[f"step {step}: gradient of the shard"] = gradients[rank]
         expected[f"step {step}: the shard"] = shards[rank]
+    expected["bytes that were seen to be sent"] = at_least_half(limit)
     return expected
 
 
@@ -1054,6 +1124,12 @@ ONE_UNIT = Task(
             "the backward comes to this unit, others need the memory.",
         ),
         Mistake(
+            when=wrong_in(COPIES),
+            says="The parameters are freed after the forward, but something as large "
+            "is still there: a copy of them? An attribute may hold it, or the graph: "
+            "what the module computed with, autograd keeps until the backward.",
+        ),
+        Mistake(
             when=lambda attempt: (
                 wrong_in(IN_BACKWARD)(attempt) and attempt.got[IN_BACKWARD] == 0
             ),
@@ -1140,6 +1216,7 @@ ONE_UNIT = Task(
             says="Step 0 is right, a later one is not. What is left over from the step "
             "before? The parameters' own gradients must be gone.",
         ),
+        UNSEEN,
         Mistake(
             when=lambda attempt: first_wrong(attempt).endswith(": the shard"),
             says="The gradient is right, but the shard has changed by something else "
@@ -1182,8 +1259,13 @@ def network():
         with torch.no_grad():
             for p in layer.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator) / inputs**0.5)
-        layers += [layer, nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+        layers += [layer, nn.LayerNorm(outputs), nn.Tanh()]
+    return nn.Sequential(*layers[:-2])
+
+
+def layers_of(model):
+    """Those that have parameters."""
+    return [layer for layer in model if list(layer.parameters())]
 
 
 def rows_of(rank, step):
@@ -1298,21 +1380,21 @@ def trained_alone(steps, n, *, clip=True, by_own_norm=False):
 
 def largest_layer(n):
     """Bytes of the largest layer, each of its parameters padded in dimension 0."""
-    layers = [one for one in network() if isinstance(one, nn.Linear)]
     return max(
         sum(4 * n * -(-p.shape[0] // n) * p[0].numel() for p in layer.parameters())
-        for layer in layers
+        for layer in layers_of(network())
     )
 
 
 def trained_right(rank, inputs):
     (steps,), n = inputs[rank], len(inputs)
     limit = largest_layer(n)
-    least = steps * (len(WIDTHS) - 2)  # one layer may stay whole: the last, or the root
+    smallest = largest_layer(1)  # without padding
+    least = steps * (len(layers_of(network())) - 1)  # the last layer may stay whole
     return {
         LARGEST: Such(
-            f"at most {limit} (the largest layer)",
-            lambda value: 0 < value <= limit,
+            f"{limit} (the largest layer)",
+            lambda value: smallest <= value <= limit,
         ),
         AGAIN: Such(f"at least {least}", lambda value: value >= least),
         "rank 0's result": (trained_alone(steps, n) if rank == 0 else "of rank 0"),
@@ -1358,21 +1440,25 @@ SPOT_THE_OPTIMIZER = Task(
             "unit yet. Layers first, then the model.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got[LARGEST] == 0,
-            says="Nothing was gathered. Is the model still sharded?",
+            when=lambda attempt: (
+                wrong_in(LARGEST)(attempt) and attempt.got[LARGEST] < largest_layer(1)
+            ),
+            says="No layer was gathered. Is the model still sharded?",
         ),
         Mistake(
             when=wrong_in(LARGEST),
-            says="All parameters were gathered together, so in each step the whole "
-            "model is in memory. Each layer should be a unit of its own: "
-            "`fully_shard(layer)` for the layers first, then for the model.",
+            says="Several layers were gathered together, and are in memory together. "
+            "The unit of the whole model takes all that are in no other one. Each "
+            "layer should be a unit of its own: `fully_shard(layer)` for the layers "
+            "first, then for the model.",
         ),
         Mistake(
             when=wrong_in(AGAIN),
-            says="The layers stay whole from the forward to the backward, so the whole "
-            "model is in memory in between. That is what "
-            "`reshard_after_forward=False` does. It also comes of leaving out "
-            "`fully_shard(model)`: then each layer is a root, and a root stays whole.",
+            says="Layers stay whole from the forward to the backward: too few are "
+            "gathered again. That is what `reshard_after_forward=False` does. It also "
+            "comes of leaving out `fully_shard(model)`: then each layer is a root, and "
+            "a root stays whole. And a layer that is no unit of its own (every one "
+            "with parameters counts, not nn.Linear alone) goes to the root.",
         ),
         Mistake(
             when=wrong_in(OF_OTHERS),
@@ -1427,11 +1513,17 @@ class Counts:
 
     def __init__(self):
         self.whole = self.most_whole = 0
-        self.gradients = self.most_gradients = 0
+        self.on_their_way = self.most_gradients = self.requests = 0
+        self.handed_out = []  # weak references to whole gradients
 
-    def note(self):
+    def note_whole(self):
         self.most_whole = max(self.most_whole, self.whole)
-        self.most_gradients = max(self.most_gradients, self.gradients)
+
+    def note_gradient(self, gradient):
+        """Count a new one, with those on their way and those that somebody keeps."""
+        self.handed_out.append(weakref.ref(gradient))
+        alive = sum(one() is not None for one in self.handed_out)
+        self.most_gradients = max(self.most_gradients, alive, self.on_their_way + 1)
 
 
 class Request:
@@ -1440,15 +1532,17 @@ class Request:
     def __init__(self, gradient, counts):
         n = dist.get_world_size()
         self._whole, self._counts = gradient, counts
+        self._counts.on_their_way += 1
+        self._counts.requests += 1
         self._rows = torch.empty(n, gradient.numel() // n)
-        send = gradient.reshape(-1)
+        send = gradient.reshape(-1).clone()  # gloo lets go of it late
         self._work = dist.all_to_all_single(self._rows.view(-1), send, async_op=True)
 
     def wait(self):
         """This rank's part of the sum over the ranks. Frees the whole gradient."""
         self._work.wait()
         if self._whole is not None:
-            self._counts.gradients -= 1
+            self._counts.on_their_way -= 1
         self._whole = None
         return self._rows.sum(0)
 
@@ -1469,7 +1563,7 @@ class LinearUnit:
         dist.all_gather(pieces, self.shard)
         self._whole = torch.cat(pieces).view(-1, WIDTH)
         self._counts.whole += 1
-        self._counts.note()
+        self._counts.note_whole()
 
     def free(self):
         if self._whole is None:
@@ -1483,8 +1577,7 @@ class LinearUnit:
 
     def backward(self, grad):
         gradient = self._input.t() @ grad
-        self._counts.gradients += 1
-        self._counts.note()
+        self._counts.note_gradient(gradient)
         return grad @ self._need().t(), gradient
 
     def reduce_scatter(self, gradient):
@@ -1513,6 +1606,7 @@ def try_backward(answer, count):
     answer(units, torch.ones_like(x))
     return {
         "whole units at once, at most": counts.most_whole,
+        "reduce-scatters": counts.requests,
         "whole gradients at once, at most": counts.most_gradients,
         "whole units in the end": counts.whole,
     } | {f"gradient of unit {i}": unit.grad for i, unit in enumerate(units)}
@@ -1531,6 +1625,7 @@ def backwards(rank, inputs, *, combine=mean):
     gradients = [combine(list(of_ranks)) for of_ranks in zip(*each, strict=True)]
     return {
         "whole units at once, at most": Such("1 or 2", lambda value: value <= 2),
+        "reduce-scatters": count,
         "whole gradients at once, at most": Such("1 or 2", lambda value: value <= 2),
         "whole units in the end": 0,
     } | {
@@ -1580,10 +1675,16 @@ SPOT_THE_PILE = Task(
             "not needed any more when its backward is over.",
         ),
         Mistake(
+            when=wrong_in("reduce-scatters"),
+            says="Each unit's gradient goes through `unit.reduce_scatter(gradient)`, "
+            "once. An all-reduce would bring every rank the whole gradient, with twice "
+            "the traffic.",
+        ),
+        Mistake(
             when=wrong_in("whole gradients at once"),
-            says="The whole gradients pile up: too many reduce-scatters are on their "
-            "way. Wait for the one before when the next one is ready to go, or at "
-            "once.",
+            says="The whole gradients pile up. A request keeps its gradient until you "
+            "wait for it: wait for the one before when the next one is ready to go, or "
+            "at once. And keep no gradient yourself, in a list for example.",
         ),
         Mistake(
             when=wrong_in("whole units in the end"),
