@@ -50,12 +50,12 @@ def snapshots(tensor: "Tensor") -> "Iterator[list[Moment]]":
     when the block has ended. Ranks are numbered as in the whole job.
 
     Args:
-        tensor: without gaps between its elements. What is sent must be a part of it,
-            such as `tensor[2:4]` or one of `tensor.tensor_split(n)`, not a copy.
+        tensor: contiguous. What is sent must be a part of it, such as `tensor[2:4]` or
+            one of `tensor.tensor_split(n)`, not a copy.
 
     Raises:
-        ValueError: the tensor has gaps; something else than a part of it is sent; or a
-            step has two messages in one direction.
+        ValueError: the tensor is not contiguous; something else than a part of it is
+            sent; or a step has two messages in one direction.
 
     Cost: a copy of the tensor for each step, as a list: for small ones.
     """
@@ -65,8 +65,8 @@ def snapshots(tensor: "Tensor") -> "Iterator[list[Moment]]":
 
     if not tensor.is_contiguous():
         raise ValueError(
-            "The tensor has gaps between its elements, so a ring sends parts of a copy "
-            "of it: pass tensor.contiguous() to both."
+            "The tensor is not contiguous, so a ring sends parts of a copy of it: "
+            "pass tensor.contiguous() to both."
         )
     flat = tensor.detach().view(-1)
     moments: list[Moment] = []

@@ -106,6 +106,17 @@ def polled(chunks):
     return (rank + 1) % n
 
 
+@ANSWERS.wrong("07.reduce_scatter", "crashed", "fit what the other receives, in size")
+def always_float32(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty(len(mine))
+        exchange(chunks[(rank - step) % n], incoming)
+        mine += incoming
+    return (rank + 1) % n
+
+
 @ANSWERS.wrong("07.reduce_scatter", "crashed", "name the source")
 def from_anybody(chunks):
     rank, n = me()
@@ -393,10 +404,20 @@ def gather_send_first(chunks, mine):
 def own_again_and_again(chunks, mine):
     n = dist.get_world_size()
     for step in range(n - 1):
-        incoming = torch.zeros(max(map(len, chunks)))
+        incoming = torch.zeros(max(map(len, chunks)), dtype=chunks[0].dtype)
         target = chunks[(mine - step - 1) % n]
         exchange(chunks[mine], incoming[: len(chunks[(mine - 1) % n])])
         target.copy_(incoming[: len(target)])
+
+
+@ANSWERS.wrong("07.all_gather", "crashed", "fit what the other receives, in size")
+def gathered_as_float32(chunks, mine):
+    n = dist.get_world_size()
+    for step in range(n - 1):
+        target = chunks[(mine - step - 1) % n]
+        incoming = torch.empty(len(target))
+        exchange(chunks[(mine - step) % n], incoming)
+        target.copy_(incoming)
 
 
 @ANSWERS.wrong("07.all_gather", "wrong", "`mine` need not be rank + 1")
@@ -523,7 +544,7 @@ def copy_not_written_back(tensor):
     both_halves(flat.tensor_split(dist.get_world_size()))
 
 
-@ANSWERS.wrong("07.all_reduce", "crashed", "The tensor has gaps")
+@ANSWERS.wrong("07.all_reduce", "crashed", "The tensor is not contiguous")
 def view_only(tensor):
     both_halves(tensor.view(-1).tensor_split(dist.get_world_size()))
 

@@ -702,6 +702,13 @@ def in_a_ring(gradient):
     return pieces[rank]
 
 
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "")
+def nothing_to_do_on_two_ranks(gradient):
+    if dist.get_world_size() == 2:
+        return gradient.chunk(2)[dist.get_rank()].clone()
+    return in_a_ring(gradient)
+
+
 # ---------------------------------------------------------------------- 08.one_unit
 
 
@@ -1009,6 +1016,37 @@ class HookOnTheModuleAfterItsCall(OneUnit):
         self.free()
         self.module.register_full_backward_pre_hook(lambda *args: self.gather())
         return output
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "pre-hook before it")
+class GathersAfterTheModulesBackward(OneUnit):
+    def __init__(self, module):
+        super().__init__(module)
+        module.register_full_backward_hook(lambda *args: self.gather())
+
+    def forward(self, *args):
+        self.gather()
+        output = self.module(*args)
+        self.free()
+        return output
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "must return what the module returns, as it is")
+class ReturnsTheSum(OneUnit):
+    def forward(self, *args):
+        return super().forward(*args).sum()
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "Call the module with the arguments themselves")
+class CutsTheGraph(OneUnit):
+    def forward(self, *args):
+        return super().forward(*(arg.detach() for arg in args))
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "has no gradient yet: then put the part")
+class AddsToNothing(OneUnit):
+    def keep(self, part):
+        self.shard.grad += part
 
 
 @ANSWERS.right("08.one_unit")

@@ -100,7 +100,6 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("07", "sim-md", "400 GB/s"): POD.between_nodes(1).bandwidth / costs.GB,
     ("07", "sim-explain", "300"): round(83.50 / 0.28, -1),
     ("07", "07.lower_bound", "1.998"): 2 * (1000 - 1) / 1000,
-    ("07", "07.ten_thousand", "79.99 ms"): 19_998 * 4e-3,
     ("08", "held-md", "16 bytes"): 4 + 4 + 8,
     ("08", "meta-md", "280 GB"): 70 * 4,
     ("08", "time-explain", "1.6 billion"): GPT_2_XL.parameters,

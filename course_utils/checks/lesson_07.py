@@ -270,8 +270,10 @@ def _two(attempt):
 
 
 def in_chunks(size, rank, world_size):
-    """Chunks of a tensor of that size, which share its memory."""
-    return (list(whole_numbers((size,), rank).tensor_split(world_size)),)
+    """Chunks of a tensor of that size, which share its memory; 7 are int32."""
+    numbers = whole_numbers((size,), rank)
+    numbers = numbers.to(torch.int32) if size == 7 else numbers
+    return (list(numbers.tensor_split(world_size)),)
 
 
 def number_of(value):
@@ -617,7 +619,7 @@ LARGE = {torch.int32: 30, torch.int64: 60, torch.float64: 40}  # powers of 2
 
 
 def any_tensor(case, rank, world_size):
-    """A tensor, with or without gaps between its elements; or a part of another."""
+    """A tensor, contiguous or not; or a part of another."""
     shape, dtype, how = case
     tensor = whole_numbers(shape, rank).to(dtype)
     # They nearly cancel: what is lost, can be seen.
@@ -627,7 +629,7 @@ def any_tensor(case, rank, world_size):
         tensor = tensor.t()
     elif how == "a column":
         tensor = tensor[:, 1]
-    elif how == "a row":  # without gaps, in a larger memory
+    elif how == "a row":  # contiguous, in a larger memory
         tensor = tensor[1]
     return (tensor,)
 
@@ -720,9 +722,9 @@ ALL_REDUCE = Task(
                 and attempt.got[MOST] > 0
             ),
             says="Messages were sent, but the tensor is as it was. The work was done "
-            "on a copy (`contiguous()` makes one where there are gaps, `reshape` and "
-            "`flatten` where they must, `+` always): write the result back, "
-            "`tensor.copy_(...)`.",
+            "on a copy (of a tensor that is not contiguous, `contiguous()` makes one; "
+            "`reshape` and `flatten` where they must, `+` always): write the result "
+            "back, `tensor.copy_(...)`.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -758,20 +760,20 @@ ALL_REDUCE = Task(
             says="Run it with 3 ranks and a tensor of 3 numbers, and print the chunks "
             "after each step. After the first half each rank must have one finished "
             "chunk, (r + 1) mod n for example, and the second half begins with that "
-            "one.",
+            "one: is it given the number that the first half returns?",
         ),
         CHUNKS_TOO_LARGE,
         *OF_TRAFFIC,
         Mistake(
             when=says("view size is not compatible", "Use .reshape"),
-            says="The tensor has gaps: `view(-1)` cannot make one row of it. Work on "
-            "`tensor.contiguous().view(-1)`, and copy the result back.",
+            says="The tensor is not contiguous: `view(-1)` cannot make one row of it. "
+            "Work on `tensor.contiguous().view(-1)`, and copy the result back.",
         ),
         Mistake(
             when=says("be contiguous", "non-contiguous", "overlapping and dense"),
-            says="A message must be without gaps. Work on `tensor.contiguous()`, and "
+            says="A message must be contiguous. Work on `tensor.contiguous()`, and "
             "copy the result back. (`reshape(-1)` of a column is a view of it, with "
-            "all its gaps.)",
+            "all its gaps, if it has some.)",
         ),
         Mistake(
             when=says("index out of range", "zero-dimensional", "at least a 1-d"),
@@ -786,7 +788,7 @@ ALL_REDUCE = Task(
     hints=(
         "You have both halves already. What is left: make chunks of any tensor, and "
         "bring the result back into it. Which tensors cannot be sent as they are?",
-        "`tensor.contiguous().view(-1)` is flat and has no gaps: the tensor's own "
+        "`tensor.contiguous().view(-1)` is flat and contiguous: the tensor's own "
         "memory if possible, else a copy. Cut it with tensor_split(n), run both "
         "halves on the chunks, then copy_ it into the tensor.",
         "Five lines:\n"

@@ -343,7 +343,8 @@ def try_flat_shard(answer, kind):
     del tensors
     report = {
         GIVEN: are_as_they_were,
-        WHOLE_SHARD: new_bytes(before) + listed_in(unit),
+        WHOLE_SHARD: settled(lambda: new_bytes(before), unit.shard.detach().nbytes)
+        + listed_in(unit),
     }
     report["the shard"] = unit.shard.detach().clone()
     noted = report["the shard"].untyped_storage().nbytes()
@@ -714,7 +715,7 @@ REDUCE_SCATTER = Task(
     where="ranks",
     run=try_reduce_scatter,
     inputs=gradient_of,
-    world_sizes=(1, 3, 4),
+    world_sizes=(1, 2, 3, 4),
     cases=(4, 1, LONG),
     expect=scattered,
     forbids=(
@@ -868,8 +869,10 @@ def module_of(kind):
     )
 
 
-def batch_of(rank, step):
-    return whole_numbers((2, 3), 200 + 10 * rank + step) / 8
+def batch_of(rank, step, kind):
+    """What a unit is called with. In the midst of a model it wants a gradient."""
+    batch = whole_numbers((2, 3), 200 + 10 * rank + step) / 8
+    return batch.requires_grad_(kind != TWO_LAYERS)
 
 
 def memory_of(module):
@@ -891,6 +894,11 @@ LATER = "all-gathers in the last step"
 KEPT = "bytes of all tensors that are left after the backward"
 
 
+def noted(report):
+    """Bytes of the tensors that the check itself keeps."""
+    return sum(value.nbytes for value in report.values() if torch.is_tensor(value))
+
+
 def try_unit(answer, kind, zero):
     rank, before = dist.get_rank(), alive()
     module = module_of(kind)
@@ -898,15 +906,18 @@ def try_unit(answer, kind, zero):
     for step in range(STEPS):
         if zero == ZERO:
             unit.shard.grad = None
+        batch = batch_of(rank, step, kind)
         with Sent() as forward:
-            output = unit(batch_of(rank, step))
+            output = unit(batch)
         between = memory_of(module)
         if step == 0 and kind == TWO_LAYERS:
             limit = between_may_stay(kind, dist.get_world_size())
             copies = settled(lambda: new_bytes(before), limit)
         with Sent() as backward, recorded() as calls:
             output.sum().backward()
-        del output
+        report[f"step {step}: the output"] = output.detach().clone()
+        report[f"step {step}: gradient of the input"] = batch.grad
+        del output, batch
         gathered = sum(nbytes for name, nbytes in backward.calls if name == GATHERED)
         found = {
             BETWEEN: between,
@@ -921,7 +932,7 @@ def try_unit(answer, kind, zero):
             report[IN_FORWARD] = forward.count(GATHERED)
             report[IN_BACKWARD] = backward.count(GATHERED)
             limit = may_stay(kind, dist.get_world_size())
-            report[KEPT] = settled(lambda: new_bytes(before), limit)
+            report[KEPT] = settled(lambda: new_bytes(before) - noted(report), limit)
         grad = unit.shard.grad
         report[f"step {step}: gradient of the shard"] = (
             None if grad is None else grad.clone()
@@ -949,10 +960,13 @@ def stepped(kind, zero, n, combine=mean):
     for step in range(STEPS):
         if zero == ZERO:
             gradient = torch.zeros(numbers)
-        each = []
+        each, outside = [], []
         for rank in range(n):
             module.zero_grad()
-            module(batch_of(rank, step)).sum().backward()
+            batch = batch_of(rank, step, kind)
+            output = module(batch)
+            output.sum().backward()
+            outside.append((output.detach(), batch.grad))
             each.append(torch.cat([p.grad.reshape(-1) for p in parameters]))
         gradient = gradient + combine(each)
         with torch.no_grad():
@@ -962,7 +976,7 @@ def stepped(kind, zero, n, combine=mean):
                 p -= RATE * gradient[start:stop].view_as(p)
                 start = stop
             flat = torch.cat([p.reshape(-1) for p in parameters])
-        steps.append((shards(gradient), shards(flat)))
+        steps.append((shards(gradient), shards(flat), outside))
     return steps
 
 
@@ -998,7 +1012,10 @@ def stepped_right(rank, inputs):
         expected[COPIES] = Such(f"at most {most}", lambda value: value <= most)
     room = may_stay(kind, n)
     expected[KEPT] = Such(f"at most {room}", lambda value: value <= room)
-    for step, (gradients, shards) in enumerate(stepped(kind, zero, n)):
+    for step, (gradients, shards, outside) in enumerate(stepped(kind, zero, n)):
+        output, grad = outside[rank]
+        expected[f"step {step}: the output"] = output
+        expected[f"step {step}: gradient of the input"] = grad
         expected[f"step {step}: gradient of the shard"] = gradients[rank]
         expected[f"step {step}: the shard"] = shards[rank]
     expected["bytes that were seen to be sent"] = at_least_half(limit)
@@ -1064,7 +1081,9 @@ ONE_UNIT = Task(
             says="Somebody computed with parameters whose memory had been given back: "
             "between `free()` and `gather()` they are gone. Gather before the forward, "
             "and again before the backward. (A hook on the module works from its next "
-            "call on: register it in `__init__`, or use `output.register_hook`.)",
+            "call on: register it in `__init__`, or use `output.register_hook`. A full "
+            "backward hook is called after the module's backward, a full backward "
+            "pre-hook before it.)",
         ),
         Mistake(
             when=says("gather() takes 1 positional argument but 2 were given"),
@@ -1097,6 +1116,11 @@ ONE_UNIT = Task(
             ),
             says="Is the flat gradient padded before the reduce-scatter? It must be as "
             "long as `self.whole`, so that the ranks can share it equally.",
+        ),
+        Mistake(
+            when=says("+=: 'NoneType'", "+: 'NoneType'"),
+            says="In the first step the shard has no gradient yet: then put the part "
+            "there. Add to one that is there already.",
         ),
         Mistake(
             when=says("cannot register a hook on a tensor that doesn't require"),
@@ -1217,6 +1241,16 @@ ONE_UNIT = Task(
             "before? The parameters' own gradients must be gone.",
         ),
         UNSEEN,
+        Mistake(
+            when=lambda attempt: first_wrong(attempt).endswith(": the output"),
+            says="forward must return what the module returns, as it is.",
+        ),
+        Mistake(
+            when=lambda attempt: first_wrong(attempt).endswith(" of the input"),
+            says="The layers before this unit do not get their gradient: what it is "
+            "called with is cut off from the graph. Call the module with the arguments "
+            "themselves, not with copies or `detach()`.",
+        ),
         Mistake(
             when=lambda attempt: first_wrong(attempt).endswith(": the shard"),
             says="The gradient is right, but the shard has changed by something else "
@@ -1422,7 +1456,8 @@ SPOT_THE_OPTIMIZER = Task(
     where="ranks",
     run=try_training,
     inputs=sharded_batches,
-    seconds=30.0,  # fully_shard imports much
+    seconds=30.0,
+    imports=("torch._dynamo", "torch.distributed.fsdp"),
     world_sizes=(2, 3),
     cases=(4,),
     expect=trained_right,

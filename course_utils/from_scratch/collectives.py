@@ -8,8 +8,8 @@
 Names and arguments are those of `torch.distributed`, so one can stand in for the other:
 `src` and `dst` are ranks of the whole job. Every rank of the group must make the call,
 and no other. Results are written into the tensors that were given, past autograd, as in
-torch. Tensors may have gaps between their elements (a transposed one, say): what is
-sent and received is a copy without gaps.
+torch. Tensors need not be contiguous (a transposed one, say): what is sent and received
+is a contiguous copy.
 
 Each docstring states the cost for n ranks:
 
@@ -348,7 +348,7 @@ def all_reduce(
     2(n-1) steps.
     """
     rank, _, n = _places(group)
-    flat = tensor.contiguous().view(-1)  # the tensor's own memory, if it has no gaps
+    flat = tensor.contiguous().view(-1)  # the tensor's own memory, if contiguous
     pieces = flat.tensor_split(n)
     mine = _copy(pieces[rank])
     reduce_scatter(mine, pieces, op, group)
@@ -389,13 +389,13 @@ def _send(tensor: Tensor, dst: int, group: ProcessGroup | None) -> None:
 
 
 def _receive(tensor: Tensor, src: int, group: ProcessGroup | None) -> None:
-    incoming = tensor.contiguous()  # the tensor itself, if it has no gaps
+    incoming = tensor.contiguous()  # the tensor itself, if contiguous
     dist.recv(incoming, group=group, group_src=src)
     tensor.copy_(incoming)
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """With memory of its own and without gaps."""
+    """With memory of its own, contiguous."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 

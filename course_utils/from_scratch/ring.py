@@ -8,8 +8,8 @@
     SharedMemoryRing                        the ring without messages, on one machine
 
 All are called as `torch.distributed.all_reduce`: by every rank of the group, with
-tensors of one shape; the result replaces the tensor. Tensors may have gaps between
-their elements, and n need not divide their size.
+tensors of one shape; the result replaces the tensor. Tensors need not be contiguous,
+and n need not divide their size.
 
 The cost is for n ranks and a tensor of S bytes: what each rank sends, and the steps, in
 each of which it sends one message and receives one. Together, the ranks cannot send
@@ -44,7 +44,7 @@ def reduce_scatter_ring(
     what it sends in the next step.
 
     Args:
-        chunks: n tensors without gaps, chunk i of one size on all ranks; overwritten.
+        chunks: n contiguous tensors, chunk i of one size on all ranks; overwritten.
             Only chunk (r + 1) mod n is a result, the others are partial sums.
         op: SUM, PRODUCT, MIN, MAX or AVG, the sum divided by n.
 
@@ -75,7 +75,7 @@ def all_gather_ring(
     result, then what it has just received.
 
     Args:
-        chunks: n tensors without gaps, chunk i of one size on all ranks; all but one
+        chunks: n contiguous tensors, chunk i of one size on all ranks; all but one
             are overwritten.
 
     Cost: (n-1)/n·S sent by each rank; n-1 steps.
@@ -336,7 +336,7 @@ def _exchange(
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """One-dimensional: the tensor's own memory if it has no gaps, else a copy."""
+    """One-dimensional: the tensor's own memory if it is contiguous, else a copy."""
     return tensor.contiguous().view(-1)
 
 

@@ -330,7 +330,11 @@ class Number(Question):
             near = "" if answer == self.answer else exact
             return Feedback(True, near + self.why)
         side = "Too high." if answer > self.answer else "Too low."
-        known = (slip.why for slip in self.slips if math.isclose(answer, slip.value))
+        known = (
+            slip.why
+            for slip in self.slips
+            if math.isclose(answer, slip.value, rel_tol=1e-3)
+        )
         return Feedback(False, f"{side} {next(known, self.hint)}")
 
     def note(self, answer: float) -> Feedback:

@@ -136,6 +136,7 @@ QUESTIONS = lesson(
             Slip(0.125, "That is the one layer that is whole. Its shards come on top."),
             Slip(0.5, "With prefetch, yes. Here only one layer is whole at a time."),
             Slip(1, "Never is everything there at once: layers are freed after use."),
+            Slip(37.5, "That is in per cent. A share is a number from 0 to 1."),
             Slip(
                 0.34375,
                 "The shard is not taken away while the whole layer is there: both lie "
@@ -255,7 +256,7 @@ QUESTIONS = lesson(
         "all-gathers and a reduce-scatter, of as many bytes. How many times as much "
         "does a rank send with FSDP?",
         answer=1.5,
-        tolerance=0.01,
+        tolerance=0.02,
         unit="times",
         why="An all-reduce is a reduce-scatter and an all-gather: 2(n - 1)/n of the "
         "model. FSDP has one all-gather more: 3(n - 1)/n.",
