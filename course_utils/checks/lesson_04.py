@@ -439,7 +439,7 @@ def is_new(result, tensor):
 LARGE = 10**9  # float32 has multiples of 64 only, from here on
 
 
-def is_rounded(attempt):
+def went_through_float32(attempt):
     """Are these whole numbers what float32 has left of the right ones?"""
     part = first_wrong(attempt)
     got, want = attempt.got[part], attempt.expected[part]
@@ -447,7 +447,7 @@ def is_rounded(attempt):
 
 
 ROUNDED = Mistake(
-    when=is_rounded,
+    when=went_through_float32,
     says="These are int64 numbers that went through float32, which has no room for all "
     "their digits. Buffers need the dtype of the tensor: `torch.empty_like(tensor)`.",
 )

@@ -430,8 +430,8 @@ class _Look:
         busy = [failure for failure in stuck if not _waits(failure)]
         # All in one collective that needs all of them: so it is about to end.
         together = not busy and self._are_in_one_collective(stuck)
-        status, verb = ("too slow", "was still at") if busy else ("stuck", "waits in")
-        status = "too slow" if together else status
+        status = "too slow" if busy or together else "stuck"
+        verb = "was still at" if busy else "waits in"
         first = (busy or stuck)[0]
         lines = [self._call(first.rank)]
         if status == "too slow":
@@ -565,9 +565,10 @@ def _take(world_size: int, task: Task) -> Ranks:
     """
     if start_method() == "fork":
         _keep_zygote()
-        for name in (call_on_rank.__module__, task.run.__module__, *task.imports):
-            if name.startswith("course_utils.") or name in task.imports:
-                _zygote.import_first(name)
+        ours = (call_on_rank.__module__, task.run.__module__)
+        ours = [name for name in ours if name.startswith("course_utils.")]
+        for name in (*ours, *task.imports):
+            _zygote.import_first(name)
         _zygote.call_first(places_of, _forbidden_names(task))
     init = task.where == "ranks"
     kept = _kept.pop((world_size, init), None)
