@@ -1116,7 +1116,7 @@ def fsdp_memory(
         reducing: Units whose gradients still wait while the next one computes.
         reduce_buffers: Shards that a reduce-scatter on its way has for what arrives.
             One is its result. It is F-1 where the pieces of the other ranks arrive one
-            by one, as in `from_scratch/fsdp.py` with gloo. (A result that is cast to
+            by one, as in `from_scratch/fsdp` with gloo. (A result that is cast to
             the type of the shards is there twice for a moment: not counted.)
         copied: Elements of the largest tensor of each unit, if its gradient is copied
             into a flat one: at this moment it is there twice. Not, if left out.

@@ -1,4 +1,4 @@
-"""``from_scratch/fsdp.py`` against PyTorch's DDP and FSDP2, and against one process.
+"""``from_scratch/fsdp`` against PyTorch's DDP and FSDP2, and against one process.
 
 The work is done in functions that every rank runs; an assertion that fails there ends
 the test with the rank's own message.

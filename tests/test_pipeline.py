@@ -2,8 +2,6 @@
 
 import contextlib
 import doctest
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -134,19 +132,6 @@ def test_parts_of_a_model_keep_its_parameters():
 def test_wrong_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_imports_torch_alone():
-    code = (
-        "import torch, sys; before = set(sys.modules); "
-        "import course_utils.from_scratch.pipeline as p; "
-        "print({n for n in set(sys.modules) - before if 'course_utils' in n} "
-        "- {'course_utils', 'course_utils.from_scratch', p.__name__})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "set()"
 
 
 def test_docstrings():

@@ -112,19 +112,20 @@ _looked: dict[tuple[str, ...], tuple[int, dict[str, list]]] = {}
 def places_of(names: tuple[str, ...]) -> dict[str, list[tuple[types.ModuleType, str]]]:
     """Where the objects of these full names stand, under whatever name.
 
-    One of torch is looked for in all modules of torch, any other one in its own. That
-    takes a fork some 30 ms, because it copies much of the memory. So the zygote looks
-    first, and a fork only into modules that are new: the last ones of `sys.modules`.
+    One of torch is looked for in all modules of torch, one of the course in all of the
+    course. That takes a fork some 30 ms, because it copies much of the memory. So the
+    zygote looks first, and a fork only into modules that are new: the last ones of
+    `sys.modules`.
     """
     wanted: dict[str, dict[int, str]] = {}
     for name in names:
-        home = "torch" if name.startswith("torch.") else name.rpartition(".")[0]
-        wanted.setdefault(home, {})[id(find(name))] = name
+        package = name.partition(".")[0]
+        wanted.setdefault(package, {})[id(find(name))] = name
     seen, places = _looked.get(names, (0, {name: [] for name in names}))
     newest = reversed(sys.modules.items())
     new = list(itertools.islice(newest, max(0, len(sys.modules) - seen)))
-    for home, module in reversed(new):
-        here = wanted.get("torch" if home.partition(".")[0] == "torch" else home)
+    for full, module in reversed(new):
+        here = wanted.get(full.partition(".")[0])
         if here and isinstance(module, types.ModuleType):
             for attribute, value in list(vars(module).items()):
                 if id(value) in here:
@@ -136,9 +137,9 @@ def places_of(names: tuple[str, ...]) -> dict[str, list[tuple[types.ModuleType, 
 class Guards:
     """While this is open, learner's code that calls a forbidden name is stopped.
 
-    A name of torch is replaced in every module of torch that has it, so another
-    spelling, or a detour through a function of torch that uses it, is noticed as
-    well. Any other name is replaced in its own module.
+    A name is replaced in every module of its package (torch, or the course) that has
+    it, so another spelling, or a detour through a function that uses it, is noticed as
+    well.
 
     The checks themselves may call it, after :meth:`let_the_checks_pass`. What the
     answer brings along (a ``functools.partial`` of the forbidden function, say) was

@@ -197,7 +197,7 @@ class Job:
 
 
 class ZeroJob(Job):
-    """The same for the ZeRO optimizers of course_utils/from_scratch/fsdp.py."""
+    """The same for the ZeRO optimizers of course_utils/from_scratch/fsdp."""
 
     def update(self, max_norm: float) -> Tensor:
         return self.optimizer.step(max_norm)
@@ -213,7 +213,7 @@ class ZeroJob(Job):
 
 
 class FsdpJob(Job):
-    """The same for the FSDP of course_utils/from_scratch/fsdp.py."""
+    """The same for the FSDP of course_utils/from_scratch/fsdp."""
 
     def update(self, max_norm: float) -> Tensor:
         norm = self.model.clip_grad_norm_(max_norm)

@@ -1,0 +1,87 @@
+"""Fully sharded data parallel, in rungs. Each trains as DDP does, with less memory.
+
+    0  pieces.py       shard, unshard: cut a tensor into equal parts, one for each
+                       rank, and back; reduce_scatter: each rank's part of the sum
+    1  zero1.py        ShardedOptimizer: optimizer state for one's own part of the
+                       parameters, which lie one behind another (flat_parameter.py)
+    2  zero2.py        ShardedGradients: gradients of one's own part, too
+    3  units.py        Unit: parameters, too; whole only while the unit runs
+    4  zero3.py        FSDP: units that are gathered and freed in time
+    5  checkpoints.py  whole ones for any number of ranks, sharded ones for the same
+
+What would end in wrong numbers without a word is refused (refusals.py).
+
+    model = FSDP(module, units=[*module.layers])
+    optimizer = torch.optim.AdamW(model.parameters())        # after, over the shards
+    for inputs, labels in batches_of_this_rank:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+A *unit* is a module whose parameters travel together: one behind another in one flat
+tensor, with zeros behind them so that n ranks get equal parts. Every rank makes the
+same calls, uses the same units in the same order, and gives batches of the same size.
+
+The optimizer sees flat tensors. It must treat each element by itself, as SGD, Adam and
+AdamW do; Muon, LAMB or Adafactor look at whole matrices, and would do something else.
+An unused parameter counts as a gradient of zeros: with ZeRO-1 always, later if its unit
+has others that are used. (With DDP it has no gradient, and the optimizer skips it.)
+
+Bytes a rank keeps, for P parameters in fp32, n ranks and Adam (K = 8 bytes of state):
+
+    DDP 4P + 4P + 8P      ZeRO-1 4P + 4P + 8P/n      ZeRO-2 4P + 4P/n + 8P/n
+    FSDP 4P/n + 4P/n + 8P/n, and whole units for as long as they are needed
+
+Bytes a rank sends in a step, for S bytes of parameters: (n-1)/n of 2S with DDP and
+ZeRO-2; of 3S with ZeRO-1, which all-reduces gradients here, and with FSDP, which
+gathers parameters twice.
+
+Source: S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", SC 2020, arXiv 1910.02054; Y. Zhao et al., "PyTorch FSDP: Experiences
+on Scaling Fully Sharded Data Parallel", VLDB 16 (2023), arXiv 2304.11277.
+"""
+
+from .checkpoints import (
+    load_optimizer_state_dict,
+    optimizer_state_dict,
+)
+from .flat_parameter import (
+    FlatParameter,
+    broadcast,
+    parameters_by_unit,
+)
+from .pieces import (
+    AllGather,
+    ReduceScatter,
+    all_gather,
+    padded,
+    reduce_scatter,
+    shard,
+    unshard,
+)
+from .units import ShardedFlatParameter, Unit
+from .zero1 import ShardedOptimizer, clip_grad_norm_
+from .zero2 import GradientReducer, ShardedGradients
+from .zero3 import FSDP
+
+__all__ = [
+    "AllGather",
+    "FSDP",
+    "FlatParameter",
+    "GradientReducer",
+    "ReduceScatter",
+    "ShardedFlatParameter",
+    "ShardedGradients",
+    "ShardedOptimizer",
+    "Unit",
+    "all_gather",
+    "broadcast",
+    "clip_grad_norm_",
+    "load_optimizer_state_dict",
+    "optimizer_state_dict",
+    "padded",
+    "parameters_by_unit",
+    "reduce_scatter",
+    "shard",
+    "unshard",
+]
