@@ -1,12 +1,13 @@
-"""What a link costs: measured between real ranks, or made slow on purpose.
+"""Times: of a link between ranks, measured or made slow on purpose, and of free cores.
 
     ring_shift_seconds      a message between neighbours, while all ranks send
     ping_pong_seconds       the same between two ranks, while nobody else does anything
     measured_link           the latency and the bandwidth that follow from one of these
     slowest_seconds         any work of all ranks
     EmulatedLink            a network as slow as you want, on one machine
+    free_medians            work in the notebook itself, while no other program runs
 
-All run on the ranks, and every rank of the group calls them:
+All but the last run on the ranks, and every rank of the group calls them:
 
     SIZES = [2**19, 2**20, 2**21, 2**22]
     link = ranks.run(measured_link, ring_shift_seconds, SIZES)[0]
@@ -20,7 +21,7 @@ are bytes a second.
 import operator
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -233,6 +234,44 @@ def _copied_a_second(group: ProcessGroup | None) -> float:
     fastest = torch.tensor([min(seconds)], dtype=torch.float64)
     dist.all_reduce(fastest, dist.ReduceOp.MIN, group=group)
     return len(source) / fastest.item()
+
+
+# ----------------------------------------------------------------- free cores
+
+
+def free_medians(
+    ways: Mapping[str, Callable[[], float]],
+    cores: Mapping[str, float],
+    *,
+    runs: int = 20,
+    seconds: float = 10.0,
+) -> dict[str, float]:
+    """The time of the same work in several ways, while the cores are free.
+
+    The ways take turns. Other programs may take the CPU away from a run: it counts only
+    if its CPU time, divided by its time, is at least the cores that it needs.
+
+    Args:
+        ways: For each name a function that does the work and returns the CPU time, in
+            seconds, that it took.
+        cores: For each name how many cores a run must have had.
+        runs: So many must count, of each way.
+        seconds: No new turn begins after this time.
+
+    Returns:
+        For each name the median of the seconds of the runs that count. A way with less
+        than three of them is missing: the CPU was not free for it.
+    """
+    free: dict[str, list[float]] = {way: [] for way in ways}
+    began = time.perf_counter()
+    while min(map(len, free.values())) < runs and time.perf_counter() - began < seconds:
+        for way, work in ways.items():
+            start = time.perf_counter()
+            cpu_seconds = work()
+            taken = time.perf_counter() - start
+            if cpu_seconds / taken >= cores[way]:
+                free[way].append(taken)
+    return {way: statistics.median(t) for way, t in free.items() if len(t) > 2}
 
 
 # ---------------------------------------------------------------------- slow links

@@ -4,6 +4,7 @@ A busy machine makes everything slower, so times are only tested from below, and
 above very generously. What a test asserts on a rank ends the test with its message.
 """
 
+import itertools
 import sys
 import time
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from course_utils import costs
 from course_utils.calibration import (
     EmulatedLink,
+    free_medians,
     measured_link,
     ping_pong_seconds,
     ring_shift_seconds,
@@ -430,3 +432,36 @@ def test_what_was_emulated_is_found_again(ranks):
         ):
             return
     raise AssertionError(f"emulated {link}, found {found}")
+
+
+# --- free cores -----------------------------------------------------------------
+def test_only_runs_with_free_cores_count(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    shares = itertools.cycle([1.0, 0.5, 0.9])  # cores that a run of "shared" had
+
+    def run(share):
+        now[0] += 1.0 / share
+        return 1.0
+
+    ways = {"alone": lambda: run(1.0), "shared": lambda: run(next(shares))}
+    cores = {"alone": 0.9, "shared": 0.8}
+    found = free_medians(ways, cores, runs=4, seconds=100)
+    assert found == {"alone": 1.0, "shared": pytest.approx((1 + 1 / 0.9) / 2)}
+    assert free_medians(ways, {"alone": 0.9, "shared": 1.1}, seconds=50) == {
+        "alone": 1.0
+    }
+    before = now[0]
+    assert free_medians(ways, {"alone": 2, "shared": 2}, seconds=10) == {}
+    assert now[0] - before < 10 + 4
+
+
+def test_a_busy_core_does_not_count():
+    """For real: a pause has a CPU time of nothing."""
+
+    def pause():
+        start = time.process_time()
+        time.sleep(0.002)
+        return time.process_time() - start
+
+    assert free_medians({"pause": pause}, {"pause": 0.9}, seconds=0.1) == {}
