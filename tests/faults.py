@@ -23,6 +23,7 @@ GPUS, QUIZ, PROGRESS = "virtual GPUs", "quiz", "progress"
 COMMAND = "start and other commands"
 PLACES = (RANKS, CHECK, WORKER, GPUS, QUIZ, PROGRESS, COMMAND)
 
+GROUP_STAYS = "(All ranks keep their variables and their process group.)"
 KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
 FRESH = "(Rank 1 was started afresh, without variables; the other ranks keep theirs."
 OTHERS_WAITED = "Ranks 0, 2 and 3 were waiting in barrier"
@@ -190,14 +191,14 @@ mistake(
 mistake(
     "an exception whose text fails",
     "class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd",
-    ranks=seen("Ranks 0 to 3 raised Odd: (its message could not be read)", KEPT),
+    ranks=seen("Ranks 0 to 3 raised Odd: (its message could not be read)", GROUP_STAYS),
     check=seen(CRASHED, "It raised Odd"),
 )
 mistake(
     "a recursion without end",
     "def down(): down()\ndown()",
     ranks=seen(
-        "raised RecursionError: maximum recursion depth", "more calls ...", KEPT
+        "raised RecursionError: maximum recursion depth", "more calls ...", GROUP_STAYS
     ),
     check=seen(CRASHED, "It calls itself again and again. When should it stop?"),
 )
@@ -369,13 +370,13 @@ mistake(
 mistake(
     "a message to itself",
     "dist.send(x, rank)",
-    ranks=seen("raised ValueError: Invalid destination rank", KEPT),
+    ranks=seen("raised ValueError: Invalid destination rank", GROUP_STAYS),
     check=seen(CRASHED, "It raised ValueError: Invalid destination rank"),
 )
 mistake(
     "the process group is joined twice",
     "dist.init_process_group('gloo')",
-    ranks=seen("trying to initialize the default process group twice!", KEPT),
+    ranks=seen("trying to initialize the default process group twice!", GROUP_STAYS),
     check=seen(CRASHED, "The process group is ready when your function is called"),
 )
 mistake(
@@ -563,13 +564,13 @@ mistake(
 mistake(
     "input()",
     "name = input('Who are you? ')",
-    ranks=seen("Ranks 0 to 3 raised EOFError: EOF when reading a line", KEPT),
+    ranks=seen("Ranks 0 to 3 raised EOFError: EOF when reading a line", GROUP_STAYS),
     check=seen(CRASHED, "EOFError", "Nobody can type anything while a check runs."),
 )
 mistake(
     "breakpoint()",
     "breakpoint()",
-    ranks=seen("raised BdbQuit", KEPT),
+    ranks=seen("raised BdbQuit", GROUP_STAYS),
     check=seen(CRASHED, "There is a breakpoint in it. Nobody can type"),
 )
 mistake(
@@ -608,7 +609,8 @@ mistake(
             "import resource\n"
             "if rank == 1:\n"
             "    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
-            "    1 / 0"
+            "    1 / 0\n"
+            "dist.barrier()"
         ),
         fresh=(0, 1, 2, 3),
     ),
@@ -616,7 +618,7 @@ mistake(
 mistake(
     "warnings are errors",
     "import warnings\nwarnings.simplefilter('error')\nwarnings.warn('an old name')",
-    ranks=seen("raised UserWarning: an old name", KEPT, restart=True),
+    ranks=seen("raised UserWarning: an old name", GROUP_STAYS, restart=True),
     check=seen(CRASHED, "It raised UserWarning: an old name"),
 )
 

@@ -30,6 +30,7 @@ from course_utils.ranks.magic import run_on_ranks
 from course_utils.ranks.output import HEAD_LINES, LINE_CHARS, Printer, choose_output
 from course_utils.ranks.processes import Zygote
 
+GROUP_STAYS = "(All ranks keep their variables and their process group.)"
 KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
 
 
@@ -592,7 +593,7 @@ def test_all_ranks_raise_the_same(ranks):
     assert str(error) == (
         "Ranks 0 to 3 raised ZeroDivisionError: division by zero\n"
         "  line 4 of the cell: half(3)\n"
-        "  line 2 of the cell, in half: return x / 0\n" + KEPT
+        "  line 2 of the cell, in half: return x / 0\n" + GROUP_STAYS
     )
     assert error.cause == "raised" and error.finished == []
     assert error.root == error.failures[error.root.rank]
@@ -647,7 +648,7 @@ def test_a_failing_function_shows_its_own_line(ranks, tmp_path):
     error = failure_of(ranks, space["fail"])
     assert str(error) == (
         "Ranks 0 to 3 raised OSError: disk\n"
-        "  line 2 of my_code.py, in fail: raise OSError('disk')\n" + KEPT
+        "  line 2 of my_code.py, in fail: raise OSError('disk')\n" + GROUP_STAYS
     )
 
 
@@ -1168,7 +1169,7 @@ def test_the_magic_uses_the_newest_ranks_or_those_with_n(magic):
 def test_the_magic_expects_an_error(magic):
     assert magic("-n 4 --expect-error ZeroDivisionError", "1 / 0") == (
         "As expected: Ranks 0 to 3 raised ZeroDivisionError: division by zero\n"
-        "  line 2 of the cell: 1 / 0\n" + KEPT + "\n"
+        "  line 2 of the cell: 1 / 0\n" + GROUP_STAYS + "\n"
     )
     with pytest.raises(RanksError, match="raised ZeroDivisionError"):
         magic("-n 4 --expect-error ValueError", "1 / 0")

@@ -37,6 +37,7 @@ FRESH_1 = (
     "(Rank 1 was started afresh, without variables; the other ranks keep theirs. "
     "The next cell gets a new process group.)"
 )
+GROUP_STAYS = "(All ranks keep their variables and their process group.)"
 DEADLOCK = "Deadlock: nothing moves, and nothing will."
 NEEDS_ALL = "Every rank of a group must call its collectives; a recv needs its send."
 EACH_OTHER = "All ranks wait for each other: nobody sends what the others expect."
@@ -272,15 +273,90 @@ def test_a_rank_that_catches_what_has_freed_it_has_not_finished(ranks, cell, say
 def test_what_belongs_to_a_closed_group_is_to_be_made_anew(ranks, cell, raised):
     model = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))"
     anew = (
-        "A cell that fails closes the process group. DDP models and groups that were "
-        "made before it work no longer: make them anew.\n"
+        "A cell that leaves ranks out of step closes the process group. DDP models and "
+        "groups that were made before it work no longer: make them anew.\n"
     )
     ranks.run_cell(f"{model}\npair = dist.new_group([0, 1])", timeout=LOAD * 30)
-    first = failure_of(ranks, "a_slip_of_the_pen")
+    first = failure_of(ranks, "if rank == 1: a_slip_of_the_pen\ndist.barrier()")
     assert anew not in str(first)
     error = failure_of(ranks, cell)
     assert raised in str(error) and str(error).endswith(anew + KEPT), str(error)
     ranks.run_cell(f"{model}\npair = dist.new_group([0, 1])\n{cell}")
+
+
+MODEL = (
+    "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+    "pair = dist.new_group([0, 1])"
+)
+STEP = "model(torch.ones(1, 2)).sum().backward()\n"
+PAIR = "if rank < 2: dist.all_reduce(torch.ones(2), group=pair)\n"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "a_slip_of_the_pen",
+        STEP + "a_slip_of_the_pen",
+        PAIR + "a_slip_of_the_pen",
+        "if rank == 1: 1 / 0",
+        "import time\ntime.sleep(0.3 * rank)\n1 / 0",
+        "work = dist.all_reduce(torch.ones(2), async_op=True)\n1 / 0",
+        "dist.send(torch.ones(2), dst=rank)",
+        "x = torch.ones(2)\n"
+        "if rank == 0: dist.send(x, dst=1)\n"
+        "if rank == 1: dist.recv(x, src=0)\n"
+        "1 / 0",
+        "another = dist.new_group([0, 1])\n1 / 0",
+    ],
+)
+def test_ranks_in_step_keep_their_group(ranks, cell):
+    ranks.run_cell(MODEL, timeout=LOAD * 30)
+    for _ in range(2):
+        assert str(failure_of(ranks, cell)).endswith(GROUP_STAYS)
+        ranks.run_cell(STEP + PAIR)
+    kept(ranks)
+
+
+def test_a_slip_on_some_ranks_alone_keeps_the_group(ranks):
+    ranks.run_cell(MODEL, timeout=LOAD * 30)
+    assert str(failure_of(ranks, "1 / 0", only=[0, 2])).endswith(GROUP_STAYS)
+    ranks.run_cell(STEP + PAIR)
+    some = PAIR + "1 / 0"  # all ranks of that group
+    assert str(failure_of(ranks, some, only=[0, 1])).endswith(GROUP_STAYS)
+    ranks.run_cell(STEP + PAIR)
+    begun = "work = dist.all_reduce(torch.ones(2), async_op=True)\n1 / 0"
+    assert str(failure_of(ranks, begun, only=[0, 1])).endswith(KEPT)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "if rank == 1: 1 / 0\ndist.barrier()",
+        "if rank != 2: work = dist.all_reduce(torch.ones(2), async_op=True)\n1 / 0",
+        "if rank == 0: work = dist.isend(torch.ones(2), dst=1)\n1 / 0",
+        "if rank == 0: work = dist.irecv(torch.ones(2))\n1 / 0",
+        "if rank == 3: alone = dist.new_group([3])\n1 / 0",
+        "dist.destroy_process_group()\n1 / 0",
+        "import datetime\n"
+        "moment = datetime.timedelta(seconds=0.05)\n"
+        "x = torch.ones(2)\n"
+        "if rank == 0: dist.irecv(x, src=1).wait(moment)\n"
+        "if rank == 1:\n"
+        "    import time\n"
+        "    time.sleep(0.2)\n"
+        "    work = dist.isend(x, dst=0)",
+        "dist.is_initialized = None\n1 / 0",
+    ],
+)
+def test_ranks_out_of_step_get_a_new_group(ranks, cell):
+    try:
+        assert str(failure_of(ranks, cell)).endswith(KEPT)
+    finally:
+        if "is_initialized" in cell:
+            ranks.restart()
+            ranks.run_cell("kept = rank * 11")
+    works(ranks)
+    kept(ranks)
 
 
 SHARD = """
@@ -303,6 +379,32 @@ def test_ranks_of_another_age_compare_the_same_calls(watch):  # noqa: F811
             ranks.run_cell("assert c.scatter is dist.scatter")
             failure_of(ranks, "import os\nif rank == 0: os._exit(1)")
         assert ranks.pull("rank") == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("cell", "where"),
+    [
+        ("if rank == 0: shard.full_tensor()", "full_tensor, line 1"),
+        (
+            "from torch.distributed.fsdp import fully_shard\n"
+            "model = fully_shard(torch.nn.Linear(4, 4))\n"
+            "if rank == 0: model(torch.ones(1, 4))",
+            "forward, line 3",
+        ),
+    ],
+    ids=["DTensor", "FSDP2"],
+)
+def test_collectives_that_nobody_sees_are_waited_for(watch, cell, where):  # noqa: F811
+    with Ranks(2, quiet=True) as ranks:
+        ranks.run_cell(SHARD)
+        ranks.run_cell("from torch.distributed.fsdp import fully_shard")
+        with within(DEADLOCK_SECONDS):
+            error = failure_of(ranks, cell)
+        said = f"{DEADLOCK}\nRank 0 was stuck in {where} of the cell: if rank == 0: "
+        assert str(error).startswith(said)
+        ranks.run_cell(SHARD)  # in the new group
+        late = failure_of(ranks, cell.replace("if rank == 0: ", "if rank: 1 / 0\n"))
+        assert f"Rank 0 was waiting in {where.partition(',')[0]}" in str(late)
 
 
 def local_shard():

@@ -24,6 +24,7 @@ from tests.benchmarks._kernel import Kernel, Reply
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs Unix signals and /proc")
 
+GROUP_STAYS = "(All ranks keep their variables and their process group.)"
 KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
 WORKS = "%%ranks\nx = torch.ones(2)\ndist.all_reduce(x)\nx"
 
@@ -210,7 +211,7 @@ def test_a_failing_function_of_the_notebook_shows_its_line(kernel):
     text = plain(kernel.run("ranks.run(half, 3)").text)
     assert text.strip() == (
         "RanksError: Ranks 0 to 3 raised ZeroDivisionError: division by zero\n"
-        "  line 2 of the cell, in half: return x / 0\n" + KEPT
+        "  line 2 of the cell, in half: return x / 0\n" + GROUP_STAYS
     )
 
 

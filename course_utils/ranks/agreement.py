@@ -94,8 +94,32 @@ class Agreement:
         self.start_cell()
 
     def start_cell(self) -> None:
-        """Forget the list of calls of the last cell."""
+        """Forget the calls of the last cell."""
         self.calls: dict[tuple[int, ...], list[str]] = {}
+        self.messages: Counter[tuple] = Counter()
+        self.refused = 0
+        self.broken = False
+        self.groups_before = distributed_c10d._world.group_count
+
+    def facts(self) -> dict[str, Any]:
+        """What this rank has done with its groups since the cell began.
+
+        Returns:
+            "calls": for each group, as the tuple of its ranks, how many collectives;
+            "messages": how many sends or recvs for each (source, target, ...);
+            "refused": how many calls raised an error before anything was sent;
+            "groups": how many groups were made;
+            "certain": whether these numbers tell all.
+        """
+        return {
+            "calls": {group: len(calls) for group, calls in self.calls.items()},
+            "messages": dict(self.messages),
+            "refused": self.refused,
+            "groups": distributed_c10d._world.group_count - self.groups_before,
+            "certain": not self.broken
+            and not self.any_source
+            and self._numbered_as_started(),
+        }
 
     def start_generation(self, generation: int) -> None:
         """All ranks start anew together: what is on the board no longer counts."""
@@ -132,12 +156,17 @@ class Agreement:
         def work_wait(work, *args, **kwargs):
             # A frame of our own here tells a blocked wait from a busy line.
             if args or kwargs or id(work) in self.p2p_works or not uses_gloo():
-                return wait(work, *args, **kwargs)
+                try:
+                    return wait(work, *args, **kwargs)
+                except BaseException:
+                    self.broken = True
+                    raise
             while True:
                 try:
                     return wait(work, WAIT_STEP)
                 except RuntimeError as error:
                     if "Operation timed out" not in str(error):
+                        self.broken = True
                         raise
                     if wait_gone():
                         raise RuntimeError("Connection closed by peer") from None
@@ -179,6 +208,11 @@ class Agreement:
                 if name in ("isend", "irecv"):
                     self._remember_p2p(result)
                 return result
+            except BaseException as error:
+                # PyTorch looks at the arguments before it sends.
+                self.refused += 1
+                self.broken |= not isinstance(error, (TypeError, ValueError))
+                raise
             finally:
                 self.inside.call = False
 
@@ -248,6 +282,7 @@ class Agreement:
         with self.lock:
             pair = ("p2p", source, target, arguments.get("tag", 0), group_name)
             self.counts[pair] += 1
+            self.messages[pair[1:]] += 1
             number = self.counts[pair]
         size = f"{tensor.dtype} {tensor.numel()}"
         text = f"{name}({short(tensor)}, {'dst' if sending else 'src'}={peer})"

@@ -56,7 +56,10 @@ GROUP_TIMEOUT = 1800.0  # of a collective; the driver sees a deadlock long befor
 # After one rank has failed, how long may a rank that still computes go on?
 PEER_SECONDS = 2.0
 STATUS_SECONDS = 5.0  # to learn how a rank ended whose connection has closed
-SEVER_AFTER = 0.1  # when a failed rank's own closed connections should have done it
+SEVER_AFTER = 0.1  # when a dead rank's closed connections should have done it
+# After a rank has failed: look so often whether others wait for it. Who waits at two
+# looks is freed; gloo can miss a connection that closes while it starts to send.
+LOOK_SECONDS = 0.03
 # Steps of the ladder that ends a stuck rank: ask where it is, close its connections,
 # interrupt it (twice), kill it.
 ASK_SECONDS, SEVER_SECONDS, INTERRUPT_SECONDS = 0.4, 0.6, 0.7
@@ -357,7 +360,10 @@ class Ranks:
             result = self._round(request, chosen, limit, printer)
             # A cell may leave its group; with init=False that is the learner's affair.
             stayed = all(reply.get("in_group") for reply in result.replies.values())
-            self._group_ready = not result.failed and (stayed or not self.init)
+            self._group_ready = stayed or not self.init
+            if result.failed and not (self.init and stayed and result.in_step()):
+                self._group_ready = False
+                result.sever_failed()
             values = {
                 rank: reply.get("value")
                 for rank, reply in sorted(result.replies.items())
@@ -366,7 +372,8 @@ class Ranks:
             printer.finish(values)
             if result.failed:
                 raise self._error(result, limit)
-            self._check_same_collectives(result.replies)
+            if all(reply["facts"] for reply in result.replies.values()):
+                self._check_same_collectives(result.replies)
             return dict(sorted(result.replies.items()))
 
     def _simple(
@@ -376,7 +383,8 @@ class Ranks:
         with self._use():
             result = self._round(request, chosen, self.timeout, None)
             if result.failed:
-                raise self._error(result, self.timeout, group_survives=True)
+                self._group_ready &= not result.severed
+                raise self._error(result, self.timeout)
             return dict(sorted(result.replies.items()))
 
     # ---------------------------------------------------------------------- one request
@@ -407,16 +415,12 @@ class Ranks:
             raise KeyboardInterrupt
         return round_
 
-    def _error(
-        self, result: Round, limit: float, group_survives: bool = False
-    ) -> RanksError:
+    def _error(self, result: Round, limit: float) -> RanksError:
         """Put the failed ranks in order, and say what happened."""
         failures = result.failures()
         restarted = sorted(result.lost)
         if restarted:
             self._restart(restarted)
-        if restarted or not group_survives:
-            self._group_ready = False
         root = choose_root(failures) if failures else None
         cause = result.cause
         if root is not None and root.kind in ("raised", "died"):
@@ -437,6 +441,7 @@ class Ranks:
             restarted,
             left_out,
             self.init,
+            group_stays=self._group_ready,
             renewed=self._generation > 1,
         )
         return RanksError(
@@ -452,13 +457,7 @@ class Ranks:
 
         A call with ``async_op=True`` that nobody waits for returns at once.
         """
-        groups = {group for reply in replies.values() for group in reply["calls"]}
-        for group in sorted(groups):
-            counts = {
-                rank: replies[rank]["calls"].get(group, 0) if rank in replies else 0
-                for rank in group
-                if rank < self.n
-            }
+        for group, counts in calls_by_group(replies, self.n).items():
             fewest = min(counts.values())
             if fewest == max(counts.values()):
                 continue
@@ -686,6 +685,8 @@ class Round:
         self.last_event = self.started
         self.failed_at: float | None = None
         self.severed = False
+        self.last_look = self.started
+        self.waited: dict[int, list] = {}  # where ranks waited at the last look
         self.samples: list[tuple[float, dict[int, float]]] = []
         self.silent_outputs: set[int] = set()
 
@@ -717,10 +718,10 @@ class Round:
             if now > deadline:
                 self.cause = "timeout"
                 return
-            self._step(min(0.1, max(0.0, deadline - now)))
+            pause = 0.1 if self.failed_at is None else LOOK_SECONDS
+            self._step(min(pause, max(0.0, deadline - now)))
             if self.failed_at is not None and not self.severed:
-                if time.monotonic() > self.failed_at + SEVER_AFTER:
-                    self._sever_pending()
+                self._free_those_that_wait()
             if self._is_quiet():
                 self.cause, self.quiet = "timeout", True
                 return
@@ -812,10 +813,32 @@ class Round:
         if self.failed_at is None:
             self.failed_at = time.monotonic()
 
-    def _sever_pending(self) -> None:
-        """Close the connections of those who wait for others than the failed rank."""
+    def _free_those_that_wait(self) -> None:
+        """Let calls fail that wait for a rank which has failed.
+
+        Where nobody waits, all may come to the same error: then the group goes on.
+        """
+        now = time.monotonic()
+        if self.died:
+            if now > self.failed_at + SEVER_AFTER:  # they wait for others than the dead
+                self._sever(self.pending)
+        elif self.pending and now > max(self.failed_at, self.last_look) + LOOK_SECONDS:
+            self._ask_where(ASK_SECONDS)
+            self.last_look = time.monotonic()
+            before, self.waited = (
+                self.waited,
+                {
+                    rank: self.frames[rank]
+                    for rank in self.pending
+                    if is_waiting(self.frames.get(rank, []))
+                },
+            )
+            if any(before.get(rank) == where for rank, where in self.waited.items()):
+                self._sever(self.chosen)
+
+    def _sever(self, ranks: Iterable[int]) -> None:
         self.severed = True
-        self._tell(self.pending, "sever")
+        self._tell(ranks, "sever")
 
     # ------------------------------------------------------------------------- deadlock
     def _is_quiet(self) -> bool:
@@ -896,7 +919,12 @@ class Round:
 
     def sever_all(self) -> None:
         """Close the connections between all ranks: what waits in C++ then fails."""
-        self._tell(self.team.processes, "sever")
+        self._sever(self.team.processes)
+
+    def sever_failed(self) -> None:
+        """Close those of the failed ranks: nobody can leave a group before."""
+        if not self.severed:
+            self._sever(set(self.chosen) - set(self.finished()) - self.lost)
 
     def _tell(self, ranks: Iterable[int], op: str) -> None:
         """Have the control threads of these ranks do something."""
@@ -926,6 +954,34 @@ class Round:
         """Has it come to its end by itself? It may have caught what has freed it."""
         freed = self.cause == "timeout" and rank in self.stopped
         return self.replies[rank]["status"] == "ok" and not freed
+
+    def in_step(self) -> bool:
+        """Have all ranks made the same calls, so that their group can go on?
+
+        Then nothing is under way that one of them does not know of.
+        """
+        replies = self.replies.values()
+        known = self.replies.keys() == set(self.chosen) and not self.severed
+        if not known or not all(r["facts"] and r["facts"]["certain"] for r in replies):
+            return False
+        if any(reply.get("peer") for reply in replies):
+            return False
+        alike = {(r["facts"]["refused"], r["facts"]["groups"]) for r in replies}
+        if len(self.chosen) < self.team.n:
+            alike.add((0, 0))  # the others have done nothing
+        sent = [
+            self.replies[rank]["facts"]["messages"].get(message, 0)
+            if rank in self.replies
+            else 0
+            for message in {m for r in replies for m in r["facts"]["messages"]}
+            for rank in message[:2]
+        ]
+        counts = calls_by_group(self.replies, self.team.n).values()
+        return (
+            len(alike) == 1
+            and sent[::2] == sent[1::2]
+            and all(len(set(of_group.values())) == 1 for of_group in counts)
+        )
 
     def failures(self) -> dict[int, RankFailure]:
         """What happened on each rank that did not finish."""
@@ -979,6 +1035,18 @@ class Round:
 
 
 # ------------------------------------------------------------------------------ helpers
+def calls_by_group(
+    replies: dict[int, dict[str, Any]], n: int
+) -> dict[tuple[int, ...], dict[int, int]]:
+    """For each group (its ranks) how many collectives each rank of it has called."""
+    calls = {rank: reply["facts"]["calls"] for rank, reply in replies.items()}
+    groups = sorted({group for of_rank in calls.values() for group in of_rank})
+    return {
+        group: {rank: calls.get(rank, {}).get(group, 0) for rank in group if rank < n}
+        for group in groups
+    }
+
+
 def positive_seconds(timeout: float) -> float:
     """Check a timeout: a number of seconds above zero."""
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)

@@ -45,7 +45,6 @@ PEER_GONE = re.compile(
     r"failed to (recv|send)|(recv|send)value failed|end of file|not connected",
     re.IGNORECASE,
 )
-SEVER_DELAY = 0.03
 LOST_SECONDS = 0.3  # after a sever, gloo's own error comes within milliseconds
 GUARD_SECONDS = 0.5  # for the guard of spawned ranks to end a rank with all it started
 
@@ -128,12 +127,8 @@ class Rank:
             if os.getpid() != self.pid:
                 os._exit(0)  # the learner called os.fork(); only the parent answers
             reply["seconds"] = time.monotonic() - started
-            if reply["status"] == "error" and request["op"] in ("cell", "call"):
-                # Fail fast: the ranks that wait for this one must not wait on. A rank
-                # that is about to enter the collective gets the time to do so: gloo
-                # can miss a connection that closes while it starts to send.
-                time.sleep(SEVER_DELAY)
-                self.sever()
+            if request["op"] in ("cell", "call"):
+                reply.update(self._group_facts())
             for name in ("stdout", "stderr"):  # the learner may have replaced them
                 with contextlib.suppress(Exception):
                     getattr(sys, name).flush()
@@ -299,7 +294,7 @@ class Rank:
             self.variables["_"] = value
             if not request["silent"]:
                 shown = repr(value)
-        return {"status": "ok", "value": shown, **self._group_facts()}
+        return {"status": "ok", "value": shown}
 
     def do_call(self, request: dict[str, Any]) -> dict[str, Any]:
         self.agreement.start_cell()
@@ -313,12 +308,17 @@ class Rank:
                 f"{type(result).__name__}, which can't be sent to the notebook "
                 f"({error}). Return tensors, numbers, text, lists or dictionaries."
             ) from None
-        return {"status": "ok", "payload": payload, **self._group_facts()}
+        return {"status": "ok", "payload": payload}
 
     def _group_facts(self) -> dict[str, Any]:
-        """How many collectives it called on which group, and whether it is in one."""
-        counts = {group: len(calls) for group, calls in self.agreement.calls.items()}
-        return {"calls": counts, "in_group": dist.is_initialized()}
+        """Whether it is in a group, and what it has done there (None: not known)."""
+        try:
+            return {
+                "in_group": dist.is_initialized(),
+                "facts": self.agreement.facts(),
+            }
+        except Exception:  # the learner has replaced functions of torch.distributed
+            return {"in_group": False, "facts": None}
 
     def do_calls(self, request: dict[str, Any]) -> dict[str, Any]:
         """The collectives of the last cell on one group, as texts."""

@@ -29,13 +29,18 @@ Frame = tuple[str, int, str]  # file, line, function
 
 STORE_PART = f"course_utils{os.sep}ranks{os.sep}loopback.py"  # a TCPStore is being made
 # Calls in which a rank waits for other ranks. A rank whose innermost Python frame
-# is in one of these and that uses no CPU waits for a peer.
+# is in one of these and that uses no CPU waits for a peer. (DTensor waits inside of an
+# operator.)
 WAITING_PARTS = (
     f"{os.sep}torch{os.sep}distributed{os.sep}",
     f"{os.sep}torch{os.sep}autograd{os.sep}graph.py",
     f"{os.sep}torch{os.sep}nn{os.sep}parallel{os.sep}distributed.py",
     f"course_utils{os.sep}ranks{os.sep}agreement.py",
     STORE_PART,
+)
+OPERATOR_PARTS = (
+    f"{os.sep}torch{os.sep}_ops.py",
+    f"{os.sep}torch{os.sep}_library{os.sep}",
 )
 MEETING_NAMES = ("init_process_group", "new_group")
 MEETING_SECONDS = 4.0  # for ranks that may find each other
@@ -45,9 +50,8 @@ INNER_NAMES = (
     "work_wait",
     "<lambda>",
     "decorate_context",
-    "_call_impl",
-    "_wrapped_call_impl",
 )
+MODULE_CALL = "_wrapped_call_impl"  # by model(x)
 
 
 class RanksError(RuntimeError):
@@ -151,14 +155,18 @@ def find_where(frames: list[Frame]) -> str:
             source = linecache.getline(file, line).strip()
             text = f"{call}, {where}" if call else where
             return f"{text}: {source}" if source else text
-        if function not in INNER_NAMES and not function.startswith("__"):
+        if function == MODULE_CALL:
+            call = "forward"
+        elif function not in INNER_NAMES and not function.startswith("__"):
             call = function
     return ""
 
 
 def is_waiting(frames: list[Frame]) -> bool:
     """Is its innermost frame in a call that waits for other ranks?"""
-    return bool(frames) and any(part in frames[0][0] for part in WAITING_PARTS)
+    files = (file for file, *_ in frames if not any(p in file for p in OPERATOR_PARTS))
+    innermost = next(files, "")
+    return any(part in innermost for part in WAITING_PARTS)
 
 
 def is_at_store(frames: list[Frame]) -> bool:
@@ -269,6 +277,7 @@ def describe_failures(
     restarted: list[int],
     left_out: list[int],
     init: bool,
+    group_stays: bool = False,
     renewed: bool = False,
 ) -> str:
     """The whole message of a :class:`RanksError`.
@@ -281,6 +290,7 @@ def describe_failures(
         restarted: ranks that had to be replaced by fresh processes.
         left_out: ranks that the cell was not sent to.
         init: whether the next cell gets a new process group by itself.
+        group_stays: whether the process group goes on.
         renewed: whether there has been another process group before this one.
     """
     parts: list[str] = []
@@ -360,11 +370,11 @@ def describe_failures(
     only_peers = len(peers) == len(failures)
     if renewed and (only_peers or any(map(_is_of_no_group, raised))):
         parts.append(
-            "A cell that fails closes the process group. DDP models and groups that "
-            "were made before it work no longer: make them anew."
+            "A cell that leaves ranks out of step closes the process group. DDP models "
+            "and groups that were made before it work no longer: make them anew."
         )
     everybody = {*failures, *finished, *left_out}
-    parts.append(what_now(restarted, everybody <= set(restarted), init))
+    parts.append(what_now(restarted, everybody <= set(restarted), init, group_stays))
     return "\n".join(part[:1].upper() + part[1:] for part in parts)
 
 
@@ -373,8 +383,13 @@ def _is_of_no_group(failure: RankFailure) -> bool:
     return failure.error == "KeyError" and "ProcessGroup object at" in failure.message
 
 
-def what_now(restarted: list[int], is_everybody: bool, init: bool) -> str:
+def what_now(
+    restarted: list[int], is_everybody: bool, init: bool, group_stays: bool
+) -> str:
     """The last line: what survived, and what the next cell will find."""
+    if group_stays:
+        kept = "All ranks keep their variables"
+        return f"({kept} and their process group.)" if init else f"({kept}.)"
     if restarted:
         kept = (
             f"{rank_list(restarted).capitalize()} "
