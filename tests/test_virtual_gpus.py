@@ -118,14 +118,34 @@ def test_double_use_is_an_error():
     try:
         with pytest.raises(RuntimeError, match="2 virtual GPU.* on already.*off"):
             gpus.on()
-        with pytest.raises(RuntimeError, match="only one such machine"):
-            virtual_gpus(3, force=True).on()
         assert repr(gpus) == "<2 virtual GPU(s), on>"
     finally:
         gpus.off()
     with pytest.raises(RuntimeError, match="not on"):
         gpus.off()
     assert machine.active is not gpus
+    with virtual_gpus(2, force=True) as gpus:
+        with pytest.raises(RuntimeError, match="only one such machine"):
+            virtual_gpus(3, force=True).on()
+        assert machine.active is gpus
+
+
+def test_a_cell_that_switches_them_on_may_run_twice(capsys):
+    first = virtual_gpus(2, force=True).on()
+    x = torch.ones(2, device=ONE)
+    second = virtual_gpus(3, force=True).on()
+    try:
+        said = capsys.readouterr().out
+        assert said == (
+            "The 2 virtual GPU(s) that were on are off now. What was on them is on the "
+            "CPU.\n"
+        )
+        assert x.device.type == "cpu" and repr(first) == "<2 virtual GPU(s), off>"
+        assert torch.cuda.device_count() == 3
+    finally:
+        second.off()
+    with first:  # its records are still there
+        assert x.device == ONE
 
 
 def test_off_belongs_where_on_was():
@@ -1324,6 +1344,39 @@ def test_each_device_has_its_own_autocast(gpus):
         F.binary_cross_entropy(there, there)
     assert dtypes() == (full, full, full)
     assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"device": ONE},
+        {"device": "cuda:1"},
+        {"device": 1},
+        {"device": ONE, "dtype": torch.float64},
+        {"device": ONE, "non_blocking": True},
+    ],
+)
+def test_modules_move_by_keyword(gpus, options):
+    module = nn.Linear(2, 2).to(**options)
+    assert {p.device for p in module.parameters()} == {ONE}
+    assert module.weight.dtype is options.get("dtype", torch.float32)
+    assert module.to(device="cpu").weight.device.type == "cpu"
+    packed = nn.utils.rnn.pack_sequence([torch.ones(2)])
+    assert packed.to(**options).data.device == ONE
+
+
+def test_printing_waits_as_on_a_gpu():
+    with virtual_gpus(2, compute="1 TFLOP/s", force=True) as gpus:
+        for show in (None, print, repr, str, "{}".format):
+            x, y = (torch.ones(300, 300, device=f"cuda:{i}") for i in (0, 1))
+            gpus.clear()
+            z = x @ x
+            if show is not None:
+                show(z)
+            y @ y
+            worked = gpus.timeline().intervals
+            waited = worked["cuda:1"][0].start >= worked["cuda:0"][-1].stop
+            assert waited == (show is not None), show
 
 
 def test_printing_shows_the_device_and_costs_nothing(gpus):

@@ -438,3 +438,22 @@ def test_everything_is_given_back(gpus):
     assert gpus.memory().now == before == {f"cuda:{i}": 0 for i in range(4)}
     assert gpus._owned == {}
     assert gpus._leaves == {}
+
+
+@pytest.mark.parametrize("used", [[1], [1, 2], [0, 2], [0, 1, 2]])
+def test_replicas_that_are_not_used_have_zeros_on_their_gpus(gpus, used):
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).to(ONE)
+    replicas = replicate(model, [1, 2, 3])
+    x = torch.ones(1, 2)
+    outputs = [replicas[i](x.to(i + 1)).sum().to(ONE) for i in used]
+    gpus.clear_transfers()
+    sum(outputs).backward()
+    expected = copy.deepcopy(model).cpu()
+    expected.zero_grad()
+    for _ in used:
+        expected(x).sum().backward()
+    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+        assert p.grad.device == ONE
+        assert torch.equal(p.grad.cpu(), q.grad)
+    reduced = [t for t in gpus.transfers if t.kind == "reduce"]
+    assert {t.source for t in reduced} == {"cuda:2", "cuda:3"}

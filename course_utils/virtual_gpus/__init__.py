@@ -65,10 +65,10 @@ Nothing waits for real; a clock is kept for each GPU, as PyTorch would use it:
   are free and keeps both busy: PyTorch makes the streams of both wait for it
   (aten/src/ATen/native/cuda/Copy.cu).
 * The host issues work for nothing and runs ahead. It waits where PyTorch waits: for
-  `.item()`, `.cpu()`, `.tolist()`, `torch.cuda.synchronize()`, for a copy that is not
-  `non_blocking=True` or whose CPU memory is not pinned, and where values on a GPU say
-  how long a result is (`nonzero`, `x[mask]`, `unique`). Its own ops take time as well:
-  measured, or at 100 GFLOP/s and 50 GB/s with a rate.
+  `.item()`, `.cpu()`, `.tolist()`, `print` of a tensor, `torch.cuda.synchronize()`, for
+  a copy that is not `non_blocking=True` or whose CPU memory is not pinned, and where
+  values on a GPU say how long a result is (`nonzero`, `x[mask]`, `unique`). Its own ops
+  take time as well: measured, or at 100 GFLOP/s and 50 GB/s with a rate.
 
 Limits
 ------

@@ -726,6 +726,15 @@ def _data_parallel(gpus: Machine, patches: Patches) -> None:
 
         return call
 
+    broadcast_backward = torch.nn.parallel._functions.Broadcast.backward
+
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
+        """Zeros, for a replica that was not used, are on the replica's GPU."""
+        for i, grad in enumerate(grads):
+            gpus._belongs_to(grad, device(ctx.target_gpus[i // ctx.num_inputs]))
+        return broadcast_backward(ctx, *grads)
+
+    patches.set(torch.nn.parallel._functions.Broadcast, backward=staticmethod(backward))
     comm = torch.nn.parallel.comm
     patches.set(
         comm,

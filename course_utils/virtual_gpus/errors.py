@@ -49,7 +49,7 @@ def already_on(on: Machine, new: Machine) -> str:
         return f"{on.n} virtual GPU(s) are on already. Call off() before on() again."
     return (
         f"{on.n} virtual GPU(s) are on already, and there can be only one such machine "
-        "at a time. Call off() on it first, or leave its `with` block."
+        "at a time. Leave its `with` block first."
     )
 
 

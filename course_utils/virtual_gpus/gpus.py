@@ -25,7 +25,7 @@ class VirtualGPUs(Machine):
 
     def __init__(self, n: int, *, force: bool, **settings: Any) -> None:
         super().__init__(n, **settings)
-        self._force, self._aside = force, False
+        self._force, self._aside, self._in_block = force, False, False
         self._modes: tuple[_Function, _Dispatch] | None = None
         self._patches: surface.Patches | None = None
 
@@ -34,11 +34,21 @@ class VirtualGPUs(Machine):
     def on(self) -> VirtualGPUs:
         """Switch on, until `off()`: for a whole notebook.
 
+        Others that were switched on in this way are switched off: a notebook's cell may
+        run twice, and its first machine then has no name any more.
+
         Raises:
-            RuntimeError: virtual GPUs are on already.
+            RuntimeError: these are on already, or others, in a `with` block.
         """
-        if machine.active is not None or self._aside:
-            raise RuntimeError(errors.already_on(machine.active or self, self))
+        before = machine.active
+        if before is self or self._aside or before is not None and before._in_block:
+            raise RuntimeError(errors.already_on(before or self, self))
+        if before is not None:
+            before.off()
+            print(
+                f"The {before.n} virtual GPU(s) that were on are off now. What was on "
+                "them is on the CPU."
+            )
         if not self._force and (real := surface.real_gpus()) >= self.n:
             self._aside = True
             print(
@@ -85,9 +95,12 @@ class VirtualGPUs(Machine):
         self._patches = None
 
     def __enter__(self) -> VirtualGPUs:
-        return self.on()
+        self.on()
+        self._in_block = True
+        return self
 
     def __exit__(self, *error: object) -> None:
+        self._in_block = False
         self.off()
 
     @property

@@ -474,6 +474,12 @@ class Machine:
         finally:
             thread.module = before
 
+    def _belongs_to(self, x: Tensor, device: torch.device) -> None:
+        """Say where a helper of C++ is; see `_drift`."""
+        if self.drifts(x):
+            with truth(), self._lock:
+                self._adopt(x, device, OTHER)
+
     @contextlib.contextmanager
     def _because(self, cause: str) -> Iterator[None]:
         before, self._thread.cause = self._thread.cause, cause
@@ -722,7 +728,9 @@ class Machine:
             return cuda.autocasted(self, func, args, kwargs)
         if func is torch.device:  # a build without CUDA has no device for a number
             return surface.named_device(*args, **kwargs)
-        if func in surface.FACTORIES or kwargs.get("device") is not None:
+        if func in surface.FACTORIES or (
+            kwargs.get("device") is not None and func is not surface.PARSE_TO
+        ):
             made = surface.factory(self, func, args, kwargs)
             if made is not NotImplemented:
                 return made

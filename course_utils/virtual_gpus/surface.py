@@ -59,6 +59,7 @@ PRIVATE = (
     "torch._C._group_tensors_by_device_and_dtype",
     "torch._C._len_torch_dispatch_stack",
     "torch._C._len_torch_function_stack",
+    "torch._C._nn._parse_to",
     "torch._ops.OpOverload",
     "torch._tensor_str._str",
     "torch._utils._flatten_dense_tensors",
@@ -79,6 +80,7 @@ PRIVATE = (
     "torch.cuda._utils._get_device_index",
     "torch.nn.Module._apply",
     "torch.nn.parallel.DistributedDataParallel._ddp_init_helper",
+    "torch.nn.parallel._functions.Broadcast.backward",
     "torch.nn.parallel._functions._get_stream",
     "torch.nn.parallel._functions._streams",
     "torch.ops.aten.linear.default._op_dk",
@@ -104,6 +106,7 @@ Tensor, Base = torch.Tensor, torch._C.TensorBase
 CPU = errors.CPU
 
 FACTORIES = _device_constructors() | {Tensor.new_tensor, Tensor.new}
+PARSE_TO = torch._C._nn._parse_to  # has a device, but makes nothing: Module.to asks it
 _TENSOR, _AS_TENSOR, _ASARRAY = torch.tensor, torch.as_tensor, torch.asarray
 _FROM_DATA = {_TENSOR, _AS_TENSOR, _ASARRAY}
 CTC = {torch.ctc_loss, torch.nn.functional.ctc_loss}
@@ -685,11 +688,15 @@ def _tensor_methods(gpus: Machine, patches: Patches) -> None:
 
     show = torch._tensor_str._str
 
-    def quiet_str(*args: Any, **kwargs: Any) -> str:
+    def waiting_str(x: Tensor, **kwargs: Any) -> str:
+        """Its many small ops and copies are left out. What counts is the wait."""
+        place = where(x)
+        if place.type == "cuda":
+            gpus._synchronize(place)
         with gpus._counting("quiet"):
-            return show(*args, **kwargs)
+            return show(x, **kwargs)
 
-    patches.set(torch._tensor_str, _str=quiet_str)
+    patches.set(torch._tensor_str, _str=waiting_str)
 
     # A storage is where its tensors are: copy.deepcopy and torch.load ask storages.
     Storage = torch.UntypedStorage
