@@ -1281,3 +1281,36 @@ def test_the_helper_ends_up_in_big_pages_which_makes_forks_cheap(watch):  # noqa
         sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE))
         # Mostly nine tenths; less where the system's memory is in small pieces just now.
         assert int(sizes["AnonHugePages"]) > int(sizes["Anonymous"]) / 8
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        (
+            "for i in range(3)",
+            "SyntaxError: expected ':', line 2 of the cell\n    for i in range(3)\n"
+            "                     ^\nNothing ran.",
+        ),
+        (
+            "x = 1\n!ls",
+            "SyntaxError: invalid syntax, line 3 of the cell\n    !ls\n    ^\n"
+            "Lines with ! and % work in ordinary cells only.\nNothing ran.",
+        ),
+        (
+            "x = 1\n  y = 2",
+            "IndentationError: unexpected indent, line 3 of the cell\n    y = 2\n"
+            "Nothing ran.",
+        ),
+    ],
+)
+def test_the_magic_shows_what_is_not_python_and_no_more(magic, cell, says):
+    with pytest.raises(RanksError) as caught:
+        magic("-n 4", cell)
+    assert str(caught.value) == says and caught.value.cause == "usage"
+
+
+def test_each_cell_has_its_names(ranks, shown):
+    ranks.run_cell("rank, world_size, dist, torch, mine = 99, 0, None, None, 5")
+    assert shown("torch.tensor(rank + dist.get_world_size() + mine)", only=[2]) == (
+        "[rank 2] => tensor(11)\n"
+    )

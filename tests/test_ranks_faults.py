@@ -27,7 +27,7 @@ from ranks_support import (
 )
 
 from course_utils.ranks import Ranks, RanksError, report
-from course_utils.ranks.driver import Round
+from course_utils.ranks.driver import AFTER_THE_END_SECONDS, Round
 from course_utils.ranks.processes import Zygote, remove_folder
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
@@ -203,7 +203,7 @@ def test_a_skipped_collective_in_a_function_is_named(ranks):
         ),
         (
             "work = dist.irecv(torch.ones(2), rank ^ 1)\nwork.wait()",
-            "line 2 of the cell",
+            "wait, line 2 of the cell",
         ),
     ],
     ids=["pairs recv first", "a ring recvs first", "large sends first", "wait"],
@@ -356,6 +356,61 @@ def test_ranks_out_of_step_get_a_new_group(ranks, cell):
             ranks.restart()
             ranks.run_cell("kept = rank * 11")
     works(ranks)
+    kept(ranks)
+
+
+@pytest.mark.parametrize(
+    ("waits", "where"),
+    [
+        ("dist.recv(torch.zeros(1), src=0)", "recv"),
+        ("dist.irecv(torch.zeros(1), src=0).wait()", "wait"),
+    ],
+)
+def test_a_request_that_nobody_kept(ranks, waits, where):
+    cell = (
+        "import gc\n"
+        "if rank == 0:\n"
+        "    dist.isend(torch.ones(1), dst=1)\n"
+        "    gc.collect()\n"
+        "dist.barrier()\n"
+        f"if rank == 1: {waits}"
+    )
+    with within(DEADLOCK_SECONDS + AFTER_THE_END_SECONDS):
+        error = failure_of(ranks, cell)
+    assert str(error) == (
+        f"{DEADLOCK}\nRank 1 was stuck in {where}, line 6 of the cell: if rank == 1: "
+        f"{waits}\nRanks 0, 2 and 3 finished the cell.\nRank 0 has called isend for "
+        "rank 1, but the message was lost: keep the request that isend returns, until "
+        f"its wait() has returned.\n{KEPT}"
+    )
+    kept(ranks)
+
+
+def test_two_who_could_have_sent(ranks):
+    """Who has called isend for it cannot be told: nothing is said of requests."""
+    cell = (
+        "x = torch.zeros(1)\n"
+        "if rank == 0: dist.send(x, dst=1)\n"
+        "if rank == 1:\n"
+        "    dist.recv(x, src=0)\n"
+        "    dist.recv(x, src=2)"
+    )
+    assert str(failure_of(ranks, cell)).endswith(f"cell.\n{NEEDS_ALL}\n{KEPT}")
+
+
+def test_a_rank_that_computes_after_its_end_is_no_help(ranks):
+    """Threads of a rank that has finished may still send; but not for ever."""
+    cell = (
+        "import threading, time\n"
+        "def burn():\n"
+        "    while not done.is_set(): pass\n"
+        "done = threading.Event()\n"
+        "if rank == 0: threading.Thread(target=burn, daemon=True).start()\n"
+        "else: dist.barrier()"
+    )
+    with within(DEADLOCK_SECONDS + AFTER_THE_END_SECONDS):
+        assert str(failure_of(ranks, cell)).startswith(DEADLOCK)
+    ranks.run_cell("done.set()")
     kept(ranks)
 
 

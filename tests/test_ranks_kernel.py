@@ -233,8 +233,10 @@ def test_a_cell_that_is_not_python_is_a_syntax_error(kernel):
     reply = kernel.run("%%ranks\nx = 1\ny = = 2")
     assert not reply.ok
     text = plain(reply.text)
-    assert "SyntaxError: invalid syntax" in text
-    assert ">:3\n    y = = 2\n" in text
+    assert text.strip() == (
+        "RanksError: SyntaxError: invalid syntax, line 3 of the cell\n"
+        "    y = = 2\n        ^\nNothing ran."
+    )
 
 
 def test_wrong_options_of_the_magic_are_explained(kernel):

@@ -70,6 +70,9 @@ HEAD_START = 0.05  # of an interrupt before the connections are closed
 QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
 # Ranks that make a group look again and again who has come, which takes some CPU time.
 MEETING_CPU = 0.15
+# A rank that has finished may still send. But gloo's thread computes for ever where it
+# has lost a message, because nobody kept the request of its isend.
+AFTER_THE_END_SECONDS = 4.0
 OUTPUT_SECONDS = 1.0  # for output to arrive; a rank may also print without end
 
 
@@ -442,6 +445,7 @@ class Ranks:
             left_out,
             self.init,
             group_stays=self._group_ready,
+            dropped=result.dropped(),
             renewed=self._generation > 1,
         )
         return RanksError(
@@ -853,12 +857,12 @@ class Round:
         used = cpu_seconds(pids)
         before = self.samples[-1][1] if self.samples else {}
         spent = {rank: s - before.get(rank, 0.0) for rank, s in used.items()}
-        if any(seconds > MEETING_CPU for seconds in spent.values()):
+        if any(spent.get(rank, 0.0) > MEETING_CPU for rank in self.pending):
             self.samples = [(now, used)]
             return False
         self._ask_where(0.2)
         used = cpu_seconds(pids)
-        computing = {rank for rank, seconds in spent.items() if seconds > QUIET_CPU}
+        computing = {r for r in self.pending if spent.get(r, 0.0) > QUIET_CPU}
         asked = self.pending & self.frames.keys()
         if not all(is_waiting(self.frames[rank]) for rank in asked) or any(
             not is_meeting(self.frames.get(rank, [])) for rank in computing
@@ -872,8 +876,14 @@ class Round:
         if len(self.samples) <= QUIET_SAMPLES:
             return False
         frames = [self.frames[rank] for rank in self.pending]
-        still_since = self.samples[0][0]
-        return now - still_since >= patience(frames, still_since - self.started)
+        still_since, used_then = self.samples[0]
+        needed = patience(frames, still_since - self.started)
+        if any(
+            used[rank] - used_then.get(rank, 0.0) > QUIET_CPU
+            for rank in used.keys() - self.pending
+        ):
+            needed = max(needed, AFTER_THE_END_SECONDS)
+        return now - still_since >= needed
 
     def _ask_where(self, seconds: float) -> None:
         """Fill ``frames`` of the pending ranks, as far as they answer in time."""
@@ -982,6 +992,27 @@ class Round:
             and sent[::2] == sent[1::2]
             and all(len(set(of_group.values())) == 1 for of_group in counts)
         )
+
+    def dropped(self) -> list[tuple[int, int]]:
+        """Messages that a rank waits for, though their sender has called isend.
+
+        As (sender, receiver), where only one can be meant.
+        """
+        messages = {
+            rank: reply["facts"]["messages"]
+            for rank, reply in self.replies.items()
+            if reply.get("facts")
+        }
+        found = []
+        for rank in sorted(self.stopped & messages.keys()):
+            received = [m for m in messages[rank] if m[1] == rank]
+            if len(received) != 1 or received[0][0] not in self.finished():
+                continue
+            (message,) = received
+            waits = find_where(self.frames.get(rank, [])).startswith(("recv", "wait"))
+            if waits and messages[message[0]].get(message) == messages[rank][message]:
+                found.append((message[0], rank))
+        return found
 
     def failures(self) -> dict[int, RankFailure]:
         """What happened on each rank that did not finish."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import traceback
 from typing import Any, NoReturn
 
 from course_utils.ranks.driver import Ranks
@@ -82,6 +83,8 @@ def run_on_ranks(line: str, cell: str) -> None:
         ranks = keep(Ranks(number))
     try:
         ranks.run_cell(cell, timeout=options.timeout, only=only, first_line=2)
+    except SyntaxError as error:
+        raise RanksError(not_python(error)) from None
     except RanksError as error:
         if options.expect_error is None or options.expect_error not in names_of(error):
             raise
@@ -92,6 +95,15 @@ def run_on_ranks(line: str, cell: str) -> None:
             f"this cell was expected to fail ({options.expect_error}), but every rank "
             "finished it."
         )
+
+
+def not_python(error: SyntaxError) -> str:
+    """What and where: the line with a mark below it, as Python shows it."""
+    *shown, what = traceback.format_exception_only(error)
+    text = f"{what.strip()}, line {error.lineno} of the cell\n{''.join(shown[1:])}"
+    if (error.text or "").lstrip().startswith(("!", "%")):
+        text += "Lines with ! and % work in ordinary cells only.\n"
+    return f"{text}Nothing ran."
 
 
 _kept: list[Ranks] = []

@@ -98,7 +98,8 @@ class Rank:
         main = types.ModuleType("__main__")
         sys.modules["__main__"] = main  # classes defined in a cell can be pickled
         self.variables = main.__dict__
-        self.variables.update(torch=torch, dist=dist, rank=rank, world_size=world_size)
+        self.ready = dict(torch=torch, dist=dist, rank=rank, world_size=world_size)
+        self.variables.update(self.ready)
         self.given = set(self.variables)
         own_random_numbers()
         torch.set_num_threads(1)
@@ -279,6 +280,7 @@ class Rank:
     def do_cell(self, request: dict[str, Any]) -> dict[str, Any]:
         source, name = request["source"], request["name"]
         self.agreement.start_cell()
+        self.variables.update(self.ready)  # a cell before may have used the names
         lines = source.splitlines(keepends=True)
         linecache.cache[name] = (len(source), None, lines, name)
         tree = ast.parse(source, name)

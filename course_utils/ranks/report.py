@@ -9,6 +9,7 @@ import signal
 import site
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,11 +48,14 @@ MEETING_SECONDS = 4.0  # for ranks that may find each other
 INNER_NAMES = (
     "wrapper",
     "checked",
-    "work_wait",
     "<lambda>",
     "decorate_context",
 )
-MODULE_CALL = "_wrapped_call_impl"  # by model(x)
+# Names of functions, in the words of a learner who has called them.
+CALLED = {
+    "_wrapped_call_impl": "forward",
+    "work_wait": "wait",
+}
 
 
 class RanksError(RuntimeError):
@@ -155,8 +159,8 @@ def find_where(frames: list[Frame]) -> str:
             source = linecache.getline(file, line).strip()
             text = f"{call}, {where}" if call else where
             return f"{text}: {source}" if source else text
-        if function == MODULE_CALL:
-            call = "forward"
+        if function in CALLED:
+            call = CALLED[function]
         elif function not in INNER_NAMES and not function.startswith("__"):
             call = function
     return ""
@@ -278,6 +282,7 @@ def describe_failures(
     left_out: list[int],
     init: bool,
     group_stays: bool = False,
+    dropped: Iterable[tuple[int, int]] = (),
     renewed: bool = False,
 ) -> str:
     """The whole message of a :class:`RanksError`.
@@ -291,6 +296,7 @@ def describe_failures(
         left_out: ranks that the cell was not sent to.
         init: whether the next cell gets a new process group by itself.
         group_stays: whether the process group goes on.
+        dropped: sender and receiver of messages that were lost.
         renewed: whether there has been another process group before this one.
     """
     parts: list[str] = []
@@ -357,6 +363,12 @@ def describe_failures(
             "A process group is ready when all ranks have called init_process_group, "
             "with the same address and the same world_size."
         )
+    elif dropped:
+        parts += [
+            f"rank {sender} has called isend for rank {receiver}, but the message was "
+            "lost: keep the request that isend returns, until its wait() has returned."
+            for sender, receiver in dropped
+        ]
     elif any(f.error == "waiting" for f in stuck):
         parts.append(
             "Every rank of a group must call its collectives; a recv needs its send."
