@@ -786,6 +786,49 @@ def test_backward_again_and_again(ranks):
     ranks.run(check_repeated)
 
 
+class FailsOnce(torch.autograd.Function):
+    """Its first backward fails."""
+
+    failed = False
+
+    @staticmethod
+    def forward(ctx, tensor):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if not FailsOnce.failed:
+            FailsOnce.failed = True
+            raise RuntimeError("on purpose")
+        return grad
+
+
+def check_failed_with_zero2():
+    """What was sent by the backward() that failed counts, as without sharding."""
+    states = []
+    for sharded in (True, False):
+        FailsOnce.failed = False
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3))
+        optimizer = (
+            fsdp.ShardedGradients(module, torch.optim.SGD, units=module, lr=0.1)
+            if sharded
+            else torch.optim.SGD(module.parameters(), lr=0.1)
+        )
+        for _ in range(2):
+            hidden = FailsOnce.apply(module[:2](torch.ones(2, 4)))
+            with contextlib.suppress(RuntimeError):
+                module[2](hidden).sum().backward()
+        optimizer.step()
+        states.append(module.state_dict())
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], msg=name)
+
+
+def test_a_backward_that_failed_does_not_stop_the_next_one(started):
+    started[2].run(check_failed_with_zero2)
+
+
 def check_recomputed():
     MODELS["recomputed"] = Recomputed
     for options in ({}, {"reshard_after_forward": True, "prefetch": 0}):
@@ -809,7 +852,9 @@ def saved(kind, folder):
         optimizer = job.model.optimizer_state_dict(job.optimizer, rank0_only=True)
     else:
         whole = job.module.state_dict()
-        optimizer = job.optimizer.optimizer_state_dict(rank0_only=True)
+        optimizer = fsdp.optimizer_state_dict(
+            job.optimizer.flats, job.optimizer.optimizer, rank0_only=True
+        )
     if dist.get_rank() == 0:
         assert list(whole) == list(Transformer().state_dict())
         plain = Transformer().double()
@@ -829,8 +874,9 @@ def resumed(kind, saved_kind, folder):
         again = job.model.optimizer_state_dict(job.optimizer)
     else:
         job.module.load_state_dict(state["model"])
-        job.optimizer.load_optimizer_state_dict(state["optimizer"])
-        again = job.optimizer.optimizer_state_dict()
+        shards = job.optimizer.flats, job.optimizer.optimizer
+        fsdp.load_optimizer_state_dict(*shards, state["optimizer"])
+        again = fsdp.optimizer_state_dict(*shards)
     assert again["param_groups"] == state["optimizer"]["param_groups"]
     assert again["param_groups"][0]["lr"] == ADAM[1]["lr"]
     for name, entries in state["optimizer"]["state"].items():
@@ -988,6 +1034,8 @@ def check_misuse():
         early.step()
     with pytest.raises(ValueError, match="sharded already"):
         fsdp.FSDP(module)
+    with pytest.raises(ValueError, match="prefetch is -1"):
+        fsdp.FSDP(new("perceptron"), prefetch=-1)
     with pytest.raises(RuntimeError, match=r"'out.weight' is called .* unit \(root\)"):
         module.out(torch.ones(1, 8))
     with pytest.raises(RuntimeError, match="before FSDP"):

@@ -445,6 +445,13 @@ def into_copies(chunks, mine):
         exchange(copies[(mine - step) % n], copies[(mine - step - 1) % n])
 
 
+@ANSWERS.wrong("07.all_gather", "wrong", "Does the loop have n - 1 steps?")
+def one_step_too_few_gathered(chunks, mine):
+    n = dist.get_world_size()
+    for step in range(n - 2):
+        exchange(chunks[(mine - step) % n], chunks[(mine - step - 1) % n])
+
+
 @ANSWERS.wrong("07.all_gather", "wrong", "but this is no ring")
 def to_everybody(chunks, mine):
     rank, n = me()
@@ -776,6 +783,27 @@ def right_on_two(tensor):
     all_gather_ours(chunks, (rank + 1) % n)
 
 
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "It is wrong on two ranks already.")
+def adds_to_what_was_sent(tensor):
+    """The index changed by one, not by two."""
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    for step in range(n - 1):
+        incoming = torch.empty_like(chunks[(rank - step - 1) % n])
+        exchange(chunks[(rank - step) % n], incoming)
+        chunks[(rank - step) % n].add_(incoming)
+    all_gather_ours(chunks, (rank + 1) % n)
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "or the one in the other loop?")
+def other_loop_changed(tensor):
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    reduce_scatter_ours(chunks)
+    for step in range(n - 1):
+        exchange(chunks[(rank + 1 - step) % n], chunks[(rank - step - 1) % n])
+
+
 @ANSWERS.wrong("07.spot_the_ring", "crashed", "There are fewer chunks than ranks.")
 def still_chunk(tensor):
     both_halves(tensor.chunk(dist.get_world_size()))
@@ -884,6 +912,18 @@ def by_bit_length(n, latency, bandwidth):
 @ANSWERS.wrong("07.tree_wins", "wrong", "math.log is the natural logarithm")
 def natural_logarithm(n, latency, bandwidth):
     return limit(n, latency, bandwidth, math.ceil(math.log(n)))
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "a message has S/n bytes, not S")
+def whole_tensor_in_a_ring(n, latency, bandwidth):
+    d = math.ceil(math.log2(n))
+    return 0 if n <= 3 else latency * bandwidth * (n - 1 - d) / (d - (n - 1))
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "also if not by much: 7/8 with 8 ranks")
+def nearly_all_is_all(n, latency, bandwidth):
+    d = math.ceil(math.log2(n))
+    return 0 if n <= 3 else latency * bandwidth * (n - 1 - d) / (d - 1)
 
 
 @ANSWERS.wrong("07.tree_wins", "wrong", "Those are bits.")

@@ -293,6 +293,13 @@ class FreesWhatItWasGiven(Shard):
             tensor.zero_()
 
 
+@ANSWERS.wrong("08.flat_shard", "wrong", "`-len(flat) % n` is 0")
+class PaddedAlways(Shard):
+    def pad(self, flat):
+        n = dist.get_world_size()
+        return F.pad(flat, (0, n - len(flat) % n))
+
+
 @ANSWERS.wrong("08.flat_shard", "wrong", "every n-th number")
 class EveryNth(Shard):
     def cut(self, flat):
@@ -612,6 +619,22 @@ def sends_not_waited_for(gradient):
     return total / n
 
 
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "Name the source:")
+def from_anybody(gradient):
+    """With two calls in a row, a piece of the second may be added in the first."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    pieces = gradient.chunk(n)
+    total, piece = pieces[rank].clone(), torch.empty_like(pieces[rank])
+    others = [other for other in range(n) if other != rank]
+    requests = [dist.isend(pieces[other], other) for other in others]
+    for _ in others:
+        dist.recv(piece)
+        total += piece
+    for request in requests:
+        request.wait()
+    return total / n
+
+
 @ANSWERS.wrong("08.reduce_scatter", "crashed", "A rank cannot send to itself.")
 def also_to_itself(gradient):
     n = dist.get_world_size()
@@ -664,6 +687,13 @@ def by_all_to_all(gradient):
 
 
 @ANSWERS.right("08.reduce_scatter")
+def from_anybody_and_a_barrier(gradient):
+    part = from_anybody(gradient)
+    dist.barrier()
+    return part
+
+
+@ANSWERS.right("08.reduce_scatter")
 def sent_by_threads(gradient):
     import threading
 
@@ -696,7 +726,7 @@ def in_a_ring(gradient):
     for step in range(n - 1):
         incoming = torch.empty_like(pieces[0])
         request = dist.isend(pieces[(rank - step - 1) % n], (rank + 1) % n)
-        dist.recv(incoming, (rank - 1) % n)
+        dist.recv(incoming)  # no source: in a ring there is only one
         request.wait()
         pieces[(rank - step - 2) % n] += incoming
     return pieces[rank]
@@ -895,6 +925,29 @@ class NotPadded(OneUnit):
 
     def reduce(self, flat):
         return torch.stack(rows_of(flat)).mean(0)
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "Make each flat first")
+class NotFlat(OneUnit):
+    def after_backward(self):
+        self.keep(self.reduce(torch.cat([p.grad for p in self.members])))
+        self.clean()
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "was cut into pieces by itself")
+class EachParameterByItself(OneUnit):
+    def after_backward(self):
+        n = dist.get_world_size()
+        grads = [p.grad.reshape(-1) for p in self.members]
+        parts = [self.reduce(F.pad(grad, (0, -len(grad) % n))) for grad in grads]
+        self.keep(torch.cat(parts))
+        self.clean()
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "Solve them first, and run their cells")
+class OtherTasksNotRun(OneUnit):
+    def reduce(self, flat):
+        return reduce_scatter(flat)  # noqa: F821
 
 
 @ANSWERS.wrong("08.one_unit", "wrong", "`self.zero_grad()` drops that of the shard")
@@ -1096,6 +1149,16 @@ def whole(model):
     return {name: p.full_tensor() for name, p in model.named_parameters()}
 
 
+def whole_on_rank_0(model):
+    """The others have one whole tensor at a time."""
+    state = {}
+    for name, p in model.named_parameters():
+        tensor = p.full_tensor()
+        if dist.get_rank() == 0:
+            state[name] = tensor
+    return state if dist.get_rank() == 0 else None
+
+
 def sharded_first(model, lr=0.05):
     for layer in model:
         if list(layer.parameters()):
@@ -1222,8 +1285,7 @@ def every_second_layer(model, batches, lr):
 @ANSWERS.right("08.spot_the_optimizer")
 def layers_first(model, batches, lr):
     train_with(model, batches, lambda model: sharded_first(model, lr))
-    state = whole(model)
-    return state if dist.get_rank() == 0 else None
+    return whole_on_rank_0(model)
 
 
 @ANSWERS.wrong("08.spot_the_optimizer", "wrong", "only rank 0 keeps the result")
@@ -1396,8 +1458,9 @@ def reduced_by_hand(units, grad):
         unit.grad = gradient.reshape(n, -1)[rank] / n
 
 
-@ANSWERS.right("08.spot_the_pile")
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "Divide in place (`gradient /= n`)")
 def divided_first(units, grad):
+    """A quotient on its way, the gradient it was made from, and the next one."""
     before = None
     for unit in reversed(units):
         unit.gather()
@@ -1407,6 +1470,51 @@ def divided_first(units, grad):
             before[0].grad = before[1].wait()
         before = unit, unit.reduce_scatter(gradient / dist.get_world_size())
     before[0].grad = before[1].wait()
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "A request belongs to the unit that")
+def request_of_the_unit_before(units, grad):
+    n, before = dist.get_world_size(), None
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        if before:
+            unit.grad = before.wait() / n
+        before = unit.reduce_scatter(gradient)
+    units[0].grad = before.wait() / n
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "divided by the number of units")
+def mean_over_the_units(units, grad):
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        unit.grad = unit.reduce_scatter(gradient).wait() / len(units)
+
+
+@ANSWERS.right("08.spot_the_pile")
+def divided_in_place(units, grad):
+    before = None
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        gradient /= dist.get_world_size()
+        if before:
+            before[0].grad = before[1].wait()
+        before = unit, unit.reduce_scatter(gradient)
+    before[0].grad = before[1].wait()
+
+
+@ANSWERS.right("08.spot_the_pile")
+def quotient_awaited_at_once(units, grad):
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        unit.grad = unit.reduce_scatter(gradient / dist.get_world_size()).wait()
 
 
 @ANSWERS.right("08.spot_the_pile")

@@ -554,6 +554,15 @@ ALL_GATHER = Task(
             says=IN_PLACE,
         ),
         Mistake(
+            when=lambda attempt: (
+                is_wrong("the chunks")(attempt)
+                and unchanged(attempt)
+                and attempt.got["messages sent"] == 0
+            ),
+            says="The chunks are as they were, and this rank has sent no message. Does "
+            "the loop have n - 1 steps? With two ranks that is one.",
+        ),
+        Mistake(
             when=lambda attempt: is_wrong("the chunks")(attempt) and unchanged(attempt),
             says="The chunks are as they were. Receive into them, or copy into them "
             "what has arrived: `chunks[i].copy_(incoming)`.",
@@ -883,6 +892,13 @@ TREE_WINS = Task(
             "halved, so it is math.log2, rounded up.",
         ),
         Mistake(
+            like=lambda n, a, b: sizes_equal(
+                2 * math.ceil(math.log2(n)), 2 * (n - 1), 1, n, a, b
+            ),
+            says="In a ring a message has S/n bytes, not S: a rank sends one chunk in "
+            "each step.",
+        ),
+        Mistake(
             like=lambda n, a, b: 8 * costs.tree_wins_below(n, latency=a, bandwidth=b),
             says="Those are bits. The bandwidth is in bytes a second, so α·B is in "
             "bytes already.",
@@ -912,6 +928,13 @@ TREE_WINS = Task(
             says="The size is right, but rounded. Return it as it comes out.",
         ),
         Mistake(
+            like=lambda n, a, b: sizes_equal(
+                2 * math.ceil(math.log2(n)), 2 * (n - 1), n - 1, n, a, b
+            ),
+            says="A ring's n - 1 steps of S/n bytes make (n - 1)/n · S in each half. "
+            "That is less than S, also if not by much: 7/8 with 8 ranks.",
+        ),
+        Mistake(
             when=lambda attempt: attempt.error == "ZeroDivisionError",
             says="With two or three ranks a tree has as many steps as a ring. The "
             "result is 0 then: nothing may be divided by the difference of the steps.",
@@ -935,6 +958,13 @@ TREE_WINS = Task(
 )
 
 # ----------------------------------------------------------------------- spot_the_ring
+
+
+def a_half_is_right(attempt):
+    """On two ranks: is one chunk right?"""
+    got, want = attempt.got["the tensor"], attempt.expected["the tensor"]
+    pairs = zip(got.tensor_split(2), want.tensor_split(2), strict=True)
+    return any(difference(one, other, 1e-5) is None for one, other in pairs)
 
 
 SPOT_THE_RING = Task(
@@ -969,6 +999,18 @@ SPOT_THE_RING = Task(
             "which chunk each one sends in step 0 and step 1, and to which chunk it "
             "adds what arrives. Modulo 2, +1 and -1 are the same; modulo 3 they are "
             "not.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                is_wrong("the tensor")(attempt)
+                and attempt.world_size == 2
+                and not tensor_is_own(attempt)
+                and not a_half_is_right(attempt)
+            ),
+            says="It is wrong on two ranks already. There the index that was given is "
+            "right (modulo 2, +1 and -1 are the same). Was it changed by one in place "
+            "of two, or the one in the other loop? In each step a rank sends one "
+            "chunk, and what arrives belongs to the chunk before that one.",
         ),
         PARTLY_RIGHT,
         Mistake(

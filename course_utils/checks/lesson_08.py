@@ -5,12 +5,12 @@ import functools
 import gc
 import re
 import time
-import weakref
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from course_utils.checks.compare import difference
@@ -31,7 +31,7 @@ from course_utils.checks.mistakes import (
     wrong_in,
 )
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
-from course_utils.messages import recorded
+from course_utils.messages import put_back, recorded
 from course_utils.traffic import Sent, Watch
 
 in_eighths = functools.partial(linear, divided_by=8)
@@ -417,6 +417,12 @@ def each_by_itself(kind, rank, n):
     return torch.cat(parts)
 
 
+def padded_always(kind, rank, n):
+    """With zeros behind it even where the length is divided already."""
+    flat = flat_of(kind)
+    return F.pad(flat, (0, n - len(flat) % n)).chunk(n)[rank]
+
+
 def interleaved(kind, rank, n):
     flat = flat_of(kind)
     return F.pad(flat, (0, -len(flat) % n))[rank::n]
@@ -471,6 +477,13 @@ FLAT_SHARD = Task(
             says="An all-gather wants a shard of the same size from every rank: append "
             "zeros before you cut. And every rank must call it, also one that has "
             "nothing but padding.",
+        ),
+        Mistake(
+            when=shard_is(padded_always),
+            says="world_size divides the length already, and still zeros were "
+            "appended: `n - len(flat) % n` is n then, and `len(flat) // n + 1` one too "
+            "many. "
+            "`-len(flat) % n` is 0.",
         ),
         Mistake(
             when=shard_is(interleaved),
@@ -604,6 +617,7 @@ FLAT_SHARD = Task(
 
 LONG = 1000
 OWN = "torch's own reduce-scatters"
+SOURCES = "each recv takes a message of this call, whoever is ahead"
 
 
 def gradient_of(size, rank, n):
@@ -626,9 +640,40 @@ def at_least_half(limit):
     return Such(f"at least {limit // 2:,}", lambda value: value >= limit // 2)
 
 
+@contextlib.contextmanager
+def called(*names):
+    """Yields a list: which of these methods of process groups are called meanwhile."""
+    found = []
+
+    def noted(name, original):
+        def method(*args, **kwargs):
+            found.append(name)
+            return original(*args, **kwargs)
+
+        return method
+
+    with put_back(dist.ProcessGroup, names) as originals:
+        for name, original in originals.items():
+            setattr(dist.ProcessGroup, name, noted(name, original))
+        yield found
+
+
+def knows_its_sources(calls, methods):
+    """Can no recv take a message of the next call, which a rank ahead has sent?
+
+    A recv from anybody is fine where only one rank sends, as in a ring; or if a barrier
+    keeps the ranks together.
+    """
+    sources = {call.peer for call in calls if call.kind == "recv"}
+    return not ("recv_anysource" in methods and len(sources) > 1) or (
+        "barrier" in methods
+    )
+
+
 def try_reduce_scatter(answer, gradient):
-    with Sent() as sent, recorded() as calls:
-        part = answer(gradient)
+    with called("recv_anysource", "barrier") as methods:
+        with Sent() as sent, recorded() as calls:
+            part = answer(gradient)
     others = [name for name, _ in sent.calls if name not in ("send", "all-to-all")]
     nbytes = sent_bytes(sent, calls)
     return {
@@ -638,6 +683,7 @@ def try_reduce_scatter(answer, gradient):
         "bytes sent": nbytes,
         "bytes that were seen to be sent": nbytes,
         "collectives": len(others),
+        SOURCES: knows_its_sources(calls, methods),
     }
 
 
@@ -664,6 +710,7 @@ def scattered(rank, inputs):
         ),
         "bytes that were seen to be sent": at_least_half(limit),
         "collectives": ANYTHING,
+        SOURCES: True,
     }
 
 
@@ -813,6 +860,13 @@ REDUCE_SCATTER = Task(
             "Send each rank only the piece that it needs.",
         ),
         UNSEEN,
+        Mistake(
+            when=wrong_in(SOURCES),
+            says="The result is right here. But a recv without a source takes whatever "
+            "comes first. FSDP calls this for one unit after the other, and a rank "
+            "that is ahead has sent the next piece already: that would be added, too, "
+            "without an error. Name the source: `dist.recv(piece, other)`.",
+        ),
         Mistake(
             when=wrong_in("bytes sent"),
             says="The result is right, but too much was sent. Each rank needs one "
@@ -1037,6 +1091,19 @@ def shard_gradient_is(combine, step=0):
     return test
 
 
+def by_parameter(each):
+    """The mean of TWO_LAYERS on 2 ranks, each parameter cut into shards by itself."""
+    sizes = [p.numel() for p in module_of(TWO_LAYERS).parameters()]
+    pieces = [part.chunk(2) for part in mean(each).split(sizes)]
+    return torch.cat([of_one[rank] for rank in range(2) for of_one in pieces])
+
+
+def each_parameter_by_itself(attempt):
+    """Was each parameter reduce-scattered, and the pieces put behind each other?"""
+    applies = attempt.args[0] == TWO_LAYERS and attempt.world_size == 2
+    return applies and shard_gradient_is(by_parameter)(attempt)
+
+
 def of_the_others_nothing(attempt):
     """Is it this rank's own gradient, with or without a division?"""
     kind, zero = attempt.args
@@ -1086,6 +1153,14 @@ ONE_UNIT = Task(
             "pre-hook before it.)",
         ),
         Mistake(
+            when=says(
+                "name 'FlatShard' is not defined",
+                "name 'reduce_scatter' is not defined",
+            ),
+            says="This unit is built on tasks 3 and 4. Solve them first, and run their "
+            "cells, once more after a restart of the kernel.",
+        ),
+        Mistake(
             when=says("gather() takes 1 positional argument but 2 were given"),
             says="The hook is called with the gradient of the output, and `gather` "
             "takes nothing: `output.register_hook(lambda grad: self.gather())`.",
@@ -1116,6 +1191,12 @@ ONE_UNIT = Task(
             ),
             says="Is the flat gradient padded before the reduce-scatter? It must be as "
             "long as `self.whole`, so that the ranks can share it equally.",
+        ),
+        Mistake(
+            when=says("same number of dimensions"),
+            says="The gradients have the shapes of their parameters: a matrix and a "
+            "vector cannot be put behind each other. Make each flat first: "
+            "`p.grad.reshape(-1)`.",
         ),
         Mistake(
             when=says("+=: 'NoneType'", "+: 'NoneType'"),
@@ -1216,6 +1297,12 @@ ONE_UNIT = Task(
             when=shard_gradient_is(lambda each: mean(each) / len(each)),
             says="It is divided by the world size twice: your reduce_scatter of task 4 "
             "returns the mean already.",
+        ),
+        Mistake(
+            when=each_parameter_by_itself,
+            says="Each parameter's gradient was cut into pieces by itself. The shard "
+            "is a piece of one flat tensor of all parameters: put all gradients behind "
+            "each other first, then reduce-scatter them, once.",
         ),
         Mistake(
             when=of_the_others_nothing,
@@ -1533,32 +1620,45 @@ SPOT_THE_OPTIMIZER = Task(
         "The three repairs:\n"
         "  for layer in model: fully_shard(layer)     # before the model\n"
         "  optimizer = ...                            # after fully_shard\n"
-        "  state = {name: p.full_tensor() ...}        # on all ranks\n"
-        "  return state if rank is 0, else None",
+        "  for name, p in ...:\n"
+        "      whole = p.full_tensor()                # on all ranks\n"
+        "      ...                                    # rank 0 alone keeps it\n"
+        "and the other ranks return None.",
     ),
 )
 
 # --------------------------------------------------------------------- spot_the_pile
 
 ROWS, WIDTH = 3, 4
+WITHOUT_COPIES = "the same without copies"
 
 
 class Counts:
-    """What of a model is in memory, counted in units."""
+    """What of a model is in memory, counted in units.
+
+    Attributes:
+        handed_out: weak references to the memory of the gradients that units returned.
+        on_their_way: the tensors of the requests that nobody has waited for.
+        most_gradients: different ones of these in memory at once, at most.
+        without_copies: the same, if what is sent were never a copy of what was
+            returned.
+    """
 
     def __init__(self):
-        self.whole = self.most_whole = 0
-        self.on_their_way = self.most_gradients = self.requests = 0
-        self.handed_out = []  # weak references to whole gradients
+        self.whole = self.most_whole = self.requests = 0
+        self.handed_out, self.on_their_way = [], []
+        self.most_gradients = self.without_copies = 0
 
     def note_whole(self):
         self.most_whole = max(self.most_whole, self.whole)
 
-    def note_gradient(self, gradient):
-        """Count a new one, with those on their way and those that somebody keeps."""
-        self.handed_out.append(weakref.ref(gradient))
-        alive = sum(one() is not None for one in self.handed_out)
-        self.most_gradients = max(self.most_gradients, alive, self.on_their_way + 1)
+    def note_gradients(self, new=0):
+        """Count whole gradients: those on their way, and those that somebody keeps."""
+        kept = {one.cdata for one in self.handed_out if not one.expired()}
+        sent = {one.untyped_storage()._cdata for one in self.on_their_way}
+        self.most_gradients = max(self.most_gradients, len(kept | sent))
+        most = max(len(kept), len(sent) + new)
+        self.without_copies = max(self.without_copies, most)
 
 
 class Request:
@@ -1567,8 +1667,9 @@ class Request:
     def __init__(self, gradient, counts):
         n = dist.get_world_size()
         self._whole, self._counts = gradient, counts
-        self._counts.on_their_way += 1
-        self._counts.requests += 1
+        counts.on_their_way.append(gradient)
+        counts.requests += 1
+        counts.note_gradients()
         self._rows = torch.empty(n, gradient.numel() // n)
         send = gradient.reshape(-1).clone()  # gloo lets go of it late
         self._work = dist.all_to_all_single(self._rows.view(-1), send, async_op=True)
@@ -1576,8 +1677,8 @@ class Request:
     def wait(self):
         """This rank's part of the sum over the ranks. Frees the whole gradient."""
         self._work.wait()
-        if self._whole is not None:
-            self._counts.on_their_way -= 1
+        under_way = self._counts.on_their_way
+        under_way[:] = [one for one in under_way if one is not self._whole]
         self._whole = None
         return self._rows.sum(0)
 
@@ -1612,7 +1713,8 @@ class LinearUnit:
 
     def backward(self, grad):
         gradient = self._input.t() @ grad
-        self._counts.note_gradient(gradient)
+        self._counts.handed_out.append(StorageWeakRef(gradient.untyped_storage()))
+        self._counts.note_gradients(new=1)
         return grad @ self._need().t(), gradient
 
     def reduce_scatter(self, gradient):
@@ -1643,6 +1745,7 @@ def try_backward(answer, count):
         "whole units at once, at most": counts.most_whole,
         "reduce-scatters": counts.requests,
         "whole gradients at once, at most": counts.most_gradients,
+        WITHOUT_COPIES: counts.without_copies,
         "whole units in the end": counts.whole,
     } | {f"gradient of unit {i}": unit.grad for i, unit in enumerate(units)}
 
@@ -1662,6 +1765,7 @@ def backwards(rank, inputs, *, combine=mean):
         "whole units at once, at most": Such("1 or 2", lambda value: value <= 2),
         "reduce-scatters": count,
         "whole gradients at once, at most": Such("1 or 2", lambda value: value <= 2),
+        WITHOUT_COPIES: ANYTHING,
         "whole units in the end": 0,
     } | {
         f"gradient of unit {i}": gradient.reshape(n, -1)[rank]
@@ -1680,6 +1784,27 @@ def unit_gradients_are(combine):
         )
 
     return test
+
+
+def divided_by_the_units(attempt):
+    (count,) = attempt.args
+    return count != attempt.world_size and unit_gradients_are(
+        lambda each: sum(each) / count
+    )(attempt)
+
+
+def is_another_units(attempt):
+    """Did this unit get what another one should, as a mean or as a sum?"""
+    name, inputs = first_wrong(attempt), [attempt.args] * attempt.world_size
+    if not name.startswith("gradient of unit") or attempt.got[name] is None:
+        return False
+    others = [
+        value
+        for combine in (mean, sum)
+        for unit, value in backwards(attempt.rank, inputs, combine=combine).items()
+        if unit.startswith("gradient of unit") and unit != name
+    ]
+    return any(difference(attempt.got[name], value, 1e-5) is None for value in others)
 
 
 SPOT_THE_PILE = Task(
@@ -1716,6 +1841,15 @@ SPOT_THE_PILE = Task(
             "the traffic.",
         ),
         Mistake(
+            when=lambda attempt: (
+                wrong_in("whole gradients at once")(attempt)
+                and attempt.got[WITHOUT_COPIES] <= 2
+            ),
+            says="What is sent is a copy: `gradient / n` is a new tensor, as large, "
+            "beside the one that the unit returned. With the next unit's there are "
+            "three. Divide in place (`gradient /= n`), or divide what wait() returns.",
+        ),
+        Mistake(
             when=wrong_in("whole gradients at once"),
             says="The whole gradients pile up. A request keeps its gradient until you "
             "wait for it: wait for the one before when the next one is ready to go, or "
@@ -1729,6 +1863,16 @@ SPOT_THE_PILE = Task(
             when=unit_gradients_are(sum),
             says="The memory is right. But that is the sum over the ranks: wait() "
             "returns the sum, and a gradient is the mean.",
+        ),
+        Mistake(
+            when=is_another_units,
+            says="That is the gradient of another unit. A request belongs to the unit "
+            "that started it: keep both together, as a pair.",
+        ),
+        Mistake(
+            when=divided_by_the_units,
+            says="It is divided by the number of units. A mean over the ranks is "
+            "divided by the world size.",
         ),
         Mistake(
             when=lambda attempt: (

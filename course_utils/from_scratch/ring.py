@@ -16,7 +16,7 @@ each of which it sends one message and receives one. Together, the ranks cannot 
 less than 2(n-1)·S, so the busiest of them not less than 2(n-1)/n·S (Patarasuk and Yuan,
 JPDC 69 (2009) 117-124). And no all-reduce has fewer than log2(n) steps.
 
-For CPU tensors and gloo: NCCL has all of this inside.
+For CPU tensors and gloo: NCCL has rings and trees of its own inside.
 """
 
 import os

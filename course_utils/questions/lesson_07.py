@@ -246,9 +246,10 @@ QUESTIONS = lesson(
     ),
     Number(
         "07.slow_link",
-        "64 GPUs on 8 nodes in a flat ring, 1 GB. One of the 8 links between two nodes "
-        "is 10 times slower than the others. About how many times as long does the "
-        "all-reduce take?",
+        "64 GPUs on 8 nodes in a flat ring, 1 GB. In 8 places the ring goes from one "
+        "node to the next. In one of these the link, with all its cards, is 10 times "
+        "slower than in the others. About how many times as long does the all-reduce "
+        "take?",
         answer=9.89,
         tolerance=0.9,
         unit="times",

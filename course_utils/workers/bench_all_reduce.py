@@ -230,7 +230,9 @@ def run(args: argparse.Namespace, device: torch.device, file) -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     add = parser.add_argument
     add("-b", "--minbytes", type=parse_size, default="1K", help="first size: 8, 64K")
     add("-e", "--maxbytes", type=parse_size, default="4M", help="largest size: 4M, 1G")

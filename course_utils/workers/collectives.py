@@ -167,7 +167,9 @@ def main_table(args: argparse.Namespace, device: torch.device) -> list[str]:
 
 @record  # torchrun's report of a failure then has the traceback
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     parser.add_argument(
         "--by-hand", action="store_true", help="from_scratch/collectives.py, with gloo"

@@ -203,13 +203,16 @@ class ZeroJob(Job):
         return self.optimizer.step(max_norm)
 
     def state(self) -> dict[str, Any]:
-        return whole_state(
-            self.model.state_dict(), self.optimizer.optimizer_state_dict()
+        optimizer = fsdp.optimizer_state_dict(
+            self.optimizer.flats, self.optimizer.optimizer
         )
+        return whole_state(self.model.state_dict(), optimizer)
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_optimizer_state_dict(state["optimizer"])
+        fsdp.load_optimizer_state_dict(
+            self.optimizer.flats, self.optimizer.optimizer, state["optimizer"]
+        )
 
 
 class FsdpJob(Job):
@@ -333,7 +336,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--strategy", choices=STRATEGIES, default="fsdp2")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument(
@@ -359,6 +364,8 @@ def parse_arguments() -> argparse.Namespace:
     for name in ("steps", "every", "width", "layers", "heads"):
         if vars(args)[name] < 1:
             stop(f"--{name} {vars(args)[name]}: it is 1 or more")
+    if not args.lr >= 0:  # not a number, either
+        stop(f"--lr {args.lr:g}: the learning rate is 0 or more")
     if not args.clip > 0:
         stop(f"--clip {args.clip:g}: the longest gradient is above 0")
     if args.width % args.heads:

@@ -1,15 +1,22 @@
 """Fully sharded data parallel, in rungs. Each trains as DDP does, with less memory.
 
-    0  pieces.py       shard, unshard: cut a tensor into equal parts, one for each
-                       rank, and back; reduce_scatter: each rank's part of the sum
-    1  zero1.py        ShardedOptimizer: optimizer state for one's own part of the
-                       parameters, which lie one behind another (flat_parameter.py)
-    2  zero2.py        ShardedGradients: gradients of one's own part, too
-    3  units.py        Unit: parameters, too; whole only while the unit runs
-    4  zero3.py        FSDP: units that are gathered and freed in time
-    5  checkpoints.py  whole ones for any number of ranks, sharded ones for the same
+    rung  file               stage
+    0     pieces.py                 shard, unshard: cut a tensor into equal parts, one
+                                    for each rank, and back; reduce_scatter: each rank's
+                                    part of the sum
+    1     flat_parameter.py         FlatParameter: parameters one behind another, for
+                                    all rungs that follow
+          zero1.py           1      ShardedOptimizer: optimizer state for one's own part
+    2     zero2.py           2      ShardedGradients: gradients of one's own part, too
+    3     units.py                  Unit: parameters, too; whole only while it runs
+    4     zero3.py           3      FSDP: units that are gathered and freed in time
+    5     checkpoints.py            whole ones for any number of ranks, sharded ones for
+                                    the same
 
-What would end in wrong numbers without a word is refused (refusals.py).
+In this order each file uses only those before it, and refusals.py: errors for misuse.
+(zero3.py takes the methods of FSDP for checkpoints from rung 5.) Much of what would end
+in wrong numbers without a word is refused there, but not all: see the optimizers below,
+and `zero_grad` in ShardedGradients and in FSDP.
 
     model = FSDP(module, units=[*module.layers])
     optimizer = torch.optim.AdamW(model.parameters())        # after, over the shards
@@ -23,9 +30,10 @@ tensor, with zeros behind them so that n ranks get equal parts. Every rank makes
 same calls, uses the same units in the same order, and gives batches of the same size.
 
 The optimizer sees flat tensors. It must treat each element by itself, as SGD, Adam and
-AdamW do; Muon, LAMB or Adafactor look at whole matrices, and would do something else.
-An unused parameter counts as a gradient of zeros: with ZeRO-1 always, later if its unit
-has others that are used. (With DDP it has no gradient, and the optimizer skips it.)
+AdamW do; Muon, LAMB or Adafactor look at whole matrices, and would do something else,
+some of them without a word. An unused parameter counts as a gradient of zeros: with
+ZeRO-1 always, later if its unit has others that are used. (With DDP it is an error, or
+with find_unused_parameters=True it has no gradient, and the optimizer skips it.)
 
 Bytes a rank keeps, for P parameters in fp32, n ranks and Adam (K = 8 bytes of state):
 

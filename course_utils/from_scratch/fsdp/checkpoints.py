@@ -12,8 +12,8 @@ from .flat_parameter import FlatParameter
 from .pieces import all_gather, shard
 
 
-class Checkpoints:
-    """What FSDP has for checkpoints.
+class StateDicts:
+    """What FSDP has for checkpoints: its own state, and its optimizer's.
 
     Attributes:
         module: the module that is sharded.

@@ -20,9 +20,13 @@ class FlatParameter:
     Attributes:
         name: that of the unit.
         names, parameters: those of the module.
+        starts: where in `full` each of them begins; and where the last one ends.
         full: all values, (n·k,). Those of rank 0, on every rank.
-        shard: this rank's part, (k,): a view of `full`.
+        shard: this rank's part, (k,): a view of `full`. (From rung 3 on a copy.)
         gradient: all gradients, (n·k,), or None.
+        reduce_dtype: that of `gradient`. From rung 3 on it may differ from the shard's.
+        missing: how many parameters have no gradient yet, in this backward(). From rung
+            2 on, where GradientReducer counts them.
 
     Raises:
         ValueError: the parameters are of several dtypes.
@@ -51,11 +55,12 @@ class FlatParameter:
         flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         dist.broadcast(flat, 0)
         self.full = padded(flat, dist.get_world_size())
-        self.point_to(self.full)
+        self.point_to(self.parts(self.full))
         trained = self.parameters[0].requires_grad
         self.shard = nn.Parameter(self.own(self.full), requires_grad=trained)
         self.gradient: Tensor | None = None
         self.reduce_dtype = self.shard.dtype
+        self.missing = len(self.parameters)
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """What `flat` holds for each parameter: views, each of its shape."""
@@ -70,10 +75,10 @@ class FlatParameter:
         """What `flat` holds for this rank: a view of the shard's shape."""
         return flat.view(dist.get_world_size(), -1)[dist.get_rank()]
 
-    def point_to(self, flat: Tensor) -> None:
-        """Let the parameters' values lie in `flat`."""
-        for parameter, part in zip(self.parameters, self.parts(flat), strict=True):
-            parameter.data = part
+    def point_to(self, values: list[Tensor]) -> None:
+        """Let these be the parameters' values."""
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.data = value
 
 
 def parameters_by_unit(

@@ -1,4 +1,4 @@
-"""What would end in wrong numbers, or in a crash: an error says it instead."""
+"""Misuse that would end in wrong numbers, or in a crash: an error says it instead."""
 
 from functools import cache
 from typing import Any

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .flat_parameter import FlatParameter
 from .pieces import AllGather
@@ -19,6 +19,14 @@ class ShardedFlatParameter(FlatParameter):
         param_dtype: that of `full`, to compute in; by default the parameters'.
         reduce_dtype: that of gradients on their way to their owner; by default
             `param_dtype`.
+
+    Attributes:
+        shard: this rank's part, in memory of its own, and of the parameters' dtype.
+        whole: for each parameter the view of `full` that is its value.
+        absent: for each parameter what it has instead while `full` is empty.
+        bytes: those of `full` when it is filled.
+        gathering: the all-gather that is under way, or None.
+        gathered: whether `full` is filled.
     """
 
     def __init__(
@@ -57,20 +65,16 @@ class ShardedFlatParameter(FlatParameter):
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering, self.gathered = None, True
-            self._set(self.whole)
+            self.point_to(self.whole)
 
     def free(self) -> None:
         """Give the memory back."""
         if self.gathering is not None:
             self.gather()
         if self.gathered:
-            self._set(self.absent)
+            self.point_to(self.absent)
             self.full.untyped_storage().resize_(0)
             self.gathered = False
-
-    def _set(self, values: list[Tensor]) -> None:
-        for parameter, value in zip(self.parameters, values, strict=True):
-            parameter.data = value
 
 
 _NOTHING = torch.tensor(math.nan)

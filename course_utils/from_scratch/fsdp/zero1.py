@@ -1,4 +1,4 @@
-"""Rung 1, ZeRO-1: each rank keeps the optimizer's state for one n-th."""
+"""Rung 1, ZeRO stage 1: each rank keeps the optimizer's state for one n-th."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,10 +8,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from .checkpoints import (
-    load_optimizer_state_dict,
-    optimizer_state_dict,
-)
 from .flat_parameter import (
     FlatParameter,
     broadcast,
@@ -38,7 +34,8 @@ class ShardedOptimizer:
     Attributes:
         flats: the flat parameters. Frozen ones are in none.
         shards: their parts that this rank updates.
-        optimizer: that of torch. A learning-rate schedule needs it.
+        optimizer: that of torch. A learning-rate schedule needs it, and so does a
+            checkpoint: `optimizer_state_dict(flats, optimizer)` of rung 5.
 
     Cost of a step for S bytes: an all-reduce and an all-gather of S, so each rank sends
     3(n-1)/n·S. That is half more than with DDP; rung 2 gets it back.
@@ -106,14 +103,6 @@ class ShardedOptimizer:
         """Set the gradients to zero. They are parts of flat tensors, which stay."""
         for flat in self.flats:
             flat.gradient.zero_()
-
-    def optimizer_state_dict(self, *, rank0_only: bool = False) -> dict[str, Any]:
-        """`optimizer_state_dict` of the optimizer: see rung 5."""
-        return optimizer_state_dict(self.flats, self.optimizer, rank0_only=rank0_only)
-
-    def load_optimizer_state_dict(self, state: dict[str, Any]) -> None:
-        """`load_optimizer_state_dict` of the optimizer: see rung 5."""
-        load_optimizer_state_dict(self.flats, self.optimizer, state)
 
 
 def clip_grad_norm_(shards: Iterable[nn.Parameter], max_norm: float) -> Tensor:

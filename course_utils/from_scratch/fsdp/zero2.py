@@ -1,4 +1,4 @@
-"""Rung 2, ZeRO-2: each rank keeps one n-th of the gradients, too."""
+"""Rung 2, ZeRO stage 2: each rank keeps one n-th of the gradients, too."""
 
 import contextlib
 import math
@@ -51,7 +51,7 @@ class ShardedGradients(ShardedOptimizer):
         pass
 
     def _average_gradients(self) -> None:
-        pass  # backward() has done it
+        self.reducer.end()  # backward() has done it, if it did not fail
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -88,7 +88,6 @@ class GradientReducer:
         self.under_way: deque[tuple[FlatParameter, ReduceScatter]] = deque()
         self.in_backward = False
         for flat in flats:
-            flat.missing = len(flat.parameters)
             for place, parameter in enumerate(flat.parameters):
                 hook = partial(self._collect, flat, place)
                 parameter.register_post_accumulate_grad_hook(hook)
@@ -130,6 +129,11 @@ class GradientReducer:
         while self.under_way:
             self._receive()
         self.in_backward = False
+
+    def end(self) -> None:
+        """Receive what was sent since a backward() that failed, which never ended."""
+        if self.in_backward:
+            self._finish()
 
     def reset(self) -> None:
         """Drop whole gradients: of no_sync(), or left by a backward() that failed."""

@@ -1,4 +1,4 @@
-"""Rung 4, ZeRO-3: each rank keeps one n-th of parameters, gradients and state."""
+"""Rung 4, ZeRO stage 3: each rank keeps one n-th of parameters, gradients and state."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .checkpoints import Checkpoints
+from .checkpoints import StateDicts
 from .flat_parameter import (
     broadcast,
     parameters_by_unit,
@@ -26,7 +26,7 @@ from .zero1 import clip_grad_norm_
 from .zero2 import GradientReducer
 
 
-class FSDP(Checkpoints, nn.Module):
+class FSDP(StateDicts, nn.Module):
     """Shards parameters, gradients and optimizer state: each rank keeps one n-th.
 
     A unit's parameters are gathered before its forward and freed after it, gathered
@@ -54,7 +54,7 @@ class FSDP(Checkpoints, nn.Module):
 
     Raises:
         ValueError: a unit is no submodule; parameters of one unit have several dtypes;
-            units share a parameter.
+            units share a parameter; `prefetch` is negative.
 
     A gradient of gradients (create_graph=True) is not possible: between the two passes
     the parameters are freed.
@@ -62,7 +62,31 @@ class FSDP(Checkpoints, nn.Module):
     Cost of a step for S bytes of parameters: two all-gathers and a reduce-scatter of
     each unit, so each rank sends 3(n-1)/n·S, half more than with DDP. With
     `reshard_after_forward=False` it is one all-gather, and as much as with DDP.
+
+    Its `zero_grad()`, or the optimizer's, must be called: that of the module inside
+    does not see the shards, and their gradients would add up.
     """
+
+    # Which hook runs when, in a step (prefetch comes on top, in `_gather`):
+    #
+    #   _begin           before a unit's forward: gather
+    #   _end             after it: free, and watch for the backward
+    #   _enter_backward  the gradient of an output of the unit is known: gather again
+    #   _collect         (of the reducer) a parameter has its gradient: keep it flat
+    #   _left            the gradients of the inputs of one call of the unit are known
+    #   _end_backward    when backward() is over: free what is left
+    #
+    # In the backward a unit is freed, and its gradients are sent, when both are there:
+    # the last of its parameters' gradients, and those of the inputs of all its calls.
+    # Either may come last.
+    #
+    # To gather ahead, the order must be known. `begun` and `ended` note in which order
+    # the units' forwards begin and end; `expected` has the units that are still to be
+    # gathered in this pass: in the forward as they began in the last one, in the
+    # backward as they ended in this one, from the last to the first.
+    #
+    # With activation checkpointing, forwards run inside backward(), once more. These
+    # gather, if needed, but note nothing, and free nothing: the backward will.
 
     def __init__(
         self,
@@ -76,6 +100,8 @@ class FSDP(Checkpoints, nn.Module):
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if prefetch < 0:
+            raise ValueError(f"prefetch is {prefetch}: so many units, 0 or more")
         self.module = module
         self.reshard_after_forward = reshard_after_forward
         self.prefetch, self.param_dtype = prefetch, param_dtype
@@ -97,7 +123,6 @@ class FSDP(Checkpoints, nn.Module):
         self.reducer = GradientReducer(
             trained, max_reduces, lambda flat: self._free_if_done(unit_of[id(flat)])
         )
-        # As they ran in the last forward: begun in this order, and ended in that.
         self.begun = self.ended = [unit for unit in self.units if unit.flats]
         self.expected: list[Unit] = []
         self.in_backward = False
@@ -148,7 +173,7 @@ class FSDP(Checkpoints, nn.Module):
 
     def _begin(self, unit: Unit, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Before the forward of a unit."""
-        recomputed = torch._C._current_graph_task_id() != -1  # in backward()
+        recomputed = is_recomputed()
         if unit.name == "" and not recomputed:
             if self.in_backward:  # of a backward() that failed
                 self.in_backward = False
@@ -179,7 +204,7 @@ class FSDP(Checkpoints, nn.Module):
 
     def _end(self, unit: Unit, module: nn.Module, args: Any, output: Any) -> None:
         """After the forward of a unit."""
-        if torch._C._current_graph_task_id() != -1:
+        if is_recomputed():
             return
         self.ended.append(unit)
         leaves = tree_leaves(output)
@@ -248,3 +273,8 @@ class FSDP(Checkpoints, nn.Module):
             "the parameters are sharded, and what is trained is decided: freeze or "
             "unfreeze parameters of the module before FSDP(module)"
         )
+
+
+def is_recomputed() -> bool:
+    """Is this forward called by backward(), for activation checkpointing?"""
+    return torch._C._current_graph_task_id() != -1
