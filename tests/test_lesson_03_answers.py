@@ -39,6 +39,27 @@ def evenly(inputs, target_gpus, dim=0):
     return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=True)]
 
 
+@ANSWERS.wrong("03.scatter", "wrong", "Where that is so, there is no part.")
+def an_empty_piece_for_the_last(inputs, target_gpus, dim=0):
+    rows = -(-inputs.size(dim) // len(target_gpus))
+    return [
+        inputs[i * rows : (i + 1) * rows].to(gpu) for i, gpu in enumerate(target_gpus)
+    ]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "repeat it, once for each of `target_gpus`")
+def others_are_there_once(inputs, target_gpus, dim=0):
+    if isinstance(inputs, torch.Tensor):
+        return tensors_only(inputs, target_gpus, dim)
+    if isinstance(inputs, (tuple, list)) and inputs:
+        items = [others_are_there_once(item, target_gpus, dim) for item in inputs]
+        return [type(inputs)(part) for part in zip(*items, strict=False)]
+    if isinstance(inputs, dict) and inputs:
+        parts = others_are_there_once(tuple(inputs.values()), target_gpus, dim)
+        return [dict(zip(inputs, part, strict=True)) for part in parts]
+    return [inputs]
+
+
 @ANSWERS.wrong("03.scatter", "wrong", "Rows are lost")
 def rest_is_lost(inputs, target_gpus, dim=0):
     rows = inputs.size(dim) // len(target_gpus)
@@ -263,6 +284,11 @@ def gather_stub(outputs, target_device, dim=0):
 @ANSWERS.wrong("03.gather", "crashed", "Copy each of them to the target device first")
 def cat_across_devices(outputs, target_device, dim=0):
     return torch.cat(outputs, dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "did you forget `return`?")
+def gather_without_return(outputs, target_device, dim=0):
+    torch.cat([output.to(target_device) for output in outputs], dim)
 
 
 @ANSWERS.wrong("03.gather", "wrong", "torch.stack makes a new dimension")
@@ -533,6 +559,43 @@ def without_buffers(network, devices):
     for device in devices:
         copies = {id(tensor): tensor.to(device) for tensor in network.parameters()}
         replicas.append(copy.deepcopy(network, copies))
+    return replicas
+
+
+def tensors_of(network):
+    return [*network.parameters(), *network.buffers()]
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "give it a new dict for each device")
+def one_memo_for_all_devices(network, devices):
+    memo, replicas = {}, []
+    for device in devices:
+        memo |= {id(tensor): tensor.to(device) for tensor in tensors_of(network)}
+        replicas.append(copy.deepcopy(network, memo))
+    return replicas
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "`state_dict()` makes other objects.")
+def memo_of_the_state_dict(network, devices):
+    tensors = network.state_dict().values()
+    memos = [
+        {id(tensor): tensor.to(device) for tensor in tensors} for device in devices
+    ]
+    return [copy.deepcopy(network, memo) for memo in memos]
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "give the first name only, unless")
+def by_the_first_names(network, devices):
+    replicas = []
+    for device in devices:
+        buffers = {id(buffer): buffer.to(device) for buffer in network.buffers()}
+        replica = copy.deepcopy(network, buffers)
+        for name, parameter in network.named_parameters():
+            owner, _, leaf = name.rpartition(".")
+            module = replica.get_submodule(owner)
+            delattr(module, leaf)
+            setattr(module, leaf, parameter.to(device))
+        replicas.append(replica)
     return replicas
 
 
@@ -817,7 +880,77 @@ def counts_the_current_devices(modules, inputs, kwargs_tup=None, *, devices):
     return with_threads(modules, inputs, kwargs_tup, range(len(devices)))
 
 
-@ANSWERS.wrong("03.parallel_apply", "wrong", "and the threads are not")
+@ANSWERS.wrong("03.parallel_apply", "wrong", "however few cores there are")
+def with_a_pool_of_two(modules, inputs, kwargs_tup=None, *, devices):
+    kwargs_tup = kwargs_tup or [{}] * len(modules)
+    wanted = torch.is_grad_enabled()
+
+    def call(i):
+        args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)
+        with torch.cuda.device(devices[i]), torch.set_grad_enabled(wanted):
+            return modules[i](*args, **kwargs_tup[i])
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return list(pool.map(call, range(len(modules))))
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "A module was not run at all.")
+def hides_its_exceptions(modules, inputs, kwargs_tup=None, *, devices):
+    outputs = [None] * len(modules)
+
+    def call(i):
+        try:
+            outputs[i] = modules[i](inputs[i], **kwargs_tup[i])
+        except Exception as error:
+            print(error)
+
+    started_and_joined(call, len(modules))
+    return outputs
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "A module was not run at all.")
+def runs_nothing(modules, inputs, kwargs_tup=None, *, devices):
+    pass
+
+
+@ANSWERS.wrong(
+    "03.parallel_apply", "wrong", "The threads are under torch.no_grad(), and"
+)
+def always_without_gradients(modules, inputs, kwargs_tup=None, *, devices):
+    with torch.no_grad():  # threads begin with gradients, but with_threads hands it on
+        return with_threads(modules, inputs, kwargs_tup, devices)
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "not find their way back to the inputs")
+def detached_outputs(modules, inputs, kwargs_tup=None, *, devices):
+    outputs = with_threads(modules, inputs, kwargs_tup, devices)
+    return [output.detach() for output in outputs]
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "not find their way back to the inputs")
+def detached_inputs(modules, inputs, kwargs_tup=None, *, devices):
+    inputs = [
+        tuple(x.detach() for x in one) if isinstance(one, tuple) else one.detach()
+        for one in inputs
+    ]
+    return with_threads(modules, inputs, kwargs_tup, devices)
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "Leave them there: `gather` brings them")
+def outputs_on_the_cpu(modules, inputs, kwargs_tup=None, *, devices):
+    outputs = with_threads(modules, inputs, kwargs_tup, devices)
+    return [output.cpu() for output in outputs]
+
+
+@ANSWERS.wrong("03.parallel_apply", "crashed", "raise its exception itself")
+def wraps_the_exception(modules, inputs, kwargs_tup=None, *, devices):
+    try:
+        return with_threads(modules, inputs, kwargs_tup, devices)
+    except ArithmeticError as error:
+        raise RuntimeError(f"a module said: {error}") from error
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "The caller is under torch.no_grad(), and")
 def forgot_no_grad(modules, inputs, kwargs_tup=None, devices=None):
     outputs = [None] * len(modules)
     kwargs_tup = kwargs_tup or [{}] * len(modules)
@@ -1003,6 +1136,20 @@ def on_one_device(module, inputs, device_ids, output_device=None):
     return module(inputs)
 
 
+@ANSWERS.wrong("03.data_parallel", "wrong", "did you forget `return`?")
+def data_parallel_without_return(module, inputs, device_ids, output_device=None):
+    from_torchs_primitives(module, inputs, device_ids, output_device)
+
+
+@ANSWERS.wrong("03.data_parallel", "crashed", "a star belongs only before a tuple")
+def replicas_called_with_a_star(module, inputs, device_ids, output_device=None):
+    parts = parallel.scatter(inputs, device_ids)
+    replicas = parallel.replicate(module, device_ids[: len(parts)])
+    outputs = [replica(*part) for replica, part in zip(replicas, parts, strict=True)]
+    home = device_ids[0] if output_device is None else output_device
+    return parallel.gather(outputs, home)
+
+
 @ANSWERS.wrong("03.data_parallel", "crashed", "Make only as many replicas")
 def replicas_on_all(module, inputs, device_ids, output_device=None):
     parts = parallel.scatter(inputs, device_ids)
@@ -1177,6 +1324,18 @@ class StillMeanOfMeans(LossInside):
 class SumOfMeans(LossInside):
     def training_step(self, x, y, device_ids):
         loss = nn.DataParallel(self, device_ids)(x, y).sum()
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "Does your formula count the GPUs?")
+class CountsTheGpus(LossInside):
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), y, reduction="sum")
+
+    def training_step(self, x, y, device_ids):
+        losses = nn.DataParallel(self, device_ids)(x, y)
+        loss = losses.mean() * len(device_ids) / len(x)
         loss.backward()
         return loss
 
@@ -1374,6 +1533,7 @@ for number, says in (
     (2100, "The update itself sends nothing"),
     (175, "a ring all-reduce"),
     (1.4, "In MB, please."),
+    (1.4e9, "In MB, please."),
     (1000, "How many GPUs get a copy"),
     ("1400 MB", "That is text; a number was expected."),
 ):

@@ -1,5 +1,6 @@
 """Lesson 04: typical wrong answers, and different right ones."""
 
+import concurrent.futures
 import multiprocessing
 import pickle
 import time
@@ -59,6 +60,29 @@ def the_same_to_python(worker, n):
 @ANSWERS.wrong("04.spot_the_tuple", "crashed", "What makes a tuple is the comma.")
 def without_parentheses(worker, n):
     return mp.spawn(worker, args=n, nprocs=n)
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "no elements that `tuple(...)`")
+def a_tuple_of_a_number(worker, n):
+    mp.spawn(worker, args=tuple(n), nprocs=n)
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "spawn sends a function by its name.")
+def a_lambda_that_knows_n(worker, n):
+    mp.spawn(lambda i: worker(i, n), nprocs=n)
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "have no name under which a new process")
+def an_inner_function_in_a_process(worker, n):
+    def run(i):
+        worker(i, n)
+
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=run, args=(i,)) for i in range(n)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
 
 
 @ANSWERS.wrong("04.spot_the_tuple", "crashed", "spawn itself puts the number")
@@ -123,6 +147,34 @@ def called_here(worker, n):
 @ANSWERS.right("04.spot_the_tuple")
 def with_a_tuple(worker, n):
     mp.spawn(worker, args=(n,), nprocs=n)
+
+
+def run_worker(i, worker, n):
+    worker(i, n)
+
+
+@ANSWERS.right("04.spot_the_tuple")
+def by_a_function_of_a_file(worker, n):
+    mp.spawn(run_worker, args=(worker, n), nprocs=n)
+
+
+@ANSWERS.right("04.spot_the_tuple")
+def a_lambda_that_is_forked(worker, n):
+    """What a fork is to run need not be sent at all."""
+    context = multiprocessing.get_context("fork")
+    run = lambda i: worker(i, n)  # noqa: E731
+    processes = [context.Process(target=run, args=(i,)) for i in range(n)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+@ANSWERS.right("04.spot_the_tuple")
+def with_an_executor(worker, n):
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(n, mp_context=context) as executor:
+        list(executor.map(worker, range(n), [n] * n))
 
 
 @ANSWERS.right("04.spot_the_tuple")
@@ -254,6 +306,30 @@ def waits_at_the_end(rows):
             request.wait()
     else:
         dist.recv(row, src=0)
+    return row
+
+
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "number that recv returns: the rank")
+def row_from_recv(rows):
+    rank, world_size = me()
+    row = rows[0]
+    if rank == 0:
+        for other in range(1, world_size):
+            dist.send(rows[other], other)
+    else:
+        row = dist.recv(torch.empty_like(row), src=0)
+    return row
+
+
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "That is what wait() returns.")
+def row_from_wait(rows):
+    rank, world_size = me()
+    row = rows[0]
+    if rank == 0:
+        for other in range(1, world_size):
+            dist.send(rows[other], other)
+    else:
+        row = dist.irecv(torch.empty_like(row), src=0).wait()
     return row
 
 
@@ -496,7 +572,7 @@ def through_the_store_around(tensor):
     return through_the_store(tensor)[dist.get_rank() - 1]
 
 
-@ANSWERS.wrong("04.exchange", "wrong", "the argument is not what it was")
+@ANSWERS.wrong("04.exchange", "wrong", "recv, collectives and operations such as")
 def into_its_own(tensor):
     rank, n = me()
     if n == 1:
@@ -530,6 +606,11 @@ def by_all_gather(tensor):
 @ANSWERS.wrong("04.exchange", "wrong", "int64 numbers that went through float32")
 def exchanged_as_float32(tensor):
     return with_isend(tensor.float()).to(tensor.dtype)
+
+
+@ANSWERS.wrong("04.exchange", "wrong", "Its dtype is float32, and the tensors that")
+def exchanged_and_left_as_float32(tensor):
+    return with_isend(tensor.float())
 
 
 @ANSWERS.wrong("04.exchange", "wrong", "Rank r returns the tensor of rank r - 1")
@@ -805,6 +886,55 @@ def divided(tensor):
     return from_rank_0(to_rank_0(tensor)) / dist.get_world_size()
 
 
+@ANSWERS.wrong("04.all_reduce", "wrong", "Its dtype is float32, and the tensors that")
+def begins_with_float32_zeros(tensor):
+    total = torch.zeros(tensor.shape)
+    total += to_rank_0(tensor)
+    return from_rank_0(total)
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "number that recv returns: the rank")
+def sum_from_recv(tensor):
+    rank, n = me()
+    total = to_rank_0(tensor)
+    if rank > 0:
+        return dist.recv(total, 0)
+    return from_rank_0(total)
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "plus the ranks of the senders")
+def adds_what_recv_returns(tensor):
+    rank, n = me()
+    total, incoming = tensor.clone(), torch.empty_like(tensor)
+    if rank == 0:
+        for other in range(1, n):
+            total += dist.recv(incoming, other)
+    else:
+        dist.send(tensor, 0)
+    return from_rank_0(total)
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "so do not add to it")
+def adds_to_the_sum(tensor):
+    total = to_rank_0(tensor)
+    if dist.get_rank() == 0:
+        return from_rank_0(total)
+    return tensor + from_rank_0(total)
+
+
+@ANSWERS.wrong("04.all_reduce", "crashed", "taken its own number for another one's")
+def sends_to_all_and_itself(tensor):
+    rank, n = me()
+    requests = [dist.isend(tensor, other) for other in range(n)]
+    total, incoming = tensor.clone(), torch.empty_like(tensor)
+    for other in range(n):
+        dist.recv(incoming, other)
+        total += incoming
+    for request in requests:
+        request.wait()
+    return total
+
+
 @ANSWERS.wrong("04.all_reduce", "wrong", "It returned None.")
 def in_place(tensor):
     tensor.copy_(from_rank_0(to_rank_0(tensor)))
@@ -873,6 +1003,12 @@ def overwritten(tensor):
 @ANSWERS.wrong("04.all_reduce", "wrong", "own tensor is missing in its sum")
 def without_its_own(tensor):
     return from_rank_0(to_rank_0(tensor)) - tensor
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "Rank 0's own tensor is missing")
+def begins_with_zeros(tensor):
+    total = tensor if dist.get_rank() else torch.zeros_like(tensor)
+    return from_rank_0(to_rank_0(total))
 
 
 @ANSWERS.wrong("04.all_reduce", "wrong", "own tensor is in it twice")
@@ -1062,6 +1198,30 @@ def partners_in_a_circle(tensor, src=0):
             dist.send(tensor, (rank + distance) % n)
         elif place < 2 * distance:
             dist.recv(tensor, (rank - distance) % n)
+        distance *= 2
+
+
+@ANSWERS.wrong("04.broadcast", "crashed", "Is the number a place, or a rank?")
+def sends_to_places(tensor, src=0):
+    rank, n = me()
+    place, distance = (rank - src) % n, 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            dist.send(tensor, place + distance)
+        elif distance <= place < 2 * distance:
+            dist.recv(tensor, place - distance)
+        distance *= 2
+
+
+@ANSWERS.wrong("04.broadcast", "crashed", "number that recv returns: the rank")
+def keeps_what_recv_returns(tensor, src=0):
+    rank, n = me()
+    place, distance = (rank - src) % n, 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            dist.send(tensor, (rank + distance) % n)
+        elif distance <= place < 2 * distance:
+            tensor = dist.recv(tensor, (rank - distance) % n)
         distance *= 2
 
 
@@ -1276,6 +1436,16 @@ def a_group_for_show(tensor):
 def always_four_ranks(tensor):
     group = dist.new_group([0, 2])
     if dist.get_rank() % 2 == 0:
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+
+@ANSWERS.wrong("04.even_group", "crashed", "of n ranks, (n + 1) // 2 are even")
+def half_of_the_ranks(tensor):
+    rank, n = me()
+    group = dist.new_group([2 * i for i in range(n // 2)])
+    if rank % 2 == 0:
         total = tensor.clone()
         dist.all_reduce(total, group=group)
         return total

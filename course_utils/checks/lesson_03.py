@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import operator
 import threading
 import time
@@ -174,6 +175,23 @@ def always_rows(tensor, n, dim):
     return tensor.chunk(n, 0)
 
 
+def has_an_empty_piece(attempt):
+    """Has a GPU got a part where no rows were left for it?"""
+    parts = attempt.got["parts"]
+    return len(parts) > len(attempt.expected["parts"]) and any(
+        tensor.numel() == 0 for tensor in tensors_in(parts)
+    )
+
+
+def has_others(value):
+    """Is there anything in it that is no tensor?"""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return any(map(has_others, value))
+    return not isinstance(value, torch.Tensor)
+
+
 def nothing_was_cut(attempt):
     """Has each part all the rows, where it should have some of them?"""
     inputs, wanted = attempt.args[0], attempt.expected["parts"]
@@ -235,6 +253,11 @@ SCATTER = Task(
             "+ 3, and nothing for the fourth. `torch.chunk` does just that.",
         ),
         Mistake(
+            when=has_an_empty_piece,
+            says="A GPU got an empty piece: 9 rows on 4 GPUs are 3 + 3 + 3, and then "
+            "no rows are left. Where that is so, there is no part.",
+        ),
+        Mistake(
             like=lambda *args: scattered(*args, chunk=whole_parts),
             says="With rows // GPUs rows in a part, there are more parts than GPUs "
             "where the division leaves a rest. Round up, as `torch.chunk` does.",
@@ -273,6 +296,14 @@ SCATTER = Task(
             when=nothing_was_cut,
             says="Nothing was cut: each part has all the rows. Are tuples, lists and "
             "dicts all handled?",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(attempt.got["parts"]) == 1 < len(attempt.expected["parts"])
+                and has_others(attempt.args[0])
+            ),
+            says="What is no tensor goes to every GPU: repeat it, once for each of "
+            "`target_gpus`. Where it is there only once, `zip` ends after one part.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -503,7 +534,10 @@ GATHER = Task(
             "caller decides what to make of them, usually `.mean()`.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got["form"] != attempt.expected["form"],
+            when=lambda attempt: (
+                attempt.got["form"] != attempt.expected["form"]
+                and attempt.got["joined"] is not None
+            ),
             says="The result must have the form of one output: a tuple for tuples, a "
             "list for lists, a dict with the same keys for dicts, None for None.",
         ),
@@ -613,6 +647,8 @@ def try_replicate(answer, gpus, kind, devices):
         "the network has its parameters and buffers": all(
             map(operator.is_, [*network.parameters(), *network.buffers()], tensors)
         ),
+        "the replicas are different objects": len(set(map(id, replicas)))
+        == len(replicas),
         "devices of the replicas": [
             devices_of(weights_seen(one)) if isinstance(one, nn.Module) else form(one)
             for one in replicas
@@ -652,6 +688,7 @@ def replicated(kind, devices, rows=1):
         "replicas": f"a list of {len(devices)}",
         "device of the network": f"cuda:{devices[0]}",
         "the network has its parameters and buffers": True,
+        "the replicas are different objects": True,
         "devices of the replicas": [f"cuda:{i}" for i in devices],
         "the replicas are new modules": [True] * len(devices),
         "the network trains": kind != PLAIN,
@@ -671,6 +708,11 @@ def no_gradients(attempt):
         if key.startswith("gradient of ")
     )
 
+
+ON_ITS_DEVICE = (
+    "Replica i must be a module like the network, with all its weights and buffers on "
+    "`devices[i]`."
+)
 
 REPLICATE = Task(
     id="03.replicate",
@@ -713,11 +755,40 @@ REPLICATE = Task(
             says="Return a list, with one replica for each device.",
         ),
         Mistake(
-            when=wrong_in("devices of the replicas"),
-            says="Replica i must be a module like the network, with all its weights "
-            "and buffers on `devices[i]`. Submodules have buffers, too: "
-            "`network.buffers()` has them all.",
+            when=wrong_in("the replicas are different objects"),
+            says="One module stands in the list several times. (copy.deepcopy writes "
+            "into its second argument what it has copied, and the next call takes it "
+            "from there: give it a new dict for each device.)",
         ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("devices of the replicas")(attempt)
+                and attempt.args[0] == PLAIN
+                and attempt.got["devices of the replicas"]
+                == [f"cuda:{attempt.args[1][0]}"] * len(attempt.args[1])
+            ),
+            says=f"{ON_ITS_DEVICE} (If you give copy.deepcopy a dict of copies, its "
+            "keys are the ids of the network's own tensors, those of "
+            "`network.parameters()`. `state_dict()` makes other objects.)",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("devices of the replicas")(attempt)
+                and attempt.args[0] == BUFFERS
+            ),
+            says=f"{ON_ITS_DEVICE} Submodules have buffers, too: `network.buffers()` "
+            "has them all.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("devices of the replicas")(attempt)
+                and attempt.args[0] == SHARED
+            ),
+            says=f"{ON_ITS_DEVICE} Here a weight has two names, and so has a module. "
+            "`named_parameters()` and `named_modules()` give the first name only, "
+            "unless they are called with `remove_duplicate=False`.",
+        ),
+        Mistake(when=wrong_in("devices of the replicas"), says=ON_ITS_DEVICE),
         Mistake(
             when=wrong_in("the replicas are new modules"),
             says="A module of the network stands in a replica. What a replica's "
@@ -817,15 +888,18 @@ class Part(nn.Module):
         self.place, self.meeting, self.pause, self.fails = place, meeting, pause, fails
         self.here = None  # what was the current device, and were gradients wanted?
         self.met = False
+        self.began = self.ended = 0.0
 
     def forward(self, *args, scale=1):
         self.here = torch.cuda.current_device(), torch.is_grad_enabled()
+        self.began = time.monotonic()
         try:
             self.meeting.wait()
             self.met = True
         except threading.BrokenBarrierError:
             pass
         time.sleep(self.pause)
+        self.ended = time.monotonic()
         if self.fails:
             raise ArithmeticError(f"replica {self.place} failed")
         return sum(args) * scale
@@ -835,6 +909,16 @@ ONE, SEVERAL, SCALED = "one argument each", "two arguments each", "keyword argum
 MIXED = "one argument, then two"
 NO_GRAD, FAILING = "under torch.no_grad()", "the first and the last fail"
 ENDED = "what ended a thread"
+
+
+def how_they_ran(parts):
+    """Did they wait for each other, or has one ended before the next began?"""
+    if all(part.met for part in parts):
+        return "all at the same time"
+    ordered = sorted(parts, key=lambda part: part.began)
+    if all(one.ended <= two.began for one, two in itertools.pairwise(ordered)):
+        return "one after the other"
+    return "not all at the same time"
 
 
 @contextlib.contextmanager
@@ -885,30 +969,40 @@ def try_parallel_apply(answer, gpus, kind, devices):
     running = set(threading.enumerate()) - before
     if hasattr(outputs, "__next__"):
         outputs = list(outputs)
+    there = outputs if isinstance(outputs, (list, tuple)) else ()
     return {
         ENDED: ended[0] if ended else "nothing",
         "raised": failed,
         "outputs": None if failed != "nothing" else outputs,
-        "all at the same time": all(part.met for part in parts),
+        "the modules ran": how_they_ran(parts),
         "current devices": [part.here and part.here[0] for part in parts],
         "gradients wanted": [part.here and part.here[1] for part in parts],
+        "devices of the outputs": list(map(devices_of, there)),
+        "gradients of the inputs": gradients_after(
+            differently(tensors_in(there)), inputs
+        ),
         "threads still running": len(running),
     }
 
 
 def applied(kind, devices):
-    outputs, n = [], len(devices)
-    for i in range(n):
-        x = whole_numbers((2,), i)
+    n = len(devices)
+    inputs = [whole_numbers((2,), i).requires_grad_() for i in range(n)]
+    outputs = []
+    for i, x in enumerate(inputs) if kind != FAILING else ():
         twice = kind == SEVERAL or kind == MIXED and i > 0
         outputs.append(x * (2 if twice else 10 + i if kind == SCALED else 1))
+    if kind == NO_GRAD:
+        outputs = settled(outputs)
     return {
         ENDED: "nothing",
         "raised": "replica 0 failed" if kind == FAILING else "nothing",
-        "outputs": None if kind == FAILING else outputs,
-        "all at the same time": True,
+        "outputs": None if kind == FAILING else settled(outputs),
+        "the modules ran": "all at the same time",
         "current devices": list(devices),
         "gradients wanted": [kind != NO_GRAD] * n,
+        "devices of the outputs": [f"cuda:{i}" for i in devices[: len(outputs)]],
+        "gradients of the inputs": gradients_after(differently(outputs), inputs),
         "threads still running": 0,
     }
 
@@ -965,10 +1059,26 @@ PARALLEL_APPLY = Task(
             "not hear of it.",
         ),
         Mistake(
-            when=lambda attempt: not attempt.got["all at the same time"],
+            when=lambda attempt: None in attempt.got["current devices"],
+            says="A module was not run at all. If your function catches exceptions, "
+            "one of them may tell why: keep them, and raise the first when all threads "
+            "have ended.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.got["the modules ran"] == "one after the other"
+            ),
             says="The modules ran one after the other. Start all threads first, and "
             "`join()` them in a second loop: `start(); join()` in one loop waits for "
             "each thread before it starts the next.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.got["the modules ran"] == "not all at the same time"
+            ),
+            says="The modules did not all run at the same time. Each needs a thread of "
+            "its own, however few cores there are, and all must be started before one "
+            "is waited for.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -977,6 +1087,16 @@ PARALLEL_APPLY = Task(
             says="Two of the modules raised an exception, and nobody heard of it: an "
             "exception ends its own thread only. Catch it in the thread, keep it, and "
             "raise it when all threads have ended.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0] == FAILING
+                and attempt.error != ""
+                and "replica 0" in attempt.message
+            ),
+            says="The order is right: the first module comes first. But raise its "
+            "exception itself, and not another one in its place, so that the caller "
+            "can catch it by its type.",
         ),
         Mistake(
             when=lambda attempt: attempt.args[0] == FAILING,
@@ -1023,10 +1143,30 @@ PARALLEL_APPLY = Task(
             "wrong GPU. Use `with torch.cuda.device(devices[i]):` in the thread.",
         ),
         Mistake(
+            when=lambda attempt: (
+                wrong_in("gradients wanted")(attempt) and attempt.args[0] != NO_GRAD
+            ),
+            says="The threads are under torch.no_grad(), and the caller is not: so "
+            "nothing can be trained. Ask torch.is_grad_enabled() before you start the "
+            "threads, and use `with torch.set_grad_enabled(...)` in each of them.",
+        ),
+        Mistake(
             when=wrong_in("gradients wanted"),
             says="The caller is under torch.no_grad(), and the threads are not: each "
             "thread has that setting for itself. Ask torch.is_grad_enabled() before "
             "you start them, and use `with torch.set_grad_enabled(...)` in the thread.",
+        ),
+        Mistake(
+            when=wrong_in("devices of the outputs"),
+            says="The values are right, but the outputs are not on the devices on "
+            "which the modules made them. Leave them there: `gather` brings them "
+            "together.",
+        ),
+        Mistake(
+            when=wrong_in("gradients of the inputs"),
+            says="The outputs are right, but the gradients do not find their way back "
+            "to the inputs. Give each module the inputs as they are, and return what "
+            "it returns: `detach`, `.data` and `.item()` cut the graph.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1103,7 +1243,9 @@ def try_data_parallel(answer, gpus, kind, rows, device_ids, output_device):
         "rows on each device": dict(sorted(_rows_by_device)),
         "device of the output": devices_of(output),
     }
-    differently(tensors_in(output)[:1]).backward()
+    tensors = tensors_in(output)[:1]
+    if tensors:  # there is none where the `return` was forgotten
+        differently(tensors).backward()
     return result | gradients_of(network)
 
 
@@ -1174,6 +1316,12 @@ DATA_PARALLEL = Task(
             ),
             says="The inputs may be a tuple of several arguments. Then a part is a "
             "tuple, too, and the replica must be called with all of it.",
+        ),
+        Mistake(
+            when=says("forward() takes from"),
+            says="A replica got the rows of its part one by one. scatter of a tensor "
+            "gives tensors, and scatter of a tuple gives tuples: a star belongs only "
+            "before a tuple.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1362,6 +1510,14 @@ SPOT_THE_MEAN = Task(
             "each of its rows counts for more.",
         ),
         Mistake(
+            when=lambda attempt: (
+                wrong_in("loss")(attempt)
+                and rows_in(attempt.args[0]) < len(attempt.args[1])
+            ),
+            says="2 rows on 4 GPUs are 2 pieces, so two losses come back and not four. "
+            "Does your formula count the GPUs?",
+        ),
+        Mistake(
             like=lambda *args: loss_of_the_batch(*args, mean=sum_of_means),
             says="That is the sum of the GPUs' means: with two GPUs twice too much, "
             "with four GPUs four times.",
@@ -1477,7 +1633,7 @@ PREDICT_TRAFFIC = Task(
             "as in DDP. Here all copies count, and DataParallel makes other ones.",
         ),
         Mistake(
-            when=lambda attempt: attempt.got in (0.7, 1.4),
+            when=lambda attempt: attempt.got in (0.7, 1.4, 1.4e6, 1.4e9),
             says="In MB, please.",
         ),
     ),

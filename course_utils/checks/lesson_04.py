@@ -3,6 +3,7 @@
 import contextlib
 import math
 import multiprocessing.context
+import multiprocessing.reduction
 import os
 import pickle
 import tempfile
@@ -56,6 +57,28 @@ NOT_BY_MESSAGES = Mistake(
     ),
     says="This rank has received nothing, and yet it has what was another rank's. Use "
     "messages: send and recv, or isend and irecv.",
+)
+
+
+def result_of(attempt):
+    """What the function returned: the first part of its report."""
+    return next(iter(attempt.got.values()))
+
+
+NO_TENSOR = (
+    Mistake(
+        when=lambda attempt: (
+            "but got <class 'int'>" in attempt.message
+            or type(result_of(attempt)) is int
+        ),
+        says="That is the number that recv returns: the rank of the sender. The "
+        "message is in the tensor that recv was given: use that one.",
+    ),
+    Mistake(
+        when=lambda attempt: result_of(attempt) is True,
+        says="That is what wait() returns. The message is in the tensor that irecv was "
+        "given: use that one.",
+    ),
 )
 
 # --------------------------------------------------------------------- predict_messages
@@ -185,13 +208,37 @@ def quick_starts():
 
     All ways to start processes take their context from one table.
     """
+    fork = multiprocessing.context.ForkProcess
+
+    class Process(fork):
+        @staticmethod
+        def _Popen(process):
+            refuse_what_has_no_name(process)
+            return fork._Popen(process)
+
+    class Context(multiprocessing.context.ForkContext):
+        pass
+
+    Context.Process = Process
     contexts = multiprocessing.context._concrete_contexts
     originals = dict(contexts)
-    contexts.update(dict.fromkeys(originals, originals.get("fork")))
+    contexts.update({name: Context() for name in originals if name != "fork"})
     try:
         yield
     finally:
         contexts.update(originals)
+
+
+def refuse_what_has_no_name(process):
+    """Raise as spawn does where it cannot send a function by its name."""
+    for part in (process._target, *process._args):
+        try:
+            if callable(part):
+                multiprocessing.reduction.ForkingPickler.dumps(part)
+        except pickle.PicklingError as error:
+            # What the learner has in a file has come to this rank as a copy of it.
+            if "not the same object" not in str(error):
+                raise
 
 
 def try_start(answer, n):
@@ -242,9 +289,20 @@ SPOT_THE_TUPLE = Task(
     seconds=60.0,  # without fork, each process imports torch
     mistakes=(
         Mistake(
-            when=says("must be an iterable, not int", "is not iterable"),
+            when=says("must be an iterable, not int"),
             says="`(n)` is the number n, in parentheses. What makes a tuple is the "
             "comma.",
+        ),
+        Mistake(
+            when=says("'int' object is not iterable"),
+            says="n is a number, and has no elements that `tuple(...)` or a loop could "
+            "go through. A tuple of one element is written with a comma.",
+        ),
+        Mistake(
+            when=says("Can't pickle", "Can't get local object"),
+            says="spawn sends a function by its name. A lambda, an inner function and "
+            "one from a notebook cell have no name under which a new process finds "
+            "them. Start `worker` itself, and give it n in `args`.",
         ),
         Mistake(
             when=says("worker(process, n) takes 2 arguments"),
@@ -347,6 +405,7 @@ SPOT_THE_WAIT = Task(
     forbids=OURS,
     instead="Keep isend and irecv (or send and recv), and repair what is around them.",
     mistakes=(
+        *NO_TENSOR,
         Mistake(
             when=lambda attempt: attempt.rank > 0 and attempt.got[WAITED] is False,
             says="irecv returns at once, whether the data has come or not. Its "
@@ -446,6 +505,20 @@ def went_through_float32(attempt):
     return got.dtype == want.dtype == torch.int64 and not (got % 64).any()
 
 
+def is_float32(attempt):
+    """Are these floats, where whole numbers were to come out?"""
+    part = first_wrong(attempt)
+    got, want = attempt.got[part], attempt.expected[part]
+    return got.dtype == torch.float32 and want.dtype == torch.int64
+
+
+AS_FLOAT32 = Mistake(
+    when=is_float32,
+    says="Its dtype is float32, and the tensors that were given are int64. float32 has "
+    "no room for all their digits. `torch.empty(shape)` and `torch.zeros(shape)` are "
+    "float32, and a division makes floats, too. `torch.empty_like(tensor)` and "
+    "`torch.zeros_like(tensor)` have the dtype of the tensor.",
+)
 ROUNDED = Mistake(
     when=went_through_float32,
     says="These are int64 numbers that went through float32, which has no room for all "
@@ -502,13 +575,10 @@ EXCHANGE = Task(
             says="It returned None. recv fills the tensor that it is given: return "
             "that one.",
         ),
-        Mistake(
-            when=lambda attempt: isinstance(attempt.got["received"], int),
-            says="That is the number that recv returns: the rank of the sender. The "
-            "message is in the tensor that recv was given: return that one.",
-        ),
+        *NO_TENSOR,
         NOT_WAITED_FOR,
         NOT_BY_MESSAGES,
+        AS_FLOAT32,
         ROUNDED,
         Mistake(
             like=lambda rank, inputs: exchanged(rank, inputs, distance=0),
@@ -604,6 +674,16 @@ def on_rank_0_only(rank, tensors):
     return tensors[rank] if rank else sum(tensors)
 
 
+def sum_and_own_again(rank, tensors):
+    """The others add their own tensor to the sum that rank 0 sends them."""
+    return sum(tensors) + (tensors[rank] if rank else 0)
+
+
+def ranks_of_senders(rank, tensors):
+    """Rank 0 adds what recv returns, and sends the result out."""
+    return tensors[0] + sum(range(len(tensors)))
+
+
 ALL_REDUCE = Task(
     id="04.all_reduce",
     title="All-reduce",
@@ -617,7 +697,9 @@ ALL_REDUCE = Task(
         ((100_000,), torch.float32),
     ),
     inputs=a_tensor,
-    world_sizes=(1, 2, 3, 6),  # 6 is neither a power of two nor one more
+    # 6 is neither a power of two nor one more. On 3 ranks wrong sums differ from each
+    # other; on 2 many are alike, and on 1 most are right.
+    world_sizes=(3, 2, 6, 1),
     expect=returned(total),
     forbids=("all_reduce", *OURS),
     instead=INSTEAD,
@@ -627,9 +709,11 @@ ALL_REDUCE = Task(
             says="It returned None. Return the sum, in a tensor of its own; the "
             "argument stays as it is.",
         ),
+        *NO_TENSOR,
         NOT_WAITED_FOR,
         NOT_BY_MESSAGES,
         NOT_NEW,
+        AS_FLOAT32,
         ROUNDED,
         Mistake(
             like=returned(own),
@@ -647,8 +731,23 @@ ALL_REDUCE = Task(
             "`tensor.clone()`.",
         ),
         Mistake(
+            like=returned(lambda rank, tensors: sum(tensors[1:])),
+            says="Rank 0's own tensor is missing in the sum. There, begin with "
+            "`tensor.clone()`.",
+        ),
+        Mistake(
             like=returned(lambda rank, tensors: sum(tensors) + tensors[rank]),
             says="The rank's own tensor is in it twice.",
+        ),
+        Mistake(
+            like=returned(sum_and_own_again),
+            says="Rank 0 has the sum. The others have their own tensor in it twice: "
+            "what comes back to them is the whole sum, so do not add to it.",
+        ),
+        Mistake(
+            like=returned(ranks_of_senders),
+            says="That is rank 0's tensor plus the ranks of the senders: what recv "
+            "returns. The message is in the tensor that recv was given: add that one.",
         ),
         Mistake(
             like=returned(lambda rank, tensors: sum(tensors) * len(tensors)),
@@ -784,6 +883,12 @@ BROADCAST = Task(
     instead=INSTEAD,
     keeps_inputs=False,
     mistakes=(
+        *NO_TENSOR,
+        Mistake(
+            when=lambda attempt: attempt.args[1] != 0 and TO_ITSELF.when(attempt),
+            says="A rank cannot send to itself. Is the number a place, or a rank? Back "
+            "from a place: rank = (place + src) % world_size.",
+        ),
         NOT_WAITED_FOR,
         ROUNDED,
         Mistake(
@@ -1032,6 +1137,11 @@ EVEN_GROUP = Task(
                 and attempt.got["sum"] is None
             ),
             says="It returned None on an even rank: return the sum.",
+        ),
+        Mistake(
+            when=says("Group rank must be specified"),
+            says="The list of the group's ranks is empty. Rank 0 is even, so with one "
+            "rank there is one: of n ranks, (n + 1) // 2 are even.",
         ),
         Mistake(
             when=says("out of range", "should be less or equal", "world size should"),

@@ -232,8 +232,9 @@ NOT_WAITED_FOR = Mistake(
 )
 TO_ITSELF = Mistake(
     when=says("should not be the same as the rank", "Pair is not connected"),
-    says="A rank cannot send to itself. That happens here with one rank, which is its "
-    "own neighbour: it has nothing to send at all.",
+    says="A rank cannot send to itself. With several ranks, it has taken its own "
+    "number for another one's. One rank alone is its own neighbour, and has nothing to "
+    "send at all.",
 )
 NO_SUCH_RANK = Mistake(
     when=says("there is no rank"),

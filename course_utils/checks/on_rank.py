@@ -65,10 +65,13 @@ def call_on_rank(
         try:
             result = run(answer, *args)
         except NotImplementedError as error:
-            line = raised_by_learner(error)
-            if line is None:
+            stub = raised_by_learner(error)
+            if stub is None:
                 raise
-            raise StillAStub(line) from None
+            line, names = stub
+            its_name = getattr(answer, "__name__", type(answer).__name__)
+            other = "" if its_name in names else f", in {names[0]}"
+            raise StillAStub(line + other) from None
     if guards.caught:  # the learner's code has caught the exception
         raise ForbiddenCall(guards.caught[0])
     if inspect.iscoroutine(result):
@@ -76,10 +79,14 @@ def call_on_rank(
     return plain(result), tuple(plain(arg) for arg in args)
 
 
-def raised_by_learner(error: BaseException) -> str | None:
+def raised_by_learner(error: BaseException) -> tuple[str, list[str]] | None:
     """The place of the learner's own ``raise`` statement, or None.
 
     PyTorch raises NotImplementedError too, where an operation does not exist.
+
+    Returns:
+        The line, and the names of the functions and classes that it is in, first that
+        of the outermost one.
     """
     last = error.__traceback__
     while last.tb_next is not None:
@@ -87,7 +94,9 @@ def raised_by_learner(error: BaseException) -> str | None:
     code = last.tb_frame.f_code
     is_raise = dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     if is_raise and is_learners(code.co_filename):
-        return place(code.co_filename, last.tb_lineno)
+        name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has the last
+        names = [part for part in name.split(".") if part != "<locals>"]
+        return place(code.co_filename, last.tb_lineno), names
     return None
 
 

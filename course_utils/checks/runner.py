@@ -32,7 +32,8 @@ from course_utils.ranks.report import rank_list
 
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
 IN_PLACE = (
-    "Collectives and operations such as `x /= 2` work in place: take a `clone()` first."
+    "recv, collectives and operations such as `x /= 2` work in place: take a `clone()` "
+    "first."
 )
 IN_PLACE_LIST = (
     "`pop`, `append`, `sort` and `x[i] = ...` change the list itself: work on a copy, "
@@ -376,7 +377,16 @@ class _Look:
             lines = (self._call(0), what, _more(self.task))
             return Outcome(self.task, "stuck", lines)
         if root.error == "StillAStub":
-            stub = f"It still raises NotImplementedError, {root.message}."
+            line, _, other = root.message.partition(", in ")
+            if other:
+                lines = (
+                    f"{other}, which it calls, still raises NotImplementedError, "
+                    f"{line}.",
+                    f"Solve the task of {other} first, and run its cell: then this "
+                    "check can tell.",
+                )
+                return Outcome(self.task, "not attempted", lines)
+            stub = f"It still raises NotImplementedError, {line}."
             return Outcome(self.task, "not attempted", (stub, *_begin(self.task)))
         if root.error == "ForbiddenCall":
             return _forbidden(self.task, root.message)
