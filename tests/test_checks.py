@@ -273,6 +273,44 @@ def test_a_stub_in_a_method_is_not_attempted():
     assert run_task(task, Averager).status == "not attempted"
 
 
+def unsolved_before(tensor):
+    raise NotImplementedError("Write your code here.")
+
+
+class UnsolvedBefore:
+    def total(self, tensor):
+        raise NotImplementedError("Write your code here.")
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        (lambda tensor: unsolved_before(tensor), "unsolved_before"),
+        (lambda tensor: UnsolvedBefore().total(tensor), "UnsolvedBefore"),
+    ],
+)
+def test_the_stub_of_an_earlier_task_is_named(answer, name):
+    def solved(tensor):
+        return answer(tensor)
+
+    outcome = run_task(make_task(), solved)
+    assert outcome.status == "not attempted"
+    text = text_of(outcome)
+    assert f"{name}, which it calls, still raises NotImplementedError, line " in text
+    assert f"Solve the task of {name} first, and run its cell" in text
+
+
+def test_a_stub_in_an_inner_function_is_the_answers_own():
+    def outer(tensor):
+        def inner():
+            raise NotImplementedError
+
+        return inner()
+
+    text = text_of(run_task(make_task(), outer))
+    assert "It still raises NotImplementedError" in text
+
+
 def test_what_pytorch_has_not_implemented_is_a_crash():
     def no_such_kernel(tensor):
         return torch.nonzero(tensor.to("meta"))
@@ -630,6 +668,20 @@ def test_an_answer_that_cannot_be_copied_names_the_culprit():
         return lambda tensor: tensor + next(numbers)
 
     assert "It uses `numbers` (generator)" in text_of(run_task(make_task(), outer()))
+
+
+def test_any_good_row_of_numbers_may_come_as_an_array():
+    good = Such("two numbers with the sum 3", lambda numbers: sum(numbers) == 3)
+    assert difference(plain(np.array([1, 2])), good, 0.0) is None
+    assert difference(plain(np.array([1, 3])), good, 0.0) == ""
+
+
+def test_the_ranks_of_the_notebook_are_not_to_be_made_inside_the_function():
+    with Ranks(1) as ranks:
+        outcome = run_task(make_task(), lambda tensor: tensor * ranks.n)
+    assert outcome.status == "crashed"
+    assert "It uses `ranks`, the notebook's ranks." in text_of(outcome)
+    assert "Create it inside" not in text_of(outcome)
 
 
 def test_other_things_that_can_be_called():
@@ -1333,7 +1385,10 @@ def test_hints_are_graded_and_end(capsys):
     for number in range(3):
         assert texts[number].startswith(f"Hint {number + 1} of 3 for 00.average\n")
         assert task.hints[number].split()[0] in texts[number]
-    last = 'There are no more hints. The solution: solution("00.average")\n'
+    last = (
+        "There are no more hints. After a check of your own code, see the solution: "
+        'solution("00.average")\n'
+    )
     assert texts[3] == texts[4] == last
     assert attempts()["00.average"]["hints"] == 3
     hint("00.who_am_i")

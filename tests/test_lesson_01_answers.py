@@ -263,6 +263,12 @@ def rank_from_one(rank, gpus_per_node):
     return (rank - 1) // gpus_per_node, (rank - 1) % gpus_per_node
 
 
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "`int()` makes 1 of 1.9999")
+def cut_from_the_fraction(rank, gpus_per_node):
+    node = rank // gpus_per_node
+    return node, int((rank / gpus_per_node - node) * gpus_per_node)
+
+
 @ANSWERS.wrong("01.node_and_local_rank", "wrong", "The last local rank is")
 def divided_by_one_less(rank, gpus_per_node):
     return divmod(rank, gpus_per_node - 1)
@@ -715,6 +721,18 @@ def nine_bits(parameters, element_size, ports, port_speed):
     return parameters * element_size / 1e9 / (ports * port_speed / 9)
 
 
+@ANSWERS.wrong("01.spot_the_units", "wrong", "repaired by one factor?")
+def one_factor_for_both(parameters, element_size, ports, port_speed):
+    gib = parameters * element_size / 1024**3
+    return gib / (ports * port_speed) * 8.59
+
+
+@ANSWERS.right("01.spot_the_units")
+def in_float32(parameters, element_size, ports, port_speed):
+    gigabytes = torch.tensor(parameters * element_size / 1e9)
+    return gigabytes / torch.tensor(ports * port_speed / 8)
+
+
 @ANSWERS.right("01.spot_the_units")
 def both_lines(parameters, element_size, ports, port_speed):
     gigabytes = parameters * element_size / 10**9
@@ -751,7 +769,7 @@ def always_nccl(tensors_on, ranks_on_node, gpus_on_node):
     return "nccl"
 
 
-@ANSWERS.wrong("01.which_backend", "wrong", "nccl works, and is made for it")
+@ANSWERS.wrong("01.which_backend", "wrong", "Only the arguments count, not the GPUs")
 def always_gloo(tensors_on, ranks_on_node, gpus_on_node):
     return "gloo"
 

@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -106,6 +107,37 @@ class ForgotToMoveALayer(Thirds):
     def forward(self, x):
         first, second, last = self.parts
         return last(second(first(x.to("cuda:0")).to("cuda:1")).cpu())
+
+
+@ANSWERS.wrong(SPLIT, "crashed", "returns a new tensor: `x = x.to(device)`.")
+class MovesWithoutAssignment(Thirds):
+    def forward(self, x):
+        x = x.to("cuda:0")
+        for part, name in zip(self.parts, NAMES, strict=True):
+            x.to(name)
+            x = part(x)
+        return x
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "The layers are on the wrong GPUs.")
+class TheLastOnesFirst(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.parts = nn.ModuleList([layers[:1], layers[1:2], layers[2:]])
+        for part, name in zip(self.parts, NAMES[::-1], strict=True):
+            part.to(name)
+
+    def forward(self, x):
+        for part, name in zip(self.parts, NAMES[::-1], strict=True):
+            x = part(x.to(name))
+        return x
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "and in training mode, as it came")
+class InEvalMode(Thirds):
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.eval()
 
 
 @ANSWERS.wrong(SPLIT, "wrong", "Neighbours should stay together")
@@ -301,6 +333,15 @@ def from_the_reference(layers):
 
 
 @ANSWERS.right(SPLIT)
+class MovedByKeyword(Thirds):
+    def __init__(self, layers):
+        nn.Module.__init__(self)
+        self.parts = nn.ModuleList([layers[:1], layers[1:2], layers[2:]])
+        for k, part in enumerate(self.parts):
+            part.to(device=torch.device("cuda", k))
+
+
+@ANSWERS.right(SPLIT)
 class OfCopies(Thirds):
     def __init__(self, layers):
         super().__init__(copy.deepcopy(layers))
@@ -309,6 +350,7 @@ class OfCopies(Thirds):
 # ------------------------------------------------------------------ 02.micro_batches
 
 MICRO = "02.micro_batches"
+OF_THE_NOTEBOOK = virtual_gpus(2, force=True)  # not switched on
 
 
 @ANSWERS.wrong(MICRO, "not attempted", "It still raises NotImplementedError")
@@ -384,6 +426,55 @@ def waits_for_each(stages, devices, batch, micro_batches):
         for stage, device in zip(stages, devices, strict=True):
             x = stage(x.to(device))
             torch.cuda.synchronize(device)
+        outputs.append(x)
+    return torch.cat(outputs)
+
+
+def looks_at(look):
+    """The two loops, but with a look at what each stage returns."""
+
+    def in_micro_batches(stages, devices, batch, micro_batches):
+        outputs = []
+        for x in batch.chunk(micro_batches):
+            for stage, device in zip(stages, devices, strict=True):
+                x = stage(x.to(device))
+                look(x)
+            outputs.append(x)
+        return torch.cat(outputs)
+
+    return in_micro_batches
+
+
+for look in (print, lambda x: x.sum().item(), lambda x: f"{x.mean()}"):
+    ANSWERS.wrong(MICRO, "wrong", "`.item()` and `print` of a tensor do.")(
+        looks_at(look)
+    )
+
+
+@ANSWERS.wrong(MICRO, "crashed", "It uses `OF_THE_NOTEBOOK`, the notebook's virtual")
+def with_labels(stages, devices, batch, micro_batches):
+    outputs = []
+    for i, x in enumerate(batch.chunk(micro_batches)):
+        with OF_THE_NOTEBOOK.label(str(i)):
+            outputs.append(through(stages, devices, x))
+    return torch.cat(outputs)
+
+
+@ANSWERS.right(MICRO)
+def a_number_at_the_end(stages, devices, batch, micro_batches):
+    """It waits once, when all work has been handed out."""
+    output = in_order(stages, devices, batch, micro_batches)
+    assert output.isfinite().all().item()
+    return output
+
+
+@ANSWERS.wrong(MICRO, "crashed", "returns a new tensor: `x = x.to(device)`.")
+def moves_without_assignment(stages, devices, batch, micro_batches):
+    outputs = []
+    for x in batch.chunk(micro_batches):
+        for stage, device in zip(stages, devices, strict=True):
+            x.to(device)
+            x = stage(x)
         outputs.append(x)
     return torch.cat(outputs)
 
@@ -614,6 +705,56 @@ def as_given_but_for_a_name(model, images, labels, micro_batches):
         loss.backward()
         loss_so_far += loss.item()
     return loss_so_far / micro_batches
+
+
+@ANSWERS.wrong(STEP, "crashed", "`output.device` says where. (`x.to(device)` leaves")
+def labels_moved_without_assignment(model, images, labels, micro_batches):
+    parts, targets = images.chunk(micro_batches), labels.chunk(micro_batches)
+    for part, target in zip(parts, targets, strict=True):
+        output = model(part)
+        target.to(output.device)
+        loss = F.cross_entropy(output, target) * len(part) / len(images)
+        loss.backward()
+    return loss.item()
+
+
+@ANSWERS.wrong(STEP, "crashed", "Two tensors that met are on different devices.")
+def total_on_the_first_gpu(model, images, labels, micro_batches):
+    total = torch.zeros((), device="cuda:0")
+    parts, targets = images.chunk(micro_batches), labels.chunk(micro_batches)
+    for part, target in zip(parts, targets, strict=True):
+        output = model(part)
+        loss = F.cross_entropy(output, target.to(output.device))
+        loss = loss * len(part) / len(images)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+@ANSWERS.wrong(STEP, "crashed", "Leave the model where it is")
+def moves_the_model(model, images, labels, micro_batches):
+    model.to("cuda:0")
+    return weighted_by_rows(model, images, labels, micro_batches)
+
+
+@ANSWERS.wrong(STEP, "wrong", "It returned None: did you forget `return`?")
+def step_without_return(model, images, labels, micro_batches):
+    weighted_by_rows(model, images, labels, micro_batches)
+
+
+@ANSWERS.wrong(STEP, "wrong", "The parameters have changed. The optimizer's step")
+def a_step_for_each(model, images, labels, micro_batches):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def right(rows, of, n):
+        return rows / of
+
+    for part, target in zip(
+        images.chunk(micro_batches), labels.chunk(micro_batches), strict=True
+    ):
+        loss = step(model, part, target, 1, right)
+        optimizer.step()
+    return loss
 
 
 def step(model, images, labels, micro_batches, share, after=lambda total, n: total):
@@ -942,7 +1083,39 @@ def one_layer_each(seconds, nbytes, devices, capacity):
     return [1] * devices
 
 
-@ANSWERS.wrong(BALANCE, "too slow", "It did not end within")
+@ANSWERS.wrong(BALANCE, "wrong", "A stage does not fit")
+def without_the_memory_in_an_array(seconds, nbytes, devices, capacity):
+    return np.array(without_the_memory(seconds, nbytes, devices, capacity))
+
+
+@ANSWERS.wrong(BALANCE, "wrong", "Return a list of whole numbers, one for each")
+def with_halves(seconds, nbytes, devices, capacity):
+    return [len(seconds) / devices + 0.5] * devices
+
+
+@ANSWERS.wrong(BALANCE, "too slow", "A recursion must keep its results")
+def by_recursion_without_a_cache(seconds, nbytes, devices, capacity):
+    def best(start, left):
+        if left == 0:
+            return (math.inf if seconds[start:] else 0), ()
+        cuts = [(math.inf, ())]
+        for stop in range(start + 1, len(seconds) + 1):
+            if sum(nbytes[start:stop]) <= capacity:
+                slowest, sizes = best(stop, left - 1)
+                slowest = max(slowest, sum(seconds[start:stop]))
+                cuts.append((slowest, (stop - start, *sizes)))
+        return min(cuts)
+
+    return list(best(0, devices)[1])
+
+
+@ANSWERS.wrong(BALANCE, "too slow", "Is there a loop that never ends?")
+def never_ends(seconds, nbytes, devices, capacity):
+    while True:
+        pass
+
+
+@ANSWERS.wrong(BALANCE, "too slow", "Does it try all cuts?")
 def by_trying_all_cuts(seconds, nbytes, devices, capacity):
     cuts = all_cuts(len(seconds), devices)
     good = (cut for cut in cuts if lesson.fits(cut, nbytes, capacity))
@@ -976,6 +1149,16 @@ def by_a_limit(seconds, nbytes, devices, capacity):
         middle = (low + high) // 2
         low, high = (low, middle) if cut(limits[middle]) else (middle + 1, high)
     return cut(limits[low])
+
+
+@ANSWERS.right(BALANCE)
+def as_floats(seconds, nbytes, devices, capacity):
+    return [float(size) for size in by_a_limit(seconds, nbytes, devices, capacity)]
+
+
+@ANSWERS.right(BALANCE)
+def as_an_array(seconds, nbytes, devices, capacity):
+    return np.array(by_a_limit(seconds, nbytes, devices, capacity))
 
 
 @ANSWERS.right(BALANCE)

@@ -152,6 +152,7 @@ DRAWN = {
     "a guess": lambda: pictures.guess_and_measured(2.0, 3.0, "s", "A first cell"),
     "no guess": lambda: pictures.guess_and_measured(None, 0.0123456, "s", "A cell"),
     "a far guess": lambda: pictures.guess_and_measured(1, 123456789, LONG, LONG),
+    "below 0": lambda: pictures.guess_and_measured(-5, 3.0, "s", "A first cell"),
     "nothing measured": lambda: pictures.guess_and_measured(0, 0, "", "Messages"),
 }
 every_picture = pytest.mark.parametrize("name", DRAWN)
@@ -475,6 +476,8 @@ def test_lessons_without_a_notebook_are_to_come():
         (10, 4, "The guess is 2.5 times the measured value."),
         (0, 4, "One of the two is 0, so there is no ratio."),
         (4, 0, "One of the two is 0, so there is no ratio."),
+        (-5, 4, "The guess is below 0, and the measured value is not."),
+        (-5, 0, "The guess is below 0, and the measured value is not."),
     ],
 )
 def test_verdict(guess, measured, verdict):
@@ -699,9 +702,9 @@ def test_tensors_of_torch():
             "test_accuracy in row 0 of 'a' is 97: expected a share from 0 to 1.",
         ),
         (
-            lambda: pictures.guess_and_measured(-1, 1, "s", "Time"),
+            lambda: pictures.guess_and_measured(1, -1, "s", "Time"),
             ValueError,
-            "guess is -1: expected 0 or more.",
+            "measured is -1: expected 0 or more.",
         ),
         (
             lambda: pictures.guess_and_measured("2 s", 1, "s", "Time"),

@@ -326,9 +326,38 @@ def test_what_a_number_is_answered_with() -> None:
     assert NUMBER.grade(7.0).text == "Too low. You added."
     assert NUMBER.grade(12.0).text == "Too high. Multiply."
     near = Number("00.x", "?", 10, why="2 · 5.", hint="Multiply.", tolerance=1)
-    assert near.grade(9.5).text == "The exact value is 10. 2 · 5."
+    assert near.grade(9.5).text == "The answer is 10. 2 · 5."
     exact = Number("00.x", "?", 0.3, why="Sum.", hint="Add.")
     assert exact.grade(0.1 + 0.2).right
+
+
+def test_a_slip_is_known_without_all_its_digits() -> None:
+    slips = [Slip(0.2727, "A share."), Slip(24.023, "One more."), Slip(24, "Round.")]
+    question = Number("00.x", "?", 27, why="A.", hint="Think.", slips=slips)
+    for answer, says in ((0.27, "A share."), (3 / 11, "A share."), (0.28, "Think.")):
+        assert question.grade(answer).text == f"Too low. {says}"
+    assert question.grade(24.0).text == "Too low. Round."
+    assert question.grade(24.1).text == "Too low. One more."
+    assert question.grade(24.3).text == "Too low. Think."
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "says"),
+    [
+        ("01.memory", "112", "GiB"),
+        ("02.bubble_four", "3/11", "Right as a share."),
+        ("02.bubble_four", "0.27", "Right as a share."),
+        ("02.bubble_four", "0.273", "Right as a share."),
+        ("02.parameters_share", "43.75", "7 of 16 blocks"),
+        ("02.parameters_share", "44", "7 of 16 blocks"),
+        ("02.parameters_share", "0.0565", "Right as a share."),
+    ],
+)
+def test_slips_as_people_type_them(name: str, typed: str, says: str) -> None:
+    question = find(name)
+    feedback = question.grade(question.read(typed))
+    assert not feedback.right
+    assert says in feedback.text
 
 
 def test_a_single_choice_tells_the_other_whys_only_once_it_is_right() -> None:

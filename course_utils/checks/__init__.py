@@ -90,7 +90,10 @@ def hint(task_id: str) -> None:
     task = find_task(task_id)
     number = _hints_shown.get(task_id, 0) + 1
     if number > len(task.hints):
-        print(f'There are no more hints. The solution: solution("{task_id}")')
+        print(
+            "There are no more hints. After a check of your own code, see the "
+            f'solution: solution("{task_id}")'
+        )
         return
     _hints_shown[task_id] = number
     record_hint(task_id, number)

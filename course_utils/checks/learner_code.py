@@ -43,6 +43,7 @@ def pack(answer: Any) -> bytes:
             except Exception as reason:
                 raise CannotPack(
                     OF_THE_NOTEBOOK.get(name)
+                    or OF_THE_COURSE.get(type(value).__name__, "").format(name)
                     or f"It uses `{name}` ({type(value).__name__}), which can't be "
                     f"copied to another process: {reason}. Create it inside the "
                     "function."
@@ -59,6 +60,14 @@ _MAGIC = (
     "the function."
 )
 _EXIT = "It calls exit() or quit(). A function ends with `return`."
+# The notebook's own, by class: to make them inside the function would be wrong, too.
+OF_THE_COURSE = {
+    "Ranks": "It uses `{}`, the notebook's ranks. Your function runs in a process of "
+    "its own and cannot reach them. On a rank, `dist` knows the rank and the world "
+    "size.",
+    "VirtualGPUs": "It uses `{}`, the notebook's virtual GPUs. Your function runs in a "
+    "process of its own, where the check has switched on others. Leave it out.",
+}
 OF_THE_NOTEBOOK = {"get_ipython": _MAGIC, "exit": _EXIT, "quit": _EXIT}
 
 _Cached = type(functools.cache(len))

@@ -193,6 +193,13 @@ NODE_AND_LOCAL_RANK = Task(
             like=lambda rank, gpus: (rank // gpus, rank % gpus + 1),
             says="The local rank is one too many: local ranks count from 0.",
         ),
+        # In the first case, rank 21, it can only be `rank - 1`: see the next one.
+        Mistake(
+            like=lambda rank, gpus: divmod(rank - 1, gpus) if rank % gpus else (),
+            says="The node is right, the local rank is one too small. Was it computed "
+            "with `/`? Dividing leaves a rounding error, and `int()` makes 1 of "
+            "1.9999. Work with whole numbers (`//` and `%`).",
+        ),
         Mistake(
             like=lambda rank, gpus: divmod(rank - 1, gpus),
             says="That is the place of the rank before: ranks count from 0, so "
@@ -454,6 +461,7 @@ SPOT_THE_UNITS = Task(
     ),
     expect=sending,
     unit="seconds",
+    tolerance=1e-6,  # less than a factor such as 8.59 for both mistakes is wrong by
     mistakes=(
         Mistake(
             like=partial(sending, giga=2**30, bits_per_byte=1),
@@ -535,6 +543,13 @@ SPOT_THE_UNITS = Task(
             says="Only the decimal point is at another place: giga is 10**9, and the "
             "result must be in seconds.",
         ),
+        Mistake(
+            when=lambda attempt: math.isclose(
+                attempt.got, attempt.expected, rel_tol=1e-3
+            ),
+            says="Almost, but not exactly. Is it rounded, or repaired by one factor? "
+            "Repair each of the two lines by itself: then all digits are right.",
+        ),
     ),
     otherwise="Two lines of the plan need another number, and nothing else must "
     "change. Say the unit of each line aloud: GB, GB/s, seconds.",
@@ -602,7 +617,8 @@ WHICH_BACKEND = Task(
         Mistake(
             when=chose("gloo", lambda tensors_on, ranks, gpus: ranks == gpus),
             says="gloo could average these GPU tensors, but slowly. There is a GPU "
-            "for each rank here: nccl works, and is made for it.",
+            "for each rank here: nccl works, and is made for it. (Only the arguments "
+            "count, not the GPUs of this machine.)",
         ),
         Mistake(
             when=chose("gloo", lambda tensors_on, ranks, gpus: ranks < gpus),

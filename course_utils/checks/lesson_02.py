@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from course_utils.checks.compare import Strange
 from course_utils.checks.devices import at_the_same_time, copies, on_gpus
-from course_utils.checks.mistakes import is_rounded, right_but, says, wrong_in
+from course_utils.checks.mistakes import (
+    is_rounded,
+    is_wrong,
+    right_but,
+    says,
+    wrong_in,
+)
 from course_utils.checks.task import Mistake, Such, Task
 
 # ------------------------------------------------------------------- models to split
@@ -75,6 +82,10 @@ def same_device(attempt: Any) -> bool:
     return "on the same device" in attempt.message
 
 
+A_NEW_TENSOR = (
+    "(`x.to(device)` leaves `x` where it is and returns a new tensor: "
+    "`x = x.to(device)`.)"
+)
 FORGOT_RETURN = Mistake(
     when=lambda attempt: attempt.got["output"] is None,
     says="It returned None: did you forget `return`?",
@@ -166,6 +177,12 @@ def is_in_order(places: list[str]) -> bool:
     return places == sorted(places) and sorted(set(places)) == THREE
 
 
+def is_in_other_order(places: list[str]) -> bool:
+    """Do neighbours stay together on the three GPUs, but in another order of them?"""
+    row = [place for place, _ in groupby(places)]
+    return row != THREE and sorted(row) == THREE
+
+
 def expect_split(case: dict[str, int]) -> dict[str, Any]:
     """What the model must do, whatever cut the learner has chosen."""
     layers, rows = case.values()
@@ -213,6 +230,11 @@ SPLIT_OVER_THREE = Task(
             "gets one or more, whatever their number is.",
         ),
         Mistake(
+            when=lambda attempt: is_in_other_order(attempt.got["GPU of each layer"]),
+            says="The layers are on the wrong GPUs. The first ones belong on cuda:0, "
+            "the next ones on cuda:1, the last ones on cuda:2.",
+        ),
+        Mistake(
             when=lambda attempt: not is_in_order(attempt.got["GPU of each layer"]),
             says="Neighbours should stay together: each time the next layer is on "
             "another GPU, the activations must be copied. With one cut between two "
@@ -256,7 +278,8 @@ SPLIT_OVER_THREE = Task(
         Mistake(
             when=same_device,
             says="A tensor met a layer on another GPU. Move the tensor to a part's GPU "
-            "before that part: the input, too, which may come from the CPU.",
+            "before that part: the input, too, which may come from the CPU. "
+            f"{A_NEW_TENSOR}",
         ),
         Mistake(
             when=lambda attempt: "invalid device ordinal" in attempt.message,
@@ -293,7 +316,7 @@ SPLIT_OVER_THREE = Task(
         ),
     ),
     otherwise="The output must be what `layers(x)` gives on the CPU: every layer once, "
-    "in its order.",
+    "in its order, and in training mode, as it came.",
     hints=(
         "Two things must move: in `__init__` the layers, in `forward` the activations. "
         "How many copies are needed for three GPUs?",
@@ -342,7 +365,12 @@ def run_micro_batches(answer: Any, gpus: Any, case: dict[str, Any]) -> dict[str,
     if not isinstance(output, torch.Tensor):
         return {"output": output}
     together = all(at_the_same_time(gpus, *pair) for pair in pairwise(devices))
-    over_the_cpu = any("cpu" in copy for copy in copies(gpus))
+    # A number that Python reads (`.item()`) is no detour. It only makes Python wait.
+    over_the_cpu = any(
+        "cpu" in (copy.source, copy.destination) and copy.kind != "item"
+        for copy in gpus.transfers
+        if copy.phase == "forward"
+    )
     output.square().mean().backward()
     return {
         "rows of each micro-batch": seen,
@@ -521,7 +549,7 @@ MICRO_BATCHES = Task(
         Mistake(
             when=same_device,
             says="A micro-batch met a stage on another GPU. Stage k wants its input on "
-            "`devices[k]`, which need not be cuda:k.",
+            f"`devices[k]`, which need not be cuda:k. {A_NEW_TENSOR}",
         ),
     ),
     otherwise="Try it with a single micro-batch first: that is the plain model.",
@@ -768,9 +796,19 @@ SPOT_THE_GRADIENT = Task(
     keeps_inputs=False,
     mistakes=(
         Mistake(
-            when=same_device,
+            when=lambda attempt: attempt.got["loss"] is None,
+            says="It returned None: did you forget `return`?",
+        ),
+        Mistake(
+            when=lambda attempt: same_device(attempt) and "nll_loss" in attempt.message,
             says="A loss needs its two tensors on the same GPU. The model's output is "
-            "where its last stage is. `output.device` says where.",
+            f"where its last stage is. `output.device` says where. {A_NEW_TENSOR}",
+        ),
+        Mistake(
+            when=same_device,
+            says="Two tensors that met are on different devices. The lines above say "
+            "which. Leave the model where it is: it moves its input from stage to "
+            "stage.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -797,6 +835,11 @@ SPOT_THE_GRADIENT = Task(
             "they would be five. `chunk(micro_batches)` rounds up.",
         ),
         FEWER_PIECES,
+        Mistake(
+            when=is_wrong("parameters are the same"),
+            says="The parameters have changed. The optimizer's step comes later: this "
+            "function leaves gradients only.",
+        ),
         Mistake(
             when=lambda attempt: isinstance(attempt.got["gradients"], str),
             says="There are no gradients: every micro-batch needs its `backward()`, "
@@ -830,11 +873,6 @@ SPOT_THE_GRADIENT = Task(
             when=right_but("all in training mode"),
             says="The model was in eval mode: that is for tests. In a training step "
             "layers such as dropout must do their work.",
-        ),
-        Mistake(
-            when=right_but("parameters are the same"),
-            says="The gradients are right, but the parameters have changed. The "
-            "optimizer's step comes later: this function leaves gradients only.",
         ),
         Mistake(
             when=lambda attempt: scaled(attempt, 1.0),
@@ -883,6 +921,21 @@ SPOT_THE_GRADIENT = Task(
 WITHIN = 1.05  # of the best
 
 
+def whole(sizes: Any) -> list[int]:
+    """The sizes as a list of int, from any row of whole numbers.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    if isinstance(sizes, Strange):
+        sizes = sizes.array
+    given = sizes.tolist() if isinstance(sizes, torch.Tensor) else list(sizes)
+    numbers = [int(size) for size in given]
+    if numbers != given:
+        raise ValueError("not whole numbers")
+    return numbers
+
+
 def slowest(seconds: list[float], sizes: list[int]) -> float:
     """What the slowest stage takes."""
     ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
@@ -911,13 +964,21 @@ def best_cut(
     return best[layers]
 
 
-def is_a_cut(sizes: Any, layers: int, devices: int) -> bool:
-    """Whole numbers from 1 up, one for each device, that add up to the layers."""
+def is_a_cut(sizes: list[int], layers: int, devices: int) -> bool:
+    """Numbers from 1 up, one for each device, that add up to the layers."""
+    return len(sizes) == devices and min(sizes) >= 1 and sum(sizes) == layers
+
+
+def are_places(numbers: list[int], devices: int) -> bool:
+    """May these be the layers before which it cuts?"""
     return (
-        len(sizes) == devices
-        and all(int(size) == size and size >= 1 for size in sizes)
-        and sum(sizes) == layers
+        len(numbers) == devices - 1 and 0 < min(numbers) and numbers == sorted(numbers)
     )
+
+
+def is_even(sizes: list[int]) -> bool:
+    """As many layers on each of several devices, as far as they can be divided?"""
+    return max(sizes) - min(sizes) <= 1 and len(sizes) > 1
 
 
 def fits(sizes: list[int], nbytes: list[int], capacity: int) -> bool:
@@ -930,7 +991,8 @@ def expect_balance(
     """Any cut that fits, and is within 5 % of the best."""
     limit = WITHIN * best_cut(seconds, nbytes, devices, capacity)
 
-    def is_good(sizes: Any) -> bool:
+    def is_good(returned: Any) -> bool:
+        sizes = whole(returned)
         return (
             is_a_cut(sizes, len(seconds), devices)
             and fits(sizes, nbytes, capacity)
@@ -996,44 +1058,38 @@ BALANCE = Task(
             says="It returned None: did you forget `return`?",
         ),
         Mistake(
-            when=lambda attempt: (
-                len(attempt.got) == attempt.args[2] - 1
-                and 0 < min(attempt.got)
-                and list(attempt.got) == sorted(attempt.got)
-            ),
+            when=lambda attempt: are_places(whole(attempt.got), attempt.args[2]),
             says="Are these the places where you cut? Return how many layers each "
             "device gets, one number for each device.",
         ),
         Mistake(
-            when=lambda attempt: len(attempt.got) != attempt.args[2],
+            when=lambda attempt: len(whole(attempt.got)) != attempt.args[2],
             says="Return one number for each device: how many layers it gets.",
         ),
         Mistake(
-            when=lambda attempt: min(attempt.got) < 1,
+            when=lambda attempt: min(whole(attempt.got)) < 1,
             says="Each device must get at least one layer.",
         ),
         Mistake(
-            when=lambda attempt: sum(attempt.got) != len(attempt.args[0]),
+            when=lambda attempt: sum(whole(attempt.got)) != len(attempt.args[0]),
             says="Each layer must be on one device: the numbers must add up to the "
             "number of layers.",
         ),
         Mistake(
             when=lambda attempt: (
-                not fits(attempt.got, attempt.args[1], attempt.args[3])
+                not fits(whole(attempt.got), attempt.args[1], attempt.args[3])
             ),
             says="A stage does not fit: its layers hold more bytes than `capacity`. "
             "Only cuts that fit count, however fast they are.",
         ),
         Mistake(
-            when=lambda attempt: (
-                max(attempt.got) - min(attempt.got) <= 1 and len(attempt.got) > 1
-            ),
+            when=lambda attempt: is_even(whole(attempt.got)),
             says="Each device has as many layers as the others, but layers differ. A "
             "pipeline is as fast as its slowest stage: what counts are the seconds.",
         ),
         Mistake(
             when=lambda attempt: is_a_cut(
-                attempt.got, len(attempt.args[0]), attempt.args[2]
+                whole(attempt.got), len(attempt.args[0]), attempt.args[2]
             ),
             says="It fits, but another cut is more than 5 % faster. Only the slowest "
             "stage counts, not how even the others are. To fill one stage after the "
@@ -1041,6 +1097,14 @@ BALANCE = Task(
             "moving one border at a time. Try all cuts of the part that is "
             "left, or try a limit for the slowest stage and see whether the row fits "
             "into it.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == "running" and len(attempt.args[0]) > 50
+            ),
+            says="Does it try all cuts? Here there are too many. A recursion must keep "
+            "its results (`@functools.cache`): the same part of the row comes up again "
+            "and again. Or is there a loop that never ends?",
         ),
     ),
     otherwise="Return a list of whole numbers, one for each device.",

@@ -204,21 +204,20 @@ def guess_and_measured(
     """The learner's guess as a bar, and below it the bar of what was measured.
 
     Args:
-        guess: The guess, 0 or more; None if there is none yet.
+        guess: The guess; None if there is none yet. Below 0 it has no bar.
         measured: The measured value, 0 or more.
         unit: The unit of both, such as "s" or "MB"; "" for a plain number.
         title: What was guessed.
 
     Raises:
         TypeError: a value is not a number.
-        ValueError: a value is negative or not finite.
+        ValueError: a value is not finite, or `measured` is negative.
     """
     values = {"measured": draw.finite(measured, "measured")}
     if guess is not None:
         values["guess"] = guess = draw.finite(guess, "guess")
-    for what, value in values.items():
-        if value < 0:
-            raise ValueError(f"{what} is {value}: expected 0 or more.")
+    if measured < 0:
+        raise ValueError(f"measured is {measured}: expected 0 or more.")
     said = {name: f"{draw.spoken(v, 3)} {unit}".strip() for name, v in values.items()}
     picture, board = draw.board(1.95, title)
     left = MARGIN + 1.05
@@ -254,6 +253,8 @@ def _compared(guess: float | None, measured: float) -> str:
         return "No guess yet: answer the question above, then run this cell again."
     if guess == measured:
         return "The guess is exactly the measured value."
+    if guess < 0:
+        return "The guess is below 0, and the measured value is not."
     if not guess or not measured:
         return "One of the two is 0, so there is no ratio."
     ratio = measured / guess

@@ -48,6 +48,11 @@ class Slip:
     value: float
     why: str
 
+    def is_near(self, answer: float) -> bool:
+        """Is it this number? Digits behind the point may be left out."""
+        whole = self.value == round(self.value)
+        return math.isclose(answer, self.value, rel_tol=1e-3 if whole else 1e-2)
+
 
 @dataclass(frozen=True)
 class Note:
@@ -326,16 +331,16 @@ class Number(Question):
     def grade(self, answer: float) -> Feedback:
         """Right within the tolerance; else too high or too low, and a way on."""
         if self._accepts(answer):
-            exact = f"The exact value is {self._with_unit(self.answer)}. "
-            near = "" if answer == self.answer else exact
+            # Not "the exact value": where a cell measures it, another digit may come.
+            value = f"The answer is {self._with_unit(self.answer)}. "
+            near = "" if answer == self.answer else value
             return Feedback(True, near + self.why)
         side = "Too high." if answer > self.answer else "Too low."
-        known = (
-            slip.why
-            for slip in self.slips
-            if math.isclose(answer, slip.value, rel_tol=1e-3)
-        )
-        return Feedback(False, f"{side} {next(known, self.hint)}")
+        near = [slip for slip in self.slips if slip.is_near(answer)]
+        if not near:
+            return Feedback(False, f"{side} {self.hint}")
+        nearest = min(near, key=lambda slip: abs(answer - slip.value))
+        return Feedback(False, f"{side} {nearest.why}")
 
     def note(self, answer: float) -> Feedback:
         """What to say to a prediction before it is measured."""

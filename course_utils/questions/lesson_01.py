@@ -30,7 +30,7 @@ QUESTIONS = lesson(
             ),
             Slip(90, "90 GB are the optimizer's. Weights and gradients are left out."),
             Slip(960, "960 counts bits: 8 for each byte."),
-            Slip(111.8, "112 are GiB, of 2³⁰ bytes. A GB has 10⁹."),
+            Slip(111.76, "112 are GiB, of 2³⁰ bytes. A GB has 10⁹."),
         ],
         purpose="The next cell draws your number beside the memory of one GPU.",
     ),

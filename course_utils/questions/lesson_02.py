@@ -119,7 +119,7 @@ QUESTIONS = lesson(
                 "before for each block.",
             ),
             Slip(
-                44,
+                43.75,
                 "7 of 16 blocks are 44 %. But the late blocks have many more weights "
                 "than the early ones.",
             ),
@@ -127,6 +127,7 @@ QUESTIONS = lesson(
                 94.35,
                 "That is the share of the second half. Here the first one is asked.",
             ),
+            Slip(0.0565, "Right as a share. In percent that is 5.65."),
         ],
         purpose="The next cells draw what the ledger found on each GPU.",
     ),
@@ -205,7 +206,7 @@ QUESTIONS = lesson(
         hint="Draw four rows. Each GPU begins one unit after the one before. How long "
         "is the whole picture, and how long is each row's work?",
         slips=[
-            Slip(0.27, "Right as a share. In percent that is 27."),
+            Slip(0.2727, "Right as a share. In percent that is 27."),
             Slip(
                 72.7,
                 "That is 8 / 11, the share of the time in which a GPU works.",
@@ -287,8 +288,9 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "The activations of GPipe need twice the memory.",
-                why="The activations of the whole batch are kept in any case, in more "
-                "or fewer pieces.",
+                why="Here the activations of the whole batch are kept in any case, in "
+                "more or fewer pieces. (The GPipe of the paper keeps only those that "
+                "go from stage to stage. It computes the others again.)",
             ),
         ],
     ),
