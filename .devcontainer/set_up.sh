@@ -13,7 +13,14 @@ cpu_build() {
             --torch-backend cpu "${pins[@]}"
 }
 
-if [ ! -e .venv ] && ! command -v nvidia-smi >/dev/null; then
+has_torch() {
+    compgen -G '.venv/lib/python3*/site-packages/torch' >/dev/null
+}
+
+# A set-up that was stopped leaves .venv without torch.
+if ! has_torch && ! command -v nvidia-smi >/dev/null; then
+    [ ! -e .venv ] || echo ".venv has no PyTorch: making it again."
+    rm -rf .venv
     python3 -m venv .venv
     cpu_build || echo "No CPU build of PyTorch to be had here: taking the ordinary one."
 fi

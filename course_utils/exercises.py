@@ -15,9 +15,11 @@ very code that the tests run.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -79,6 +81,34 @@ def reference(task_id: str) -> Reference:
 # ------------------------------------------------------------------------- building
 
 
+def read_notebook(path: Path):
+    """A notebook of the course as nbformat's node.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no notebook, or two of its cells have one id.
+    """
+    import nbformat
+
+    data = path.read_bytes()
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        ids = [cell.get("id") for cell in json.loads(data)["cells"]]
+        # Of two cells with one id nbformat would give one a new id, each time another.
+        twice = sorted({one for one in filter(None, ids) if ids.count(one) > 1})
+        if not twice:
+            notebook = nbformat.reads(data.decode(), as_version=4)
+            nbformat.validate(notebook)
+    except Exception as error:  # nbformat raises what it stumbles over
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{where} is no notebook: {why}") from None
+    if twice:
+        raise ValueError(
+            f"{where}: several cells have the id {twice[0]!r}. Each needs its own."
+        )
+    return notebook
+
+
 def build(solution: Path) -> str:
     """The text of the exercise notebook that belongs to a solved notebook.
 
@@ -86,9 +116,8 @@ def build(solution: Path) -> str:
 
     Raises:
         ImportError: nbgrader is not installed.
+        OSError, ValueError: the solved notebook cannot be read.
     """
-    import nbformat
-
     try:
         from nbconvert.preprocessors import TagRemovePreprocessor
         from nbgrader.preprocessors import ClearSolutions
@@ -98,7 +127,7 @@ def build(solution: Path) -> str:
             'Install it with: pip install -e ".[dev]"'
         ) from error
 
-    notebook = nbformat.read(solution, as_version=4)
+    notebook = read_notebook(solution)
     for step in (
         TagRemovePreprocessor(enabled=True, remove_cell_tags={"solution", "why"}),
         ClearSolutions(enforce_metadata=False, code_stub={"python": STUB}),
@@ -155,15 +184,35 @@ def execute_notebooks(paths: list[Path]) -> None:
     Raises:
         RuntimeError: a cell raised that should not, or the kernel died.
         TimeoutError: a cell took more than CELL_SECONDS.
+        OSError, ValueError: a notebook cannot be read.
+        KeyboardInterrupt: Ctrl-C. The kernel has ended.
     """
-    import nbformat
+    import asyncio
+
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
     from course_utils.environment import ROOT
 
+    class Client(NotebookClient):
+        stopped = False
+
+        async def async_start_new_kernel(self, **kwargs):
+            # nbclient's own Ctrl-C ends the kernel under the cell that waits for it.
+            task = asyncio.current_task()
+
+            def stop() -> None:
+                if not self.stopped:  # a second one would leave the kernel behind
+                    self.stopped = True
+                    self.shutdown_kernel = "immediate"  # or it prints its troubles
+                    task.cancel()
+
+            with contextlib.suppress(RuntimeError):  # Windows; not the main thread
+                asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
+            await super().async_start_new_kernel(**kwargs)
+
     for path in paths:
-        notebook = nbformat.read(path, as_version=4)
+        notebook = read_notebook(path)
         with tempfile.TemporaryDirectory() as state:
             # PYTHONPATH: the kernel finds course_utils before it is installed.
             environment = {
@@ -172,7 +221,7 @@ def execute_notebooks(paths: list[Path]) -> None:
                 "PYTHONPATH": str(ROOT),
                 "CI": "1",  # output of ranks: grouped by rank, no live redrawing
             }
-            client = NotebookClient(
+            client = Client(
                 notebook,
                 kernel_name="python3",
                 timeout=CELL_SECONDS,
@@ -185,6 +234,10 @@ def execute_notebooks(paths: list[Path]) -> None:
                 client.execute(env=environment)
             except CellExecutionError as error:
                 raise RuntimeError(f"{path.name} fails: {error}") from None
+            except (asyncio.CancelledError, RuntimeError):
+                if client.stopped:
+                    raise KeyboardInterrupt from None
+                raise
         for cell in notebook.cells:
             for output in cell.get("outputs", ()):
                 data = output.get("data", {})
@@ -241,7 +294,7 @@ def main(argv: list[str] | None = None) -> int:
         for solution in _notebooks(ROOT / "solutions"):
             _write(ROOT / "exercises" / solution.name, build(solution))
             print(f"exercises/{solution.name}")
-    except (ImportError, OSError, RuntimeError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

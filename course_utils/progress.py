@@ -471,7 +471,17 @@ def _reset(lesson: Lesson) -> None:
 def _export(target: str, force: bool) -> None:
     if not target or Path(target).is_dir():
         raise ValueError(f"{target!r} is no name for a file.")
-    text = json.dumps(_read(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    file = progress_file()
+    try:
+        state = _load(file)
+    except _Damaged:
+        state = _read()  # sets it aside, and says so
+    if not (state["tasks"] or state["questions"]):
+        raise ValueError(
+            f"Nothing is recorded in {file}, and nothing was written. Have you worked "
+            "in another copy of the course? Then run this there."
+        )
+    text = json.dumps(state, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     data = text.encode("utf-8", errors="surrogatepass")
     try:
         with open(target, "wb" if force else "xb") as out:

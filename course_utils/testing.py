@@ -42,8 +42,10 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(HELP, end="")
         return 0
-    own = arguments[:1] == ["--no-venv"]
+    ends = arguments.index("--") if "--" in arguments else len(arguments)
+    own = "--no-venv" in arguments[:ends]
     if own:
+        arguments.remove("--no-venv")
         python = Path(sys.executable)
         pins = read_requirements(root, dev=True).pins
         if missing := compare(pins, installed(sys.path))[0]:
@@ -51,7 +53,6 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
                 f"This Python ({python}) lacks {', '.join(missing)}. In the course's "
                 f"folder, run: {python} -m pip install -r requirements.txt -e '.[dev]'"
             )
-        del arguments[0]
     else:
         python = ensure(root, dev=True)
     env = course_environment(root, venv=not own)

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from course_utils import questions
 from course_utils.cohort import main, rerun
 from course_utils.cohort.collect import (
     PROGRESS_BYTES,
@@ -27,7 +28,7 @@ from course_utils.cohort.collect import (
     columns,
     owner,
 )
-from course_utils.cohort.report import as_csv, as_html, as_text, hurdles
+from course_utils.cohort.report import as_csv, as_html, as_text, counts, hurdles
 from course_utils.exercises import build
 from course_utils.lessons import lesson_of
 
@@ -146,6 +147,21 @@ def test_two_people_of_one_name_are_two_rows(write):
     assert names(collect(write.folder)) == ["Anna Kim", "Anna Kim (2)"]
 
 
+def test_copies_of_one_person_are_one_row_and_perhaps_copies_have_a_note(write):
+    write("Ben_progress.json", PASSED_AVERAGE)
+    write("ben_00_start_here-Copy1.ipynb", notebook(cell('check("00.average", f)')))
+    write("ben_progress (1).json", progress({"00.average": ("wrong", 2)}))
+    write("chloe (1).json", PASSED_AVERAGE)  # there is no other
+    learners = collect(write.folder)
+    assert names(learners) == ["Ben", "ben (1)", "chloe (1)"]
+    assert [one.notes for one in learners] == [
+        [],
+        ["perhaps the same person as Ben: a browser numbers a second file of one name"],
+        [],
+    ]
+    assert len(learners[0].notebooks) == 1
+
+
 def test_letters_in_pieces_and_whole_are_one_name(write):
     write(unicodedata.normalize("NFD", "Zoë") + "/progress.json", PASSED_AVERAGE)
     write(unicodedata.normalize("NFC", "Zoë") + ".json", PASSED_AVERAGE)
@@ -153,7 +169,7 @@ def test_letters_in_pieces_and_whole_are_one_name(write):
 
 
 def test_a_whole_clone_does_not_count_the_solutions_and_lessons_in_it(write):
-    for place in ("solutions", "notebooks", "exercises"):
+    for place in ("solutions", "notebooks", "exercises", "tests/template"):
         shutil.copytree(ROOT / place, write.folder / "anna" / place)
     source = ROOT / "solutions" / "00_start_here.ipynb"
     shutil.copy(source, write.folder / "anna" / "exercises")  # "solved"
@@ -207,6 +223,58 @@ def test_states_of_a_notebook(write):
         "00.average": "wrong",
     }
     assert learner.notes == []
+
+
+def test_a_check_by_keyword_counts_and_one_in_a_comment_does_not(write):
+    by_keyword = "check(task_id='00.average', answer=average)"
+    commented = 'f\n  # check("00.who_am_i", f)'
+    write(
+        "anna/a.ipynb",
+        notebook(
+            cell(by_keyword, "✗ 00.average: wrong\n"),
+            cell(commented, "✓ 00.who_am_i: passed\n"),
+        ),
+    )
+    (learner,) = collect(write.folder)
+    assert learner.results == {"00.average": Result("wrong", "wrong")}
+
+
+def test_an_empty_progress_file_is_not_called_missing(write):
+    write("zoe_progress.json", progress())
+    write("yan/notes.txt", "")
+    yan, zoe = collect(write.folder)
+    assert zoe.notes == [
+        "the progress file is empty: nothing was recorded where it was made"
+    ]
+    assert yan.notes == ["no progress file and no exercise notebook was found"]
+
+
+def test_questions_that_are_never_judged_are_not_counted(write):
+    """Lesson 07 has some: who answers all of it rightly has all of it right."""
+    asked = questions.load("07")
+    judged = [name for name, question in asked.items() if not question.measured]
+    assert 0 < len(judged) < len(asked)
+    write(
+        "anna.json",
+        progress(questions={name: True if name in judged else None for name in asked}),
+    )
+    learners = collect(write.folder)
+    (learner,) = learners
+    own = [one for one in columns() if one.lesson.number == "07"]
+    assert counts(learner, own)[2:] == (len(judged), len(judged))
+    (head, row) = csv.reader(io.StringIO(as_csv(learners, columns())))
+    table = dict(zip(head, row, strict=True))
+    total = sum(
+        not question.measured
+        for number in questions.lessons()
+        for question in questions.load(number).values()
+    )
+    assert (table["answers right"], table["questions"]) == (
+        str(len(judged)),
+        str(total),
+    )
+    page = as_html(learners, columns(), "how", "class")
+    assert f"<small>{len(judged)} of {len(judged)}</small>" in page
 
 
 def test_only_the_cell_of_a_check_can_say_passed(write):
@@ -378,7 +446,7 @@ def test_odd_names_stay_text(write):
 
 def test_clean_keeps_ordinary_names():
     for name in ("Anna Kim", "김다애", "O'Neill", "Łukasz-B. d'É"):
-        assert clean(name) == name and owner(name) == (name, name)
+        assert clean(name) == name and owner(name) == (name.casefold(), name)
     assert clean("a\n\tb") == "a��b" and len(clean("x" * 500)) == 80
 
 
@@ -494,6 +562,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, said):
         (["--force"], "--force goes with"),
         (["--csv", "a", "--html", "a"], "the same file"),
         (["--rerun", "--seconds", "0"], "1 second or more"),
+        (["--rerun", "--seconds", "abc"], "'abc' is no number of 1 second or more"),
         (["--rerun", "--seconds", "nan"], "1 second or more"),
     ],
 )
@@ -612,6 +681,76 @@ def test_rerun_believes_the_checks_and_leaves_nothing(
     assert refused.exists() == (sys.platform == "linux")
     assert not runs(escaped.read_text())
     assert not (write.folder / "anna" / "left_here").exists()
+
+
+FORGE = (
+    "import json, os, sys\n"
+    "place = {place}\n"
+    "with open(place, 'a') as results:\n"
+    "    for task in ('00.who_am_i', '08.one_unit', 'end'):\n"
+    "        print(json.dumps([task, 'passed']), file=results)\n"
+    "os._exit(0)"
+)
+BY_SYSTEM = "open('/proc/self/cmdline').read().split('\\0')[-2]"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+@pytest.mark.parametrize(
+    ("place", "claim"),
+    [("sys.argv[2]", CHECK_WHO), (BY_SYSTEM, '# check("00.who_am_i", who_am_i)')],
+)
+def test_a_cell_that_writes_results_passes_no_task(write, capsys, place, claim):
+    """The file's name is not in ``sys.argv``, and only tasks that are checked count."""
+    write("a/a.ipynb", notebook(cell(FORGE.format(place=place)), cell(claim)))
+    write("a/b.ipynb", notebook(cell('check("00.average", f)')))
+    assert main([str(write.folder), "--rerun"]) == 0
+    assert "  a    0 of " in capsys.readouterr().out
+
+
+STUBBED = (
+    "def average(tensor):\n"
+    '    raise NotImplementedError("Write your code here.")\n'
+    'check("00.average", average)'
+)
+
+
+@UNIX
+def test_rerun_notes_speak_of_the_best_notebook_and_stubs_disprove_nothing(
+    write, capsys
+):
+    """Three learners. Ben solved the task in the lesson and sends the empty stub."""
+    right = (
+        "def average(tensor):\n"
+        "    import torch.distributed as dist\n"
+        "    total = tensor.clone()\n"
+        "    dist.all_reduce(total)\n"
+        "    return total / dist.get_world_size()\n"
+        'check("00.average", average)'
+    )
+    wrong = 'def average(tensor):\n    return tensor\ncheck("00.average", average)'
+    passed = progress({"00.average": "passed"})
+    for name, *sources in (("anna", wrong, right), ("ben", STUBBED), ("carl", wrong)):
+        write(f"{name}/progress.json", passed)
+        for number, source in enumerate(sources):
+            text = notebook(cell(IMPORTS), cell(source))
+            write(f"{name}/{number}.ipynb", text)
+    write("dan.json", progress())
+    assert main([str(write.folder), "--rerun"]) == 0
+    output = capsys.readouterr()
+    assert output.out.partition("Notes:\n")[2].splitlines() == [
+        "  ben: not run, as handed in: 00.average",
+        "  carl: 00.average was passed, and is wrong when run",
+        "  dan: the progress file is empty: nothing was recorded where it was made",
+    ]
+    lines = output.out.splitlines()[2:6]
+    assert [line.split()[:2] for line in lines] == [
+        ["anna", "1"],
+        ["ben", "1"],
+        ["carl", "0"],
+        ["dan", "0"],
+    ]
+    # Who sent no notebook is not waited for.
+    assert re.findall(r"of (\w+) \(", output.err) == ["anna", "ben", "carl"]
 
 
 @UNIX

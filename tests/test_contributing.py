@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from course_utils.__main__ import COMMANDS
-from course_utils.lessons import LESSONS
+from course_utils.lessons import LESSONS, lesson_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / ".github" / "CONTRIBUTING.md"
@@ -256,6 +256,19 @@ def test_the_first_line_of_every_module_says_what_it_is_for():
 def test_every_command_that_it_names_exists():
     named = set(re.findall(r"-m course_utils ([\w-]+)", TEXT))
     assert {"test", "build-exercises", "start"} <= named <= set(COMMANDS)
+
+
+def test_the_example_of_a_task_is_of_a_lesson_with_room_for_it():
+    (number,) = set(re.findall(r"^\| `(\d\d)\.\w+` \| belongs", TEXT, re.M))
+    lesson = lesson_of(number)
+    assert len(lesson.tasks) < 7, "a lesson has three to seven tasks"
+    section = TEXT[TEXT.index("## Add a task") : TEXT.index("## Add a question")]
+    numbers = {
+        n for pair in re.findall(r"`(\d\d)\.|lesson_(\d\d)", section) for n in pair
+    }
+    assert numbers - {""} == {number}
+    assert f"solutions/{lesson.solution.name}" in section
+    assert f"`## {len(lesson.tasks) + 1}. " in section
 
 
 def test_every_folder_is_in_the_table():

@@ -155,6 +155,38 @@ def test_it_takes_the_cpu_build_and_leaves_a_finished_set_up(container: Clone):
     assert set_up(container) == ""
 
 
+def test_after_a_first_run_that_failed_it_asks_for_the_cpu_build_again(
+    container: Clone,
+):
+    without_gpu()
+    torch = list(container.wheels.glob("torch-*"))
+    hidden = [file.rename(file.with_suffix(".hidden")) for file in torch]
+    assert "No CPU build of PyTorch" in set_up(container, code=1)
+    assert container.site_packages.is_dir()
+    for file, name in zip(hidden, torch, strict=True):
+        file.rename(name)
+    make_wheel(container.wheels, "uv", "1.0", UV)
+    make_wheel(container.wheels, "torch", "2.14.1+cpu", TORCH)
+    cpu = {"torchvision/__init__.py": "import torch\n"}
+    make_wheel(container.wheels, "torchvision", "0.29.2+cpu", cpu)
+    said = set_up(container)
+    assert said.startswith(".venv has no PyTorch: making it again.\n")
+    have = environment.installed([container.site_packages])
+    assert have["torch"] == "2.14.1+cpu"
+    assert environment.condition(container.folder) == "ready"
+
+
+def test_what_is_in_the_way_is_replaced_and_a_link_is_not_followed(container: Clone):
+    without_gpu()
+    elsewhere = container.folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").touch()
+    (container.folder / ".venv").symlink_to(elsewhere)
+    set_up(container)
+    assert environment.condition(container.folder) == "ready"
+    assert [file.name for file in elsewhere.iterdir()] == ["mine"]
+
+
 def test_without_a_cpu_build_it_takes_the_ordinary_one(container: Clone):
     without_gpu()
     said = set_up(container)
@@ -171,9 +203,11 @@ def test_with_an_nvidia_gpu_it_asks_for_no_cpu_build(container: Clone):
 
 
 def test_what_goes_wrong_is_one_line(container: Clone):
-    (container.folder / ".venv").touch()  # of no use, and in the way
+    programs = container.folder.parent / "bin"
+    (programs / "nvidia-smi").symlink_to("/bin/true")  # nothing before the last step
     (container.folder / "requirements.txt").unlink()
-    assert set_up(container, code=1).startswith("requirements.txt is not in")
+    said = set_up(container, code=1)
+    assert said.startswith("requirements.txt is not in") and said.count("\n") == 1
 
 
 # --------------------------------------------------------------------------- Colab

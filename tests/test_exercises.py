@@ -6,9 +6,13 @@ import importlib
 import io
 import json
 import linecache
+import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -330,6 +334,43 @@ def test_without_nbgrader_it_says_what_to_install(monkeypatch, capsys):
     assert "Traceback" not in error
 
 
+NO_NOTEBOOKS = {
+    "merged": b"<<<<<<< HEAD\n{}",
+    "list": b"[]",
+    "other JSON": b'{"cells": [3]}',
+    "no metadata": b'{"nbformat": 4, "nbformat_minor": 5, "cells": [{}]}',
+    "no text": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--check"], ["--execute"]], ids=str)
+@pytest.mark.parametrize("data", NO_NOTEBOOKS.values(), ids=NO_NOTEBOOKS)
+def test_what_is_no_notebook_is_one_line_that_names_it(course, capsys, data, arguments):
+    (course / "solutions" / "02_model_parallel.ipynb").write_bytes(data)
+    if arguments == ["--execute"]:
+        arguments = ["--execute", str(course / "solutions" / "02_model_parallel.ipynb")]
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("solutions/02_model_parallel.ipynb is no notebook: ")
+    assert error.count("\n") == 1
+
+
+def test_two_cells_of_one_id_are_refused_by_name(course, capsys):
+    path = course / "solutions" / "00_start_here.ipynb"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    check = next(cell for cell in notebook["cells"] if cell["id"] == "average-check")
+    notebook["cells"].append(check)
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    before = (course / "exercises" / path.name).read_bytes()
+    for arguments in ([], ["--check"]):
+        assert main(arguments) == 1
+        assert capsys.readouterr().err == (
+            "solutions/00_start_here.ipynb: several cells have the id "
+            "'average-check'. Each needs its own.\n"
+        )
+    assert (course / "exercises" / path.name).read_bytes() == before
+
+
 def test_an_unfinished_region_is_an_error_in_words(course, capsys):
     notebook = notebook_with(("def f():\n    ### BEGIN SOLUTION\n    return 1", "00.x"))
     nbformat.write(notebook, course / "solutions" / "00_start_here.ipynb")
@@ -378,6 +419,47 @@ def test_a_notebook_that_fails_is_left_as_it_was(course, capsys):
     assert "00_start_here.ipynb fails" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+STOPPABLE = """
+import sys
+from pathlib import Path
+from course_utils.exercises import execute_notebooks
+try:
+    execute_notebooks([Path(sys.argv[1])])
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to one process")
+def test_ctrl_c_ends_the_kernel_and_leaves_the_notebook(course, tmp_path):
+    path, pid = course / "notebooks" / "00_start_here.ipynb", tmp_path / "pid"
+    wait = f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}} ')\n"
+    nbformat.write(notebook_with((f"{wait}time.sleep(600)",)), path)
+    before = path.read_bytes()
+    child = subprocess.Popen(
+        [sys.executable, "-c", STOPPABLE, str(path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        give_up = time.monotonic() + 60
+        while not pid.exists() or not pid.read_text().endswith(" "):
+            assert child.poll() is None and time.monotonic() < give_up
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        printed, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+    assert (printed, child.returncode) == ("stopped\n", 0)
+    assert "Traceback" not in errors
+    assert path.read_bytes() == before
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_execute_runs_all_notebooks_and_builds(course, capsys):

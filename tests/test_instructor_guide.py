@@ -333,16 +333,18 @@ def test_two_days_have_every_lesson():
 
 
 def test_the_times_are_those_that_lessons_and_exercises_state():
-    *rows, total = rows_of(section("The times of the lessons"))
+    title = "The times of the lessons"
+    *rows, total = rows_of(section(title))
     assert len(rows) == len(LESSONS)
     for lesson, (_, alone, exercise, tasks, asked) in zip(LESSONS, rows, strict=True):
         assert int(alone) == stated_minutes(lesson.notebook), lesson.title
         assert int(LINK.match(exercise)[1]) == stated_minutes(lesson.solution)
-        assert int(tasks) == len(lesson.tasks), lesson.title
-        assert int(asked) == len(questions.load(lesson.number)), lesson.title
+        have = (len(lesson.tasks), len(questions.load(lesson.number)))
+        said = (int(tasks), int(asked))
+        assert said == have, f"in {title!r}: tasks and questions of {lesson.title}"
     numbers = [[int(re.search(r"\d+", cell)[0]) for cell in row[1:]] for row in rows]
     sums = [sum(column) for column in zip(*numbers, strict=True)]
-    assert [int(n) for n in total[1:]] == sums
+    assert [int(n) for n in total[1:]] == sums, f"in {title!r}: the last row"
 
 
 # ----------------------------------------------------------------------- the lessons
@@ -376,14 +378,19 @@ def test_a_lesson_has_all_its_pieces_in_order(lesson):
 @each_lesson
 def test_every_task_has_its_reason(lesson):
     reasons = piece(lesson, "Why the answers are so")
-    assert tuple(re.findall(r"^- `([^`]+)`: ", reasons, re.MULTILINE)) == lesson.tasks
+    have = tuple(re.findall(r"^- `([^`]+)`: ", reasons, re.MULTILINE))
+    assert have == lesson.tasks, (
+        f"below 'Why the answers are so' of {lesson.title}: each task once, in order"
+    )
 
 
 @each_lesson
 def test_the_key_has_every_question_and_the_right_answer(lesson):
     rows = rows_of(piece(lesson, "All questions"))
     asked = questions.load(lesson.number)
-    assert [CODE.match(row[0])[1] for row in rows] == list(asked)
+    assert [CODE.match(row[0])[1] for row in rows] == list(asked), (
+        f"below 'All questions' of {lesson.title}: each question once, in order"
+    )
     for (_, answer, why), question in zip(rows, asked.values(), strict=True):
         assert why
         if isinstance(question, questions.Number):
@@ -586,6 +593,14 @@ def test_the_memory_of_the_lessons_is_the_doctors():
     assert f"0.2 GB for JupyterLab and {browser} GB for a browser" in said
 
 
+def test_the_free_memory_of_a_laptop_is_what_the_lessons_need():
+    needs = {n: peak + doctor.BESIDES for n, peak in doctor.LESSON_MEMORY.items()}
+    first = needs.pop("08")
+    (row,) = [r for r in rows_of(section("What a laptop needs")) if "free" in r[0]][1:]
+    said = f"{first:.0f} GB for lesson 08, {max(needs.values()):.1f} GB for the others"
+    assert row[:2] == ["memory, free", said]
+
+
 def test_sizes_are_those_of_the_requirements():
     text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
     sizes = re.findall(r"([\d.]+) GB to download, ([\d.]+) GB on disk", text)
@@ -620,8 +635,8 @@ def test_the_example_of_a_class_is_what_the_command_prints(tmp_path, monkeypatch
     for _ in range(4):
         progress.record_attempt("00.spot_the_hang", "stuck")
     progress.record_hint("00.spot_the_hang", 2)
-    progress.record_answer("00.all_reduce", 10, False)
-    progress.record_answer("00.all_reduce", 6, True)
+    progress.record_answer("00.skipped", "not this", False)
+    progress.record_answer("00.skipped", "this", True)
     room = tmp_path / "class"
     for name in ("anna", "ben"):
         (room / name).mkdir(parents=True)
@@ -630,7 +645,8 @@ def test_the_example_of_a_class_is_what_the_command_prints(tmp_path, monkeypatch
     (room / "ben" / LESSONS[0].exercise.name).write_text(given, encoding="utf-8")
     (room / "carl.json").write_text('{"x": 1}')
     shown = as_text(read_class(room), columns())
-    assert block_after("On the terminal", "The table of a class") == shown
+    title = "The table of a class"
+    assert block_after("On the terminal", title) == shown, f"the example in {title!r}"
 
 
 def test_names_of_files_are_understood_as_the_guide_says(tmp_path):

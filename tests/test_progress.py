@@ -567,7 +567,28 @@ def test_export_writes_json_and_replaces_nothing_unasked(tmp_path, capsys):
     assert "00.task" in target.read_text()
 
 
+def test_nothing_to_export_writes_no_file(own_state, tmp_path, capsys, monkeypatch):
+    target = tmp_path / "mine.json"
+    nothing = f"Nothing is recorded in {progress_file()}, and nothing was written."
+    assert main(["--export", str(target)]) == 1
+    assert capsys.readouterr().err.startswith(nothing)
+
+    own_state.mkdir()
+    progress_file().write_text('{"version": 1, "tasks": {"00.average"')
+    assert main(["--export", str(target), "--force"]) == 1
+    error = capsys.readouterr().err
+    assert "The progress file was damaged. It is kept as" in error
+    assert error.splitlines()[-1].startswith(nothing)
+
+    monkeypatch.setenv("COURSE_STATE", __file__)  # no folder
+    assert main(["--export", str(target)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"{progress_file()}: ") and error.count("\n") == 1
+    assert not target.exists()
+
+
 def test_export_to_a_bad_place_is_one_line(tmp_path, capsys):
+    record_attempt("00.task", "passed")
     file = tmp_path / "no" / "such" / "folder.json"
     assert main(["--export", str(file)]) == 1
     assert capsys.readouterr().err == f"{file}: No such file or directory\n"

@@ -1200,7 +1200,7 @@ def test_test_runs_notebooks_strictly_and_returns_pytests_exit_code(
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(
-            [sys.executable, "-m", "course_utils", "test", "--no-venv", *arguments],
+            [sys.executable, "-m", "course_utils", "test", *arguments],
             check=False,
             cwd=clone.folder,
             env=clone.env(PYTHONDONTWRITEBYTECODE="1"),
@@ -1209,16 +1209,16 @@ def test_test_runs_notebooks_strictly_and_returns_pytests_exit_code(
             timeout=120,
         )
 
-    result = run()
+    result = run("--no-venv")
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"^\d workers \[2 items\]", result.stdout, re.MULTILINE)
     assert re.search(r"^=+ 2 passed in .*=+$", result.stdout.splitlines()[-1])
     write_notebook(clone, "1 + 1", "3")
-    result = run("-n", "0")
+    result = run("--no-venv", "-n", "0")
     assert result.returncode == 1
     assert "workers" not in result.stdout
     assert "1 failed, 1 passed" in result.stdout.splitlines()[-1]
-    result = run("tests/test_one.py", "-q")  # only what is named
+    result = run("tests/test_one.py", "--no-venv", "-q")  # only what is named
     assert result.returncode == 0
     assert result.stdout.splitlines()[-1].startswith("1 passed")
     assert not list(clone.folder.parent.glob("home/*"))

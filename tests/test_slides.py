@@ -271,13 +271,17 @@ def test_the_command_writes_and_replaces_only_its_own(tmp_path, capsys):
     assert re.fullmatch(
         rf"{re.escape(str(target))}: \d+ slides\n", capsys.readouterr().out
     )
-    assert main(["00_start_here", "--out", str(out)]) == 0  # its own file
+    for name in ("00_start_here", "notebooks/00_start_here.ipynb"):  # its own file
+        assert main([name, "--out", str(out)]) == 0
     target.write_text("mine")
     assert main(["00", "--out", str(out)]) == 1
     assert "was not written by this command" in capsys.readouterr().err
     assert target.read_text() == "mine" and len(os.listdir(out)) == 1
     assert main(["00", "--out", str(out), "--force"]) == 0
     assert slides.MARK in target.read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["00", "--out", str(target)]) == 1
+    assert capsys.readouterr().err == f"{target} is no folder.\n"
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 1 <= value < math.inf:
-        raise argparse.ArgumentTypeError("it takes 1 second or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 second or more")
     return value
 
 
@@ -116,11 +119,11 @@ def _rerun(learners: list[Learner], seconds: float | None) -> None:
     from course_utils.cohort.rerun import SECONDS, rerun
 
     for number, learner in enumerate(learners, 1):
-        count = len(learner.notebooks)
-        print(
-            f"running {count} notebook{'s' * (count != 1)} of {learner.label} "
-            f"({number} of {len(learners)})",
-            file=sys.stderr,
-            flush=True,
-        )
+        if count := len(learner.notebooks):
+            print(
+                f"running {count} notebook{'s' * (count != 1)} of {learner.label} "
+                f"({number} of {len(learners)})",
+                file=sys.stderr,
+                flush=True,
+            )
         rerun(learner, seconds or SECONDS)

@@ -40,14 +40,16 @@ NOTEBOOK_BYTES = 50_000_000  # pictures are large
 FILES = 5_000  # of one learner; a whole clone has a few hundred
 DEPTH = 12  # folders in folders
 TRIES = 1_000_000  # a number of tries above it was not counted by the course
-# Nobody's answers are in these. notebooks/ and solutions/ are the course's own.
+# Nobody's answers are in these. The course's own are those that a whole clone has.
 SKIPPED = {
     *("__MACOSX", ".git", ".venv", "venv", "__pycache__", "node_modules"),
-    *(".ipynb_checkpoints", "notebooks", "solutions", "site-packages", ".ipython"),
+    *(".ipynb_checkpoints", "site-packages", ".ipython"),
+    *("notebooks", "solutions", "tests"),
 }
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar")
 
-CHECK = re.compile(r"\bcheck\(\s*[\"'](\d\d\.[a-z0-9_]+)[\"']")
+CHECK = re.compile(r"\bcheck\(\s*(?:task_id\s*=\s*)?[\"'](\d\d\.[a-z0-9_]+)[\"']")
+COMMENT = re.compile(r"^[ \t]*#.*", re.MULTILINE)
 STATUSES = get_args(Status)
 VERDICT = re.compile(
     rf"^[✓·✗] (?P<id>\d\d\.[a-z0-9_]+): (?P<status>{'|'.join(STATUSES)})$",
@@ -66,15 +68,21 @@ _SLUGS = "|".join(re.escape(lesson.slug) for lesson in LESSONS)
 # What a file's name says besides the learner's.
 _REST = re.compile(rf"(?:^|[-_. ]+)(?:{_SLUGS}|progress|exercises?)(?=$|[-_. ])", re.I)
 _OLD_COPY = re.compile(r"progress\.(damaged|before-reset)\b.*")
+_JUPYTER_COPY = re.compile(r"-Copy\d+$")  # of one's own file
+_NUMBERED = re.compile(r"[-_. ]*\(\d+\)$")  # by a browser: a second file of that name
 
 
 @dataclass(frozen=True)
 class Column:
-    """One task or question of the course."""
+    """One task or question of the course.
+
+    A question that its lesson measures is not ``judged``: nobody is right or wrong.
+    """
 
     id: str
     kind: str  # "task" or "question"
     lesson: Lesson
+    judged: bool = True
 
     @property
     def key(self) -> str:
@@ -164,8 +172,10 @@ def columns() -> tuple[Column, ...]:
     for lesson in LESSONS:
         found += [Column(task, "task", lesson) for task in lesson.tasks]
         if lesson.number in with_questions:
-            asked = questions.load(lesson.number)
-            found += [Column(name, "question", lesson) for name in asked]
+            found += [
+                Column(name, "question", lesson, judged=not question.measured)
+                for name, question in questions.load(lesson.number).items()
+            ]
     return tuple(found)
 
 
@@ -196,7 +206,17 @@ def collect(folder: Path) -> list[Learner]:
             _read(file, learners[key], folder, only=not is_folder)
     for learner in learners.values():
         if not (learner.results or learner.notes or learner.notebooks):
-            learner.notes.append("no progress file and no exercise notebook was found")
+            learner.notes.append(
+                "the progress file is empty: nothing was recorded where it was made"
+                if learner.progress_files
+                else "no progress file and no exercise notebook was found"
+            )
+        other = learners.get(_NUMBERED.sub("", learner.name).casefold(), learner)
+        if other is not learner:
+            learner.notes.append(
+                f"perhaps the same person as {other.name}: a browser numbers a second "
+                "file of one name"
+            )
         if learner.progress_files > 1:
             learner.notes.append(
                 f"{learner.progress_files} progress files: of each task the better"
@@ -209,21 +229,23 @@ def collect(folder: Path) -> list[Learner]:
 def owner(text: str) -> tuple[str, str]:
     """Whose a folder, or a file without its ending, is: a key, and the name to show.
 
-    Two people of one name have two keys, where the platform tells them apart.
+    Two people of one name have two keys, where the platform tells them apart. Small and
+    capital letters do not.
 
-    >>> owner("anna_06_ddp"), owner("Anna Kim_99_assignsubmission_file_")
-    (('anna', 'anna'), ('Anna Kim_99', 'Anna Kim'))
+    >>> owner("Anna_06_ddp"), owner("Anna Kim_99_assignsubmission_file_")
+    (('anna', 'Anna'), ('anna kim_99', 'Anna Kim'))
     >>> owner("progress")
     ('', '')
     """
     text = unicodedata.normalize("NFC", text)  # macOS writes letters in pieces
     for pattern in PLATFORMS:
         if match := pattern.fullmatch(text):
-            return "_".join(filter(None, match.groups())), clean(match["name"])
+            key = "_".join(filter(None, match.groups()))
+            return key.casefold(), clean(match["name"])
     if text in (".course", "exercises"):
         return "", ""
-    rest = _REST.sub("", text).strip("-_. ")
-    return rest, clean(rest)
+    rest = _REST.sub("", _JUPYTER_COPY.sub("", text)).strip("-_. ")
+    return rest.casefold(), clean(rest)
 
 
 def clean(text: str) -> str:
@@ -396,17 +418,16 @@ def _take_notebook(file: Path, data: object, learner: Learner) -> None:
     if any("why" in _tags(cell) for cell in cells):
         raise Unreadable("is the course's solution: not counted")
     known = {column.key for column in columns()}
-    code = [cell for cell in cells if cell.get("cell_type") == "code"]
-    checks = [cell for cell in code if CHECK.search(source_of(cell))]
-    if not checks:
+    tasks = tasks_checked(cells)
+    if not tasks:
         return  # some other notebook
     learner.notebooks.append(file)
-    for cell in checks:
-        own = known.intersection(CHECK.findall(source_of(cell)))
+    code = [cell for cell in cells if cell.get("cell_type") == "code"]
+    for cell in code:
+        own = known & tasks_checked([cell])
         for match in VERDICT.finditer(_printed(cell)):
             if match["id"] in own:
                 learner.add(match["id"], result_of(match["status"]))
-    tasks = tasks_checked(cells)
     for cell in code:
         for task, begin in _answer_cells().get(str(cell.get("id")), ()):
             source = source_of(cell).strip()
@@ -421,7 +442,7 @@ def tasks_checked(cells: list) -> set[str]:
         name
         for cell in cells
         if isinstance(cell, dict) and cell.get("cell_type") == "code"
-        for name in CHECK.findall(source_of(cell))
+        for name in CHECK.findall(COMMENT.sub("", source_of(cell)))
     }
 
 

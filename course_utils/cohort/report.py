@@ -71,10 +71,10 @@ def _weight(one: Hurdle) -> tuple:
 
 
 def counts(learner: Learner, columns: Sequence[Column]) -> tuple[int, int, int, int]:
-    """Tasks passed, tasks, answers right, questions."""
+    """Tasks passed, tasks, answers right, questions that are judged."""
     numbers = []
     for kind in ("task", "question"):
-        chosen = [column for column in columns if column.kind == kind]
+        chosen = [one for one in columns if one.kind == kind and one.judged]
         passed = sum(learner.result(one.key).state == PASSED for one in chosen)
         numbers += [passed, len(chosen)]
     return tuple(numbers)
@@ -244,7 +244,8 @@ def _overview_table(learners: Sequence[Learner], columns: Sequence[Column]) -> s
         rows.append(_row(learner, "".join(_summary(learner, group) for group in own)))
     table = (
         "<table><caption>Of each lesson: tasks passed, and below them questions "
-        f'answered right</caption>\n<thead><tr><th scope="col">learner{head}</thead>\n'
+        "answered right, of those that are judged</caption>\n"
+        f'<thead><tr><th scope="col">learner{head}</thead>\n'
         f"<tbody>\n{''.join(rows)}</tbody></table>\n"
     )
     untouched = [

@@ -5,7 +5,9 @@ a fence and no prison: use a machine or a container that holds nothing you need.
 fence: a process group of its own that is killed at the end together with all that came
 from it, a time limit, a limit of memory and file size where the system has one, an
 environment without this user's variables, an own empty home, temporary and progress
-folder that are deleted, and no standard input.
+folder that are deleted, and no standard input. What leaves the group and empties its
+environment, too, is not found, and goes on. And what runs in the process of the checks
+can forge what they say.
 """
 
 import contextlib
@@ -22,10 +24,12 @@ from pathlib import Path
 from course_utils.cohort.collect import (
     NOT,
     NOTEBOOK_BYTES,
+    NOTHING,
     PASSED,
     STATUSES,
     TRIED,
     Learner,
+    Result,
     Unreadable,
     clean,
     columns,
@@ -45,45 +49,37 @@ KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "VIRTUAL_ENV", "SYSTEMROOT", "COMS
 def rerun(learner: Learner, seconds: float = SECONDS) -> None:
     """Run a learner's notebooks, and replace their results by what the checks find.
 
-    Tasks that no notebook checks keep what the progress file says, and a note says so
-    where that was "passed". A task whose check was not reached has not passed: what is
-    printed below it may be a lie, and an endless loop before it keeps that secret.
+    Of several notebooks the best counts. Tasks that no notebook answers keep what was
+    handed in, and a note says so where that was "passed". A task whose check was not
+    reached has not passed: what is printed below it may be a lie, and an endless loop
+    before it keeps that secret.
     """
-    known = {column.key for column in columns()}
-    judged, claimed = set(), set()
+    found: dict[str, Result] = {}
+    unreached: set[str] = set()
     for notebook in learner.notebooks:
         try:
-            found, claims, trouble = run_notebook(notebook, seconds)
+            statuses, claims, trouble = run_notebook(notebook, seconds)
         except Unreadable as error:  # it has changed since
-            found, claims, trouble = {}, set(), str(error)
-        claimed |= claims
-        for task, status in found.items():
-            if task not in known:
-                continue
-            before = learner.result(task)
-            if task in judged and before.state == PASSED:
-                continue  # another notebook of this learner has passed it
-            if before.state == PASSED and status != PASSED:
-                learner.notes.append(f"{task} was passed, and is {status} when run")
-            state, word = result_of(status).state, result_of(status).status
-            if state == NOT and before.state != NOT:
-                state = TRIED  # with traces elsewhere, but no answer in the notebook
-            learner.results[task] = replace(before, state=state, status=word)
-            judged.add(task)
+            statuses, claims, trouble = {}, set(), str(error)
+        unreached |= claims - statuses.keys()
+        for task in claims & statuses.keys():
+            now = result_of(statuses[task])
+            found[task] = now.better(found.get(task, now))
         if trouble:
             learner.notes.append(f"{clean(notebook.name)} {trouble}")
-    for task in sorted(claimed & known - judged):
-        before = learner.result(task)
-        if before.state == PASSED:
+    unproved = []
+    for task in (column.id for column in columns() if column.kind == "task"):
+        before, now = learner.result(task), found.get(task, NOTHING)
+        passed = before.state == PASSED
+        if now.state != NOT:
+            if passed and now.state != PASSED:
+                learner.notes.append(f"{task} was passed, and is {now.status} when run")
+            learner.results[task] = replace(before, state=now.state, status=now.status)
+        elif passed and task in unreached:
             learner.notes.append(f"{task} was passed, and its check did not run")
             learner.results[task] = replace(before, state=TRIED)
-    unproved = [
-        column.id
-        for column in columns()
-        if column.kind == "task"
-        and column.id not in judged
-        and learner.result(column.id).state == PASSED
-    ]
+        elif passed:  # a stub, or no notebook of it: nothing was disproved
+            unproved.append(task)
     if unproved:
         learner.notes.append(f"not run, as handed in: {', '.join(unproved)}")
 

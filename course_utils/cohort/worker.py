@@ -82,4 +82,6 @@ if __name__ == "__main__":
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    paths = map(Path, sys.argv[1:])
+    del sys.argv[1:]  # the cells need not know where the results go
+    main(*paths)

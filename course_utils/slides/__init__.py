@@ -50,6 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         lessons = [_lesson_named(name) for name in options.lessons]
         lessons = lessons or [lesson for lesson in LESSONS if lesson.exists]
+        if options.out.exists() and not options.out.is_dir():
+            raise ValueError(f"{options.out} is no folder.")
         options.out.mkdir(parents=True, exist_ok=True)
         targets = [options.out / f"{lesson.slug}.html" for lesson in lessons]
         for target in targets:
@@ -71,11 +73,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _lesson_named(number: str) -> Lesson:
-    lesson = lesson_of(number.partition("_")[0])
-    if number not in (lesson.number, lesson.slug):
+def _lesson_named(given: str) -> Lesson:
+    name = Path(given).name.removesuffix(".ipynb")
+    lesson = lesson_of(name.partition("_")[0])
+    if name not in (lesson.number, lesson.slug):
         raise ValueError(
-            f"{number!r} is no lesson. Slides of the whole lesson: {lesson.number}"
+            f"{given!r} is no lesson. Slides of the whole lesson: {lesson.number}"
         )
     if not lesson.exists:
         raise ValueError(f"Lesson {lesson.number} has no notebook yet.")
@@ -87,14 +90,14 @@ def slides_of(lesson: Lesson) -> tuple[str, int]:
 
     Raises:
         ImportError: nbconvert is not installed.
-        OSError: the notebook cannot be read.
+        OSError, ValueError: the notebook cannot be read.
     """
-    import nbformat
     from nbconvert import SlidesExporter
 
+    from course_utils.exercises import read_notebook
     from course_utils.slides.outline import outline
 
-    notebook = nbformat.read(lesson.notebook, as_version=4)
+    notebook = read_notebook(lesson.notebook)
     slides = outline(notebook.cells, lesson)
     notebook.cells = [cell for slide in slides for cell in _cells(slide)]
     for number, cell in enumerate(notebook.cells):
