@@ -170,8 +170,8 @@ def _almost(got: float) -> str:
     if got == round(got) or not math.isclose(got, round(got), rel_tol=1e-6):
         return ""
     return (
-        f"It is {got!r}, which is not a whole number: dividing has left a rounding "
-        "error. Work with whole numbers (`//` and `%`)."
+        f"It is {got!r}, which is not a whole number. Dividing with `/` leaves "
+        "rounding errors: work with whole numbers (`//` and `%`)."
     )
 
 

@@ -13,9 +13,11 @@ A badly defined question raises `QuestionError` when its lesson is imported.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import math
+import operator
 import pkgutil
 import re
 from abc import ABC, abstractmethod
@@ -177,9 +179,14 @@ class _ChoiceQuestion(Question):
         """The text of one option, given by that text or by its number from 1."""
         if isinstance(given, str) and given in self.options:
             return given
-        # type() and not isinstance(): True is no option number.
-        if type(given) is int and 1 <= given <= len(self.choices):
-            return self.options[given - 1]
+        number = 0
+        if isinstance(given, str) and given.strip().isdecimal():
+            number = int(given)
+        elif not isinstance(given, bool):
+            with contextlib.suppress(TypeError):
+                number = operator.index(given)  # of NumPy, too
+        if 1 <= number <= len(self.choices):
+            return self.options[number - 1]
         raise AnswerError(
             f"There is no option {_shortened(repr(given))}. Give a number from 1 to "
             f"{len(self.choices)}."
@@ -303,13 +310,14 @@ class Number(Question):
     def read(self, given: object) -> float:
         """A number from `6`, `"1.5"`, `"1,5"`, `"1.5 GB"`, `"1 500"`, `"3/8"`, `"1e9"`.
 
-        One comma before three digits is refused: it may be a thousand or a decimal.
+        Where the unit is %, a fraction such as `"3/8"` is a share: 37.5. One comma
+        before three digits is refused: it may be a thousand or a decimal.
         """
         text = str("" if given is None else given).strip()
         text = text.replace("−", "-").replace("–", "-")  # a minus sign, an en dash
         if not text:
             raise AnswerError("Type a number first.")
-        number = text.removesuffix(self.unit).rstrip() if self.unit else text
+        number = self._without_unit(text)
         if re.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}", number):
             big, small = number.replace(",", ""), number.replace(",", ".")
             raise AnswerError(
@@ -320,13 +328,32 @@ class Number(Question):
             value = _float(top) / (_float(bottom) if slash else 1.0)
         except (ValueError, ZeroDivisionError, OverflowError):
             value = math.nan
+        if slash and self.unit == "%" and number == text:
+            value *= 100
         if isinstance(given, bool) or not math.isfinite(value):
+            if self.unit and re.fullmatch(r"[-+]?\d[\d.,]*\s*[^\W\d]+(/s)?", text):
+                raise AnswerError(
+                    f'"{_shortened(text)}": the unit here is {self.unit}. Type the '
+                    f"number of {self.unit}."
+                )
             unit = f" The unit {self.unit} may follow, no other." if self.unit else ""
             raise AnswerError(
                 f'"{_shortened(text)}" is not a number. Type digits: 1.5, 3/8 or '
                 f"1e9.{unit}"
             )
         return value
+
+    def _without_unit(self, text: str) -> str:
+        """The text without its unit: "3 GPUs", "1 GPU", or for times "1.5x"."""
+        units = [self.unit]
+        if len(self.unit) > 2:
+            units.append(self.unit.removesuffix("s"))
+        if self.unit == "times":
+            units += ["x", "×"]
+        for unit in filter(None, units):
+            if text.endswith(unit):
+                return text.removesuffix(unit).rstrip()
+        return text
 
     def grade(self, answer: float) -> Feedback:
         """Right within the tolerance; else too high or too low, and a way on."""
