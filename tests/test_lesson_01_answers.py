@@ -337,7 +337,9 @@ def counted_from_the_end(rank, gpus_per_node):
     return rank // gpus_per_node, gpus_per_node - 1 - rank % gpus_per_node
 
 
-@ANSWERS.wrong("01.node_and_local_rank", "wrong", "Dividing with `/` leaves rounding errors")
+@ANSWERS.wrong(
+    "01.node_and_local_rank", "wrong", "Dividing with `/` leaves rounding errors"
+)
 def from_the_fraction(rank, gpus_per_node):
     fraction, node = math.modf(rank / gpus_per_node)
     return node, fraction * gpus_per_node

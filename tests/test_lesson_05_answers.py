@@ -101,6 +101,11 @@ def a_tensor(global_batch, world_size, rank):
     return torch.tensor(global_batch // world_size)
 
 
+@ANSWERS.wrong("05.local_batch", "wrong", "`a + (b < c)` needs its parentheses")
+def without_parentheses(global_batch, world_size, rank):
+    return global_batch // world_size + rank < global_batch % world_size
+
+
 @ANSWERS.wrong("05.local_batch", "wrong", "It returned text.")
 def text(global_batch, world_size, rank):
     return str(global_batch // world_size)
@@ -271,6 +276,18 @@ def last_takes_the_rest(n_items, world_size, seed):
 def padded_shares(n_items, world_size, seed):
     order = order_of(n_items, seed)
     order += order[: -n_items % world_size]
+    return [order[rank::world_size] for rank in range(world_size)]
+
+
+@ANSWERS.wrong("05.partition", "wrong", "must be cut from *one* order")
+def another_order_for_each_share(n_items, world_size, seed):
+    return [order_of(n_items, seed + r)[r::world_size] for r in range(world_size)]
+
+
+@ANSWERS.wrong("05.partition", "wrong", "which has each item once")
+def drawn_with_replacement(n_items, world_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randint(n_items, (n_items,), generator=generator).tolist()
     return [order[rank::world_size] for rank in range(world_size)]
 
 
@@ -884,6 +901,36 @@ class PaddedWithZero(Given):
         return (order + [0] * total)[:total]
 
 
+@ANSWERS.wrong("05.sampler", "wrong", "0, then 1, ... in the example")
+class PaddedWithTheFirst(Given):
+    def padded(self):
+        order, total = self.order(), len(self) * self.world_size
+        return (order + order[:1] * total)[:total]
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "so nothing is missing; but world_size - n_items")
+class PadsWhereItDivides(Given):
+    def __iter__(self):
+        order = self.order()
+        if self.drop_last:
+            order = order[: len(self) * self.world_size]
+        else:
+            order += order[: self.world_size - len(order) % self.world_size]
+        return iter(order[self.rank :: self.world_size])
+
+
+@ANSWERS.wrong("05.sampler", "crashed", "`list(range(n))`")
+class OfARange(Given):
+    def order(self):
+        return range(self.n_items)
+
+
+@ANSWERS.wrong("05.sampler", "too slow", "`.tolist()` makes a list of a tensor")
+class DoublesATensor(Given):
+    def order(self):
+        return torch.tensor(super().order())
+
+
 @ANSWERS.wrong("05.sampler", "wrong", "You padded with the end of the order.")
 class PaddedWithTheEnd(Given):
     def padded(self):
@@ -1179,6 +1226,49 @@ def repeats_over_n_items(right, n_items):
     return count.item() / n_items
 
 
+@ANSWERS.wrong("05.accuracy", "wrong", "as if the model got all of them right")
+def repeats_taken_for_right(right, n_items):
+    counts = torch.tensor([right.sum(), len(right)])
+    dist.all_reduce(counts)
+    return (counts[0].item() - (counts[1].item() - n_items)) / n_items
+
+
+@ANSWERS.wrong("05.accuracy", "wrong", "Items are left out.")
+def as_if_it_divided(right, n_items):
+    mine = right[: n_items // dist.get_world_size()]
+    counts = torch.tensor([mine.sum(), len(mine)])
+    dist.all_reduce(counts)
+    return counts[0].item() / max(counts[1].item(), 1)
+
+
+@ANSWERS.wrong("05.accuracy", "wrong", "Items are left out.")
+def as_if_it_divided_over_n_items(right, n_items):
+    count = right[: n_items // dist.get_world_size()].sum()
+    dist.all_reduce(count)
+    return count.item() / n_items
+
+
+@ANSWERS.wrong("05.accuracy", "wrong", "You put the items of all ranks one after")
+def gathered_one_after_another(right, n_items):
+    there = [torch.empty_like(right) for _ in range(dist.get_world_size())]
+    dist.all_gather(there, right)
+    return torch.cat(there)[:n_items].double().mean().item()
+
+
+@ANSWERS.wrong("05.accuracy", "wrong", "ReduceOp.AVG divides by the number of ranks.")
+def mean_of_the_counts(right, n_items):
+    count = own_items(right, n_items).sum().double()
+    dist.all_reduce(count, op=dist.ReduceOp.AVG)
+    return count.item() / n_items
+
+
+@ANSWERS.wrong("05.accuracy", "wrong", "True + True is True")
+def added_up_as_bools(right, n_items):
+    mine = own_items(right, n_items)
+    dist.all_reduce(mine)
+    return mine.sum().item() / n_items
+
+
 @ANSWERS.wrong("05.accuracy", "wrong", "what you divide by is counted with them")
 def own_over_all(right, n_items):
     counts = torch.tensor([own_items(right, n_items).sum(), len(right)])
@@ -1384,6 +1474,13 @@ def no_set_epoch(dataset, global_batch, n_epochs):
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)
     return epochs_of(loader, sampler, n_epochs, set_epoch=False)
+
+
+@ANSWERS.wrong("05.spot_the_loader", "crashed", "the DataLoader has none")
+def set_epoch_of_the_loader(dataset, global_batch, n_epochs):
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)
+    return epochs_of(loader, loader, n_epochs)
 
 
 @ANSWERS.wrong("05.spot_the_loader", "wrong", "it must be told before each one")

@@ -67,6 +67,35 @@ def from_the_last(module):
         dist.broadcast(tensor.data, src=dist.get_world_size() - 1)
 
 
+@ANSWERS.wrong("06.broadcast_module", "wrong", "That is the mean of the ranks' models")
+def averaged(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.all_reduce(tensor.data)
+        tensor.data.copy_(tensor.data / dist.get_world_size())
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "That is the mean of the ranks' models")
+def averaged_in_place(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.all_reduce(tensor.data)
+        tensor.data /= dist.get_world_size()
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "That is the mean of the ranks' models")
+def parameters_averaged(module):
+    for parameter in module.parameters():
+        dist.all_reduce(parameter.data, op=dist.ReduceOp.AVG)
+    for buffer in module.buffers():
+        dist.broadcast(buffer, src=0)
+
+
+@ANSWERS.wrong("06.broadcast_module", "wrong", "`module.children()` leaves that out")
+def of_the_children(module):
+    for child in module.children():
+        for tensor in (*child.parameters(), *child.buffers()):
+            dist.broadcast(tensor.data, src=0)
+
+
 @ANSWERS.wrong("06.broadcast_module", "wrong", "Did you broadcast copies")
 def copies(module):
     for tensor in (*module.parameters(), *module.buffers()):
@@ -370,6 +399,11 @@ def the_courses_formula(nbytes, bucket_bytes, first_bucket_bytes):
     return costs.ddp_buckets(nbytes, cap=bucket_bytes, first_cap=first_bucket_bytes)
 
 
+@ANSWERS.wrong("06.cut_buckets", "wrong", "It has one cap only: first_bucket_bytes.")
+def at_either_cap(nbytes, bucket_bytes, first_bucket_bytes):
+    return with_caps(nbytes, bucket_bytes, min(bucket_bytes, first_bucket_bytes))
+
+
 @ANSWERS.wrong("06.cut_buckets", "wrong", "The item at index")
 def the_smaller_cap_first(nbytes, bucket_bytes, first_bucket_bytes):
     caps = sorted([bucket_bytes, first_bucket_bytes])
@@ -449,6 +483,70 @@ class NoBuffers(Right):
 class Sum(Right):
     def send(self, parameter):
         self.requests.append(dist.all_reduce(parameter.grad, async_op=True))
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "did the result reach `parameter.grad`?")
+class MeansInNewTensors(Right):
+    def send(self, parameter):
+        gradient = parameter.grad
+        request = dist.all_reduce(gradient, async_op=True)
+        self.requests.append((gradient, request))
+
+    def finish(self):
+        for gradient, request in self.requests:
+            request.wait()
+            gradient = gradient / dist.get_world_size()
+        self.requests.clear()
+
+
+class MadeInALoop(Right):
+    """All hooks see the last parameter."""
+
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.requests = module, []
+        self.begin()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                hook = lambda _: self.send(parameter)  # noqa: B023, E731
+                parameter.register_post_accumulate_grad_hook(hook)
+
+
+ANSWERS.wrong("06.async_ddp", "wrong", "a function that is made in a loop")(MadeInALoop)
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "a function that is made in a loop")
+class MadeInALoopAndDividesAfterwards(MadeInALoop):
+    def send(self, parameter):
+        request = dist.all_reduce(parameter.grad, async_op=True)
+        self.requests.append((parameter, request))
+
+    def finish(self):
+        for parameter, request in self.requests:
+            request.wait()
+            parameter.grad /= dist.get_world_size()
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "crashed", "A frozen parameter has .grad None")
+class DividesAllInFinish(Right):
+    def send(self, parameter):
+        self.requests.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def finish(self):
+        super().finish()
+        for parameter in self.module.parameters():
+            parameter.grad /= dist.get_world_size()
+
+
+@ANSWERS.wrong("06.async_ddp", "crashed", "`self.send`, without calling it")
+class CallsTheHook(Right):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.requests = module, []
+        self.begin()
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.send(parameter))
 
 
 @ANSWERS.wrong("06.async_ddp", "wrong", "It is divided twice.")
@@ -963,6 +1061,27 @@ class OnlyTheRequestsCleared(Repaired):
             gradient /= dist.get_world_size()
 
 
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "divided by the number of gradients")
+class DividedByTheGradients(Repaired):
+    def finish(self):
+        for gradient, request in zip(self.gradients, self.requests, strict=True):
+            request.wait()
+            gradient /= len(self.requests)
+        self.gradients.clear()
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.spot_the_hook", "crashed", "A frozen parameter has .grad None")
+class DividedByParameters(Repaired):
+    def finish(self):
+        for request in self.requests:
+            request.wait()
+        for parameter in self.module.parameters():
+            parameter.grad = parameter.grad / dist.get_world_size()
+        self.gradients.clear()
+        self.requests.clear()
+
+
 @ANSWERS.wrong("06.spot_the_hook", "wrong", "`then()` do not wait")
 class PromisedOnly(Repaired):
     def reduce(self, parameter):
@@ -1140,6 +1259,44 @@ class InFinish(Buckets):
 class SumOfBuckets(Buckets):
     def send(self, bucket):
         flat = torch.cat([p.grad.flatten() for p in bucket])
+        self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "You have sent the parameters")
+class FlatParameters(Buckets):
+    def send(self, bucket):
+        flat = torch.cat([p.data.flatten() for p in bucket]) / dist.get_world_size()
+        self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "You have sent the parameters")
+class SumOfFlatParameters(Buckets):
+    def send(self, bucket):
+        flat = torch.cat([p.data.flatten() for p in bucket])
+        self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "where does each part begin?")
+class AllFromTheBeginning(Buckets):
+    def finish(self):
+        for bucket, flat, request in self.sent:
+            request.wait()
+            for p in bucket:
+                p.grad.copy_(flat[: p.numel()].view_as(p))
+        self.begin()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "in which order were they joined")
+class PartsInAnotherOrder(Buckets):
+    def finish(self):
+        self.sent = [(bucket[::-1], *rest) for bucket, *rest in self.sent]
+        super().finish()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "crashed", "A bias has one dimension")
+class JoinedAsTheyAre(Buckets):
+    def send(self, bucket):
+        flat = torch.cat([p.grad for p in bucket]) / dist.get_world_size()
         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
 
 
@@ -1367,6 +1524,11 @@ def divided_by_ranks_too(model, micro_batches):
     accumulated(model, micro_batches, len(micro_batches) * dist.get_world_size())
 
 
+@ANSWERS.wrong("06.accumulate", "wrong", "You divided by the number of rows")
+def divided_by_rows(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches[0][0]))
+
+
 @ANSWERS.wrong("06.accumulate", "wrong", "DDP has done that already")
 def divided_by_ranks(model, micro_batches):
     accumulated(model, micro_batches, dist.get_world_size())
@@ -1475,12 +1637,12 @@ def pops(model, micro_batches):
 
 
 @ANSWERS.wrong("06.accumulate", "wrong", "each gradient is that of the mean loss")
-def always_six_rows(model, micro_batches):
+def always_seven_rows(model, micro_batches):
     k = len(micro_batches)
     for i, (inputs, labels) in enumerate(micro_batches, 1):
         model.require_backward_grad_sync = i == k
         losses = F.cross_entropy(model(inputs), labels, reduction="sum")
-        losses.div(6 * k).backward()
+        losses.div(7 * k).backward()
 
 
 @ANSWERS.right("06.accumulate")

@@ -220,7 +220,8 @@ def test_a_resumed_run_has_the_numbers_of_an_unbroken_one(
     assert second.curve() == three_ranks.curve()[2:]  # to the last bit
     assert second.curve("test_accuracy") == three_ranks.curve("test_accuracy")[2:]
     third = forks(3, *settings)
-    assert (third.codes, third.out) == ([0, 0, 0], [""] * 3)  # nothing is left to do
+    assert (third.codes, third.out) == ([0, 0, 0], [""] * 3)
+    assert third.err == [f"nothing to do: {path} has 4 epochs (--epochs 4)\n", "", ""]
 
 
 def test_a_run_can_go_on_with_another_number_of_ranks(
@@ -301,6 +302,10 @@ def test_a_batch_that_cannot_be_shared_is_refused(forks):
     )
 
 
+def test_a_run_without_epochs_is_refused(forks):
+    assert mistake(forks(1, "--epochs", 0)) == "train_ddp: --epochs 0: it is 1 or more"
+
+
 def test_an_existing_file_is_never_overwritten_unasked(forks, checkpoint, tmp_path):
     path = copy(checkpoint, tmp_path)
     before = path.read_bytes()
@@ -360,6 +365,8 @@ def test_a_wrong_option_shows_those_there_are(forks):
     run = forks(1, "--bach-size", 3)
     assert run.codes == [2], run.err
     assert "unrecognized arguments: --bach-size 3" in run.err[0]
+    half = forks(1, "--epoch", 3)  # argparse would take it for --epochs
+    assert "unrecognized arguments: --epoch 3" in half.err[0]
 
 
 # ------------------------------------------------------------------ what it promises

@@ -237,6 +237,7 @@ def test_settings_that_make_no_sense_are_refused(on):
     assert mistake(on(2, "--batch-size", 1441)) == (
         "train_sgd: --batch-size 1441: there are only 1440 images"
     )
+    assert mistake(on(1, "--epochs", 0)) == "train_sgd: --epochs 0: it is 1 or more"
     assert mistake(on(1, "--scale-lr", 0)) == (
         "train_sgd: --scale-lr 0: a batch has one image or more"
     )
@@ -251,6 +252,7 @@ def test_settings_that_make_no_sense_are_refused(on):
 def test_wrong_options_show_those_there_are(on):
     for words, message in (
         (("--bach-size", 3), "unrecognized arguments: --bach-size 3"),
+        (("--epoch", 3), "unrecognized arguments: --epoch 3"),
         (("--naive", "--flat"), "--flat: not allowed with argument --naive"),
     ):
         (run,) = on(1, *words)

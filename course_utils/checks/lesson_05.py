@@ -193,6 +193,11 @@ LOCAL_BATCH = Task(
             says="It returned text. A DataLoader wants a whole number.",
         ),
         Mistake(
+            when=lambda attempt: is_of_type(attempt, "bool"),
+            says="It returned True or False, not a number of rows. In `a + b < c` the "
+            "sum comes before the comparison: `a + (b < c)` needs its parentheses.",
+        ),
+        Mistake(
             when=lambda attempt: any(
                 isinstance(rows, str) for rows in attempt.got["rows of each rank"]
             ),
@@ -418,6 +423,15 @@ PARTITION = Task(
         Mistake(
             when=lambda attempt: max(items_in(attempt)) >= attempt.args[0],
             says="Items count from 0: the last one is n_items - 1.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(set(items_in(attempt))) < len(items_in(attempt))
+                and len(set(items_in(attempt))) < attempt.args[0]
+            ),
+            says="Some items are in it twice, and others are missing. All shares must "
+            "be cut from *one* order, which has each item once (torch.randperm draws "
+            "such a one), and no two shares may overlap.",
         ),
         Mistake(
             when=lambda attempt: len(set(items_in(attempt))) < len(items_in(attempt)),
@@ -975,6 +989,7 @@ SAMPLER = Task(
     cases=(
         (10, 4, 0, False, 0, False),
         (10, 4, 2, False, 0, False),
+        (10, 4, 3, False, 0, False),
         (12, 4, 1, False, 0, False),
         (12, 4, 1, False, 0, True),
         (10, 4, 3, False, 0, True),
@@ -1033,6 +1048,15 @@ SAMPLER = Task(
             "cut nothing. `order[:total]` has no such case.",
         ),
         Mistake(
+            when=lambda attempt: (
+                attempt.args[0] % attempt.args[1] == 0
+                and is_like(pad=lambda o, _: o + o[: attempt.args[1]])(attempt)
+            ),
+            says="One item too many. world_size divides n_items here, so nothing is "
+            "missing; but world_size - n_items % world_size is world_size then, not "
+            "0.",
+        ),
+        Mistake(
             when=is_like(pad=with_the_last),
             says="You padded with the last item. DistributedSampler repeats the order "
             "from its beginning: 0, 1, ... in the example.",
@@ -1048,15 +1072,10 @@ SAMPLER = Task(
             "cut off.",
         ),
         Mistake(
-            when=lambda attempt: (
-                attempt.args[3]
-                and is_like(pad=with_zeros)(attempt)
-                or attempt.args[:2] == (10, 4)
-                and attempt.got["epoch 0"][-1:] == [0]
-                and attempt.args[2] > 2
-            ),
+            when=is_like(pad=with_zeros),
             says="You padded with item 0. DistributedSampler repeats the order from "
-            "its beginning, so with a shuffled order it is other items.",
+            "its beginning: 0, then 1, ... in the example, and other items with a "
+            "shuffled order.",
         ),
         Mistake(
             when=is_like(pad=without_padding),
@@ -1151,6 +1170,17 @@ SAMPLER = Task(
             "iterator, such as `iter(items)`, or be a generator.",
         ),
         Mistake(
+            when=says("'range' and ", "and 'range'"),
+            says="A range cannot be added to anything. Make a list of it: "
+            "`list(range(n))`.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error == "running",
+            says="Is there a loop that never ends? If it repeats the order: "
+            "`order + order` makes a list longer, but of a tensor it adds up the "
+            "numbers. `.tolist()` makes a list of a tensor.",
+        ),
+        Mistake(
             when=says("cannot be interpreted as an integer"),
             says="`__len__` must return a whole number of type int: `//` and "
             "math.ceil make one, `/` does not.",
@@ -1180,7 +1210,7 @@ SAMPLER = Task(
         "ranks need it more than once. With drop_last, cut it to a multiple of "
         "world_size. The order must not depend on the rank.",
         "In __iter__:\n"
-        "  order = ...                     # range(n), or randperm with a generator\n"
+        "  order = ...       # a list: list(range(n)), or randperm(...).tolist()\n"
         "  total = len(self) * self.world_size\n"
         "  while len(order) < total:\n"
         "      order = order + order\n"
@@ -1193,8 +1223,12 @@ SAMPLER = Task(
 
 
 def answered(n_items):
-    """Which of the items the model gets right: not the same share on every rank."""
-    return [item % 4 == 0 or item % 7 == 1 for item in range(n_items)]
+    """Which of the items the model gets right: not the same share on every rank.
+
+    Of the items that are repeated, 0 is right, and 1 is so for some n_items only.
+    The numbers are such that none of the mistakes below is taken for another one.
+    """
+    return [item % 6 == 0 or item % 7 == n_items % 2 for item in range(n_items)]
 
 
 def shard(n_items, rank, world_size):
@@ -1217,6 +1251,34 @@ def accuracy(rank, inputs):
     return sum(answered(inputs[0][1])) / inputs[0][1]
 
 
+def sum_of_all(inputs):
+    """How many are right on all ranks, with the repeated items."""
+    return sum(int(right.sum()) for right, _ in inputs)
+
+
+def rows_of_all(inputs):
+    return sum(len(right) for right, _ in inputs)
+
+
+def rounded_down(inputs):
+    """Each rank's shard, as long as if world_size divided n_items."""
+    return [right[: n_items // len(inputs)] for right, n_items in inputs]
+
+
+def added_as_bools(rank, inputs):
+    """The sum after an all-reduce of True and False; None where sizes differ."""
+    shards = trimmed(inputs)
+    if len({len(right) for right in shards}) > 1:
+        return None
+    return int(torch.stack(shards).any(dim=0).sum()) / inputs[0][1]
+
+
+def first_of_all(rank, inputs):
+    """Of the ranks' shards one after another, cut at n_items."""
+    n_items = inputs[0][1]
+    return torch.cat([right for right, _ in inputs])[:n_items].float().mean().item()
+
+
 def counted_twice(rank, inputs):
     return torch.cat([right for right, _ in inputs]).float().mean().item()
 
@@ -1232,12 +1294,17 @@ LAST_LEFT_OUT = (
     "this rank's own."
 )
 
+LEFT_OUT = (
+    "Items are left out. Where world_size does not divide n_items, some ranks have one "
+    "item more of their own than n_items // world_size."
+)
+
 ACCURACY = Task(
     id="05.accuracy",
     title="Accuracy over all ranks",
     stars=2,
     where="ranks",
-    cases=(12, 10, 7, 23, 6007, 3, 1),
+    cases=(12, 10, 7, 23, 9007, 3, 1),  # float16 cannot count the 2575 right ones
     inputs=lambda n_items, rank, world_size: shard(n_items, rank, world_size),
     expect=accuracy,
     mistakes=(
@@ -1249,19 +1316,42 @@ ACCURACY = Task(
             "a repeated one.",
         ),
         Mistake(
-            like=lambda rank, inputs: (
-                sum(int(right.sum()) for right, _ in inputs) / inputs[0][1]
-            ),
+            like=first_of_all,
+            says="You put the items of all ranks one after another and cut at n_items. "
+            "But that is not the order of the test set: the repeated ones are the last "
+            "of *each* rank. Item i of rank r is item r + i × world_size.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: sum_of_all(inputs) / inputs[0][1],
             says="You divide by n_items, but among the right answers are those of "
             "repeated items: accuracy can come out above 1 like this.",
         ),
         Mistake(
             like=lambda rank, inputs: (
-                sum(int(right.sum()) for right in trimmed(inputs))
-                / sum(len(right) for right, _ in inputs)
+                sum(int(right.sum()) for right in trimmed(inputs)) / rows_of_all(inputs)
             ),
             says="The right answers are counted without the repeated items, but what "
             "you divide by is counted with them.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: (
+                (sum_of_all(inputs) - rows_of_all(inputs) + inputs[0][1]) / inputs[0][1]
+            ),
+            says="You subtract one for each repeated item, as if the model got all of "
+            "them right. Leave them out before you count.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: (
+                sum(int(right.sum()) for right in rounded_down(inputs))
+                / max(sum(len(right) for right in rounded_down(inputs)), 1)
+            ),
+            says=LEFT_OUT,
+        ),
+        Mistake(
+            like=lambda rank, inputs: (
+                sum(int(right.sum()) for right in rounded_down(inputs)) / inputs[0][1]
+            ),
+            says=LEFT_OUT,
         ),
         Mistake(
             when=lambda attempt: (
@@ -1313,11 +1403,19 @@ ACCURACY = Task(
             "divide once.",
         ),
         Mistake(
-            like=lambda rank, inputs: (
-                sum(int(right.sum()) for right, _ in inputs) / len(inputs)
-            ),
+            like=lambda rank, inputs: sum_of_all(inputs) / len(inputs),
             says="You divided the number of right answers by the number of ranks. "
             "Divide it by the number of items.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: accuracy(rank, inputs) / len(inputs),
+            says="You divided by the number of ranks as well. Add the counts up, and "
+            "divide by n_items only. (ReduceOp.AVG divides by the number of ranks.)",
+        ),
+        Mistake(
+            like=added_as_bools,
+            says="Items got lost in the all-reduce: of a bool tensor, True + True is "
+            "True. Count first, `sum()`, then add up the counts.",
         ),
         Mistake(
             when=lambda attempt: attempt.right == (0,) and attempt.world_size > 1,
@@ -1474,6 +1572,10 @@ SPOT_THE_LOADER = Task(
             when=says("sampler option is mutually exclusive with shuffle"),
             says="The sampler decides the order already, so the DataLoader must not "
             "shuffle. Let the sampler do it: its own shuffle is True by default.",
+        ),
+        Mistake(
+            when=says("'DataLoader' object has no attribute 'set_epoch'"),
+            says="The sampler has `set_epoch`, the DataLoader has none.",
         ),
         Mistake(
             when=says("integer division or modulo by zero"),

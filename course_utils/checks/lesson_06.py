@@ -12,7 +12,13 @@ from course_utils import costs
 from course_utils.checks.compare import difference
 from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.messages import NO_SUCH_RANK
-from course_utils.checks.mistakes import first_wrong, out_of_step, says, wrong_in
+from course_utils.checks.mistakes import (
+    first_wrong,
+    is_wrong,
+    out_of_step,
+    says,
+    wrong_in,
+)
 from course_utils.checks.task import Mistake, Such, Task
 from course_utils.checks.under_way import NO_VALUE_YET, Log
 
@@ -101,10 +107,11 @@ DTYPES = "layers of several dtypes"
 
 
 class Features(nn.Module):
-    """A buffer that the model uses, but that is not in its state_dict."""
+    """Two tensors in no layer: a parameter, and a buffer that state_dict leaves out."""
 
     def __init__(self, seed):
         super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0 + seed))
         self.layer = linear(3, 2, seed)
         self.register_buffer("table", whole_numbers((2, 3), 50 + seed), False)
 
@@ -181,6 +188,17 @@ def sent_from(source, names=None, through=None):
     return expect
 
 
+def mean_of_models(rank, inputs):
+    """As if each tensor were averaged over the ranks."""
+    (kind,) = inputs[rank]
+    models = [tensors_of(module_of(kind, r)) for r in range(len(inputs))]
+    means = {
+        name: exact(sum(model[name] for model in models) / len(models))
+        for name in models[0]
+    }
+    return sent_from(0)(rank, inputs) | means
+
+
 BROADCASTS_LEFT = "broadcasts that nobody has waited for"
 
 
@@ -198,6 +216,11 @@ def parameters(module):
     return dict(module.named_parameters())
 
 
+def of_the_children(module):
+    """The names of all but what belongs to the module itself."""
+    return {name for name in tensors_of(module) if "." in name}
+
+
 def trained_parameters(module):
     return {n for n, p in module.named_parameters() if p.requires_grad}
 
@@ -208,7 +231,7 @@ BROADCAST_MODULE = Task(
     stars=1,
     where="ranks",
     run=try_broadcast,
-    world_sizes=(1, 2, 3),
+    world_sizes=(2, 1, 3),  # one rank alone hides what is sent
     cases=((PLAIN,), (FROZEN,), (NORM,), (FEATURES,), (DTYPES,)),
     expect=sent_from(0),
     tolerance=0.0,
@@ -220,6 +243,10 @@ BROADCAST_MODULE = Task(
             says="With async_op=True a broadcast returns at once, with a request. "
             "Until its `wait()` has returned, the tensor may be the old one. Wait for "
             "all of them before you return. (`get_future()` does not wait.)",
+        ),
+        Mistake(
+            like=mean_of_models,
+            says="That is the mean of the ranks' models. All ranks must have rank 0's.",
         ),
         Mistake(
             like=sent_from(0, through=torch.float32),
@@ -249,6 +276,12 @@ BROADCAST_MODULE = Task(
             like=sent_from(0, lambda module: module.state_dict()),
             says="One buffer was registered with persistent=False: the model uses it, "
             "but `state_dict()` leaves it out. `module.buffers()` has all of them.",
+        ),
+        Mistake(
+            like=sent_from(0, of_the_children),
+            says="What is in one of its layers is rank 0's, what belongs to the module "
+            "itself is not: `module.children()` leaves that out. "
+            "`module.parameters()` and `module.buffers()` have all.",
         ),
         Mistake(
             like=sent_from(0, parameters),
@@ -405,7 +438,7 @@ CUT_BUCKETS = Task(
     title="Cut the buckets",
     stars=2,
     cases=(
-        # Each of the mistakes below makes something else of the first case.
+        # Each mistake below makes something else of the first case, or of the last.
         ([50, 30, 10, 90, 40, 20], 100, 40),
         ([400, 100, 300, 50], 400, 100),
         ([6 * MiB] * 10, 25 * MiB, 1 * MiB),
@@ -416,7 +449,7 @@ CUT_BUCKETS = Task(
         ([5, 70, 5, 5, 5, 5, 90, 5], 60, 15),
         ([7], 100, 10),
         ([9, 8, 7, 6, 5, 4, 3, 2, 1], 12, 6),
-        ([50, 30, 10, 90, 20, 30], 40, 100),  # here the first cap is the larger one
+        ([50, 30, 10, 90, 20, 20, 30], 40, 100),  # the first cap is the larger one
     ),
     expect=cut,
     forbids=(
@@ -465,6 +498,11 @@ CUT_BUCKETS = Task(
             like=lambda *args: [sorted(bucket) for bucket in cut(*args)],
             says="The groups are right, but inside a bucket, too, the gradient that is "
             "ready first comes first: the larger number.",
+        ),
+        Mistake(
+            like=lambda nbytes, cap, first: cut(nbytes, cap, min(cap, first)),
+            says="The first bucket is closed at bucket_bytes already, where that is "
+            "less than first_bucket_bytes. It has one cap only: first_bucket_bytes.",
         ),
         Mistake(
             like=cut_before,
@@ -580,6 +618,7 @@ def try_wrapper(answer, kind, zero, *args):
     rank = dist.get_rank()
     network = Net(kind, seed=rank)
     report = {}
+    most_sent = 0  # how often, at most, one tensor was sent in a step
     with Log() as log:
         log.watch(network)
         wrapped = answer(network, *args)
@@ -598,6 +637,8 @@ def try_wrapper(answer, kind, zero, *args):
             report[in_step(step, SIZES)] = [sent.numbers for sent in log.now]
             report[in_step(step, READY)] = list(log.after)
             report[in_step(step, WAITS)] = log.waits_in_backward
+            sent = [t.data_ptr() for one in log.now for t in one.tensors]
+            most_sent = max([most_sent, *map(sent.count, sent)])
             report[NOT_AWAITED.format(step)] = log.missing()
             report[CHANGED.format(step)] = sum(sent.changed for sent in log.now)
             for name, parameter in network.named_parameters():
@@ -608,7 +649,7 @@ def try_wrapper(answer, kind, zero, *args):
     report[OLD], report[KEPT] = log.old_waits, log.kept()
     report["the parameters in the end"] = [p.detach() for p in network.parameters()]
     hooks = [p for p in network.parameters() if p._backward_hooks]
-    return report | {TENSOR_HOOKS: len(hooks)}
+    return report | {TENSOR_HOOKS: len(hooks), MOST_SENT: most_sent}
 
 
 def starts_of(network):
@@ -631,6 +672,7 @@ NOT_AWAITED = "step {}: all-reduces that finish() did not await"
 CHANGED = "step {}: tensors that were changed while they were under way"
 OLD = "requests of old steps, awaited again"
 KEPT = "requests of old steps that the wrapper still holds"
+MOST_SENT = "how often one tensor was sent in a step, at most"
 TENSOR_HOOKS = "parameters with a hook that comes before .grad"
 
 
@@ -741,7 +783,8 @@ def wrapped_right(rank, inputs):
     for step in range(1, STEPS):
         expected |= {in_step(step, part): value for part, value in times.items()}
     end = "the parameters in the end"
-    return expected | {end: report[end], TENSOR_HOOKS: ANY_NUMBERS}
+    anything = {TENSOR_HOOKS: ANY_NUMBERS, MOST_SENT: ANY_NUMBERS}
+    return expected | {end: report[end]} | anything
 
 
 def is_beginning(attempt, part):
@@ -781,6 +824,44 @@ def moved_parameters(attempt):
     return gradients_like(combine=lambda rank: lambda grads: grads[rank])(attempt)
 
 
+def divided_by_gradients(attempt):
+    """As if the sum were divided by how many gradients travel."""
+    gradients = gradients_in(attempt.expected).items()
+    count = sum("step 0" in name and grad is not None for name, grad in gradients)
+    return gradients_like(combine=lambda rank: lambda grads: sum(grads) / count)(
+        attempt
+    )
+
+
+def sends_parameters(attempt):
+    """Are the gradients of step 0 the parameters, or their sum over the ranks?"""
+    parameters = dict(Net(attempt.args[0], seed=0).named_parameters())
+
+    def are_parameters(factor):
+        return all(
+            difference(attempt.got[key], factor * parameters[name].detach(), 1e-5)
+            is None
+            for name, key in ((n, f"step 0: gradient of {n}") for n in parameters)
+            if attempt.expected[key] is not None
+        )
+
+    return are_parameters(1) or are_parameters(attempt.world_size)
+
+
+def at_other_places(attempt):
+    """Are the wrong gradients of step 0 made of the right numbers?"""
+    keys = [key for key in gradients_in(attempt.expected) if key.startswith("step 0")]
+    keys = [key for key in keys if attempt.expected[key] is not None]
+    right = {x for key in keys for x in attempt.expected[key].flatten().tolist()}
+    made = {
+        x
+        for key in keys
+        if is_wrong(key)(attempt)
+        for x in attempt.got[key].flatten().tolist()
+    }
+    return len(made) > 2 and made <= right
+
+
 NO_GRADIENT = "cannot register a hook on a tensor that doesn't require gradient"
 
 
@@ -812,10 +893,13 @@ CRASHES = (
     ),
     Mistake(
         when=lambda attempt: (
-            attempt.error == "AttributeError" and "'NoneType'" in attempt.message
+            attempt.error in ("AttributeError", "TypeError")
+            and "NoneType" in attempt.message
         ),
-        says="Something is None here. A parameter without a gradient has .grad None, "
-        "and all_reduce without async_op=True returns None, not a request.",
+        says="Something is None here. A frozen parameter has .grad None, and so has "
+        "every parameter before its first backward: hand the hook over, `self.send`, "
+        "without calling it. And all_reduce without async_op=True returns None, not a "
+        "request.",
     ),
     Mistake(
         when=lambda attempt: (
@@ -840,6 +924,18 @@ STARTS = (
         "They are part of the model: `module.buffers()`. (`state_dict()` leaves out "
         "those that are not saved.)",
     ),
+)
+SENT_AGAIN = Mistake(
+    when=lambda attempt: (
+        attempt.got[MOST_SENT] > 1
+        and (
+            first_wrong(attempt).endswith("under way")
+            or "gradient of" in first_wrong(attempt)
+        )
+    ),
+    says="In one step the same tensor is sent several times. Is the hook a function "
+    "that is made in a loop? Then it sees the *last* value of the loop's variable. "
+    "Each hook gets its own parameter as the argument: send that one's .grad.",
 )
 UNDER_WAY = (
     Mistake(
@@ -878,7 +974,12 @@ GRADIENTS = (
     Mistake(
         when=gradients_like(combine=lambda rank: sum),
         says="That is the sum over the ranks. all_reduce adds up; the division by the "
-        "world size is yours.",
+        "world size is yours. If you divided: did the result reach `parameter.grad`? "
+        "(`g = g / n` makes a new tensor.)",
+    ),
+    Mistake(
+        when=divided_by_gradients,
+        says="It is divided by the number of gradients. Divide by the world size.",
     ),
     Mistake(
         when=gradients_like(combine=lambda rank: lambda g: mean(g) / len(g)),
@@ -946,7 +1047,15 @@ LATER = (
         "them to the optimizer.",
     ),
 )
-WRAPPER_MISTAKES = (*CRASHES, *STARTS, *UNDER_WAY, *GRADIENTS, *TIMES, *LATER)
+WRAPPER_MISTAKES = (
+    *CRASHES,
+    *STARTS,
+    SENT_AGAIN,
+    *UNDER_WAY,
+    *GRADIENTS,
+    *TIMES,
+    *LATER,
+)
 
 ASYNC_DDP = Task(
     id="06.async_ddp",
@@ -1000,7 +1109,7 @@ BUCKETED_DDP = Task(
     where="ranks",
     run=try_wrapper,
     seconds=15.0,
-    world_sizes=(1, 2, 3),
+    world_sizes=(2, 3, 1),  # one rank alone hides what is sent
     cases=(
         (NET, NONE, 80),
         (NET, ZERO_OUT, 1),
@@ -1037,7 +1146,23 @@ BUCKETED_DDP = Task(
         *CRASHES,
         *STARTS,
         *UNDER_WAY,
+        Mistake(
+            when=says("same number of dimensions"),
+            says="A bias has one dimension, a weight has two. Flatten each gradient "
+            "before you join them: `reshape(-1)`.",
+        ),
+        Mistake(
+            when=sends_parameters,
+            says="You have sent the parameters: that is what the gradients are now. "
+            "Put the .grad of each parameter into the flat tensor.",
+        ),
         *GRADIENTS,
+        Mistake(
+            when=at_other_places,
+            says="The numbers are right, but they lie at other places. Each gradient "
+            "gets its own part of the flat tensor back: in which order were they "
+            "joined, and where does each part begin?",
+        ),
         *TIMES,
         Mistake(
             when=lambda attempt: (
@@ -1129,8 +1254,8 @@ SPOT_THE_HOOK = Task(
 
 
 def rows_of(k):
-    """The rows of each of k micro-batches."""
-    return 4 if k == 5 else 6
+    """The rows of each of k micro-batches: not k times the world size."""
+    return 4 if k == 5 else 7
 
 
 class Classifier(nn.Module):
@@ -1313,6 +1438,11 @@ ACCUMULATE = Task(
             when=gradient_as(scale=lambda k, n: k),
             says="It is k times too large: each loss is the mean over its own "
             "micro-batch only. Divide each loss by k before backward().",
+        ),
+        Mistake(
+            when=gradient_as(scale=lambda k, n: k / rows_of(k)),
+            says="You divided by the number of rows, and the loss is a mean over them "
+            "already. Divide by the number of micro-batches.",
         ),
         Mistake(
             when=gradient_as(scale=lambda k, n: 1 / n),

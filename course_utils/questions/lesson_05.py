@@ -50,10 +50,10 @@ QUESTIONS = lesson(
                 "same step for everybody, wherever they are.",
             ),
             Choice(
-                "They stay exactly as they are.",
+                "They stay as they are.",
                 right=True,
                 why="All ranks subtract the same from their weights, so the "
-                "differences between them remain.",
+                "differences between them remain (but for rounding).",
             ),
             Choice(
                 "They grow: each rank sees other images.",

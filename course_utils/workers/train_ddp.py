@@ -33,6 +33,7 @@ starts a job and restarts it.)
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -166,6 +167,9 @@ def train(args: argparse.Namespace, data: tuple[Tensor, ...], device) -> None:
     if checkpoint:
         plain_model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
+        if RANK == 0 and checkpoint["epoch"] >= args.epochs:
+            done = f"{args.checkpoint} has {checkpoint['epoch']} epochs"
+            print(f"nothing to do: {done} (--epochs {args.epochs})", file=sys.stderr)
 
     # Wrapping copies rank 0's parameters to the others: now all models are equal.
     gpu = [LOCAL_RANK] if device.type == "cuda" else None
@@ -203,7 +207,9 @@ def train(args: argparse.Namespace, data: tuple[Tensor, ...], device) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
@@ -213,6 +219,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="save here after each epoch")
     parser.add_argument("--resume", action="store_true", help="go on from there")
     args = parser.parse_args()
+    if args.epochs < 1:
+        stop(f"--epochs {args.epochs}: it is 1 or more")
     if args.batch_size < 1 or args.batch_size % WORLD_SIZE:
         stop(
             f"--batch-size {args.batch_size} cannot be shared equally by {WORLD_SIZE} "

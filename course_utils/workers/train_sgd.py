@@ -160,7 +160,9 @@ def train(args: argparse.Namespace, data: tuple[Tensor, ...], device) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
@@ -183,6 +185,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", choices=NAMES, default="digits")
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     args = parser.parse_args()
+    if args.epochs < 1:
+        stop(f"--epochs {args.epochs}: it is 1 or more")
     if args.batch_size < WORLD_SIZE:
         stop(
             f"--batch-size {args.batch_size} is too small for {WORLD_SIZE} ranks. "
