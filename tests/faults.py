@@ -497,7 +497,7 @@ mistake(
 mistake(
     "virtual GPUs are switched on twice",
     "virtual_gpus(3, force=True).on()",
-    gpus=seen("2 virtual GPU(s) are on already", "Call off() on it first"),
+    gpus=seen("2 virtual GPU(s) are on already", "Leave its `with` block"),
 )
 mistake(
     "virtual GPUs are switched off twice",
