@@ -709,6 +709,13 @@ def no_gradients(attempt):
     )
 
 
+def is_misplaced(network):
+    """A test of an attempt: are replicas of this network on wrong devices?"""
+    return lambda attempt: (
+        wrong_in("devices of the replicas")(attempt) and attempt.args[0] == network
+    )
+
+
 ON_ITS_DEVICE = (
     "Replica i must be a module like the network, with all its weights and buffers on "
     "`devices[i]`."
@@ -762,8 +769,7 @@ REPLICATE = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                wrong_in("devices of the replicas")(attempt)
-                and attempt.args[0] == PLAIN
+                is_misplaced(PLAIN)(attempt)
                 and attempt.got["devices of the replicas"]
                 == [f"cuda:{attempt.args[1][0]}"] * len(attempt.args[1])
             ),
@@ -772,18 +778,12 @@ REPLICATE = Task(
             "`network.parameters()`. `state_dict()` makes other objects.)",
         ),
         Mistake(
-            when=lambda attempt: (
-                wrong_in("devices of the replicas")(attempt)
-                and attempt.args[0] == BUFFERS
-            ),
+            when=is_misplaced(BUFFERS),
             says=f"{ON_ITS_DEVICE} Submodules have buffers, too: `network.buffers()` "
             "has them all.",
         ),
         Mistake(
-            when=lambda attempt: (
-                wrong_in("devices of the replicas")(attempt)
-                and attempt.args[0] == SHARED
-            ),
+            when=is_misplaced(SHARED),
             says=f"{ON_ITS_DEVICE} Here a weight has two names, and so has a module. "
             "`named_parameters()` and `named_modules()` give the first name only, "
             "unless they are called with `remove_duplicate=False`.",

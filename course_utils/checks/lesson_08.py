@@ -482,8 +482,7 @@ FLAT_SHARD = Task(
             when=shard_is(padded_always),
             says="world_size divides the length already, and still zeros were "
             "appended: `n - len(flat) % n` is n then, and `len(flat) // n + 1` one too "
-            "many. "
-            "`-len(flat) % n` is 0.",
+            "many. `-len(flat) % n` is 0.",
         ),
         Mistake(
             when=shard_is(interleaved),

@@ -829,14 +829,12 @@ class Round:
         elif self.pending and now > max(self.failed_at, self.last_look) + LOOK_SECONDS:
             self._ask_where(ASK_SECONDS)
             self.last_look = time.monotonic()
-            before, self.waited = (
-                self.waited,
-                {
-                    rank: self.frames[rank]
-                    for rank in self.pending
-                    if is_waiting(self.frames.get(rank, []))
-                },
-            )
+            before = self.waited
+            self.waited = {
+                rank: self.frames[rank]
+                for rank in self.pending
+                if is_waiting(self.frames.get(rank, []))
+            }
             if any(before.get(rank) == where for rank, where in self.waited.items()):
                 self._sever(self.chosen)
 
@@ -979,39 +977,40 @@ class Round:
         alike = {(r["facts"]["refused"], r["facts"]["groups"]) for r in replies}
         if len(self.chosen) < self.team.n:
             alike.add((0, 0))  # the others have done nothing
-        sent = [
-            self.replies[rank]["facts"]["messages"].get(message, 0)
-            if rank in self.replies
-            else 0
-            for message in {m for r in replies for m in r["facts"]["messages"]}
-            for rank in message[:2]
+        counts = [
+            *calls_by_group(self.replies, self.team.n).values(),
+            *self._calls_by_message().values(),
         ]
-        counts = calls_by_group(self.replies, self.team.n).values()
-        return (
-            len(alike) == 1
-            and sent[::2] == sent[1::2]
-            and all(len(set(of_group.values())) == 1 for of_group in counts)
-        )
+        return len(alike) == 1 and all(len(set(c.values())) == 1 for c in counts)
+
+    def _calls_by_message(self) -> dict[tuple, dict[int, int]]:
+        """How often its two ranks have called send or recv for each (from, to, ...)."""
+        called = {
+            rank: reply["facts"]["messages"]
+            for rank, reply in self.replies.items()
+            if reply.get("facts")
+        }
+        return {
+            message: {
+                rank: called.get(rank, {}).get(message, 0) for rank in message[:2]
+            }
+            for message in {m for of_rank in called.values() for m in of_rank}
+        }
 
     def dropped(self) -> list[tuple[int, int]]:
         """Messages that a rank waits for, though their sender has called isend.
 
         As (sender, receiver), where only one can be meant.
         """
-        messages = {
-            rank: reply["facts"]["messages"]
-            for rank, reply in self.replies.items()
-            if reply.get("facts")
-        }
-        found = []
-        for rank in sorted(self.stopped & messages.keys()):
-            received = [m for m in messages[rank] if m[1] == rank]
+        calls, found = self._calls_by_message(), []
+        for rank in sorted(self.stopped & self.replies.keys()):
+            received = [m for m in calls if m[1] == rank and calls[m][rank]]
             if len(received) != 1 or received[0][0] not in self.finished():
                 continue
-            (message,) = received
+            sender = received[0][0]
             waits = find_where(self.frames.get(rank, [])).startswith(("recv", "wait"))
-            if waits and messages[message[0]].get(message) == messages[rank][message]:
-                found.append((message[0], rank))
+            if waits and len(set(calls[received[0]].values())) == 1:
+                found.append((sender, rank))
         return found
 
     def failures(self) -> dict[int, RankFailure]:
