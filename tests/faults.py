@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from ranks_support import GROUP_STAYS, KEPT
 
 RANKS, CHECK, WORKER = "cell on ranks", "check", "worker"
 GPUS, QUIZ, PROGRESS = "virtual GPUs", "quiz", "progress"
 COMMAND = "start and other commands"
 PLACES = (RANKS, CHECK, WORKER, GPUS, QUIZ, PROGRESS, COMMAND)
 
-GROUP_STAYS = "(All ranks keep their variables and their process group.)"
-KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
 FRESH = "(Rank 1 was started afresh, without variables; the other ranks keep theirs."
 OTHERS_WAITED = "Ranks 0, 2 and 3 were waiting in barrier"
 NEEDS_ALL = "Every rank of a group must call its collectives;"

@@ -34,6 +34,10 @@ LINUX = sys.platform == "linux"
 
 SAME = "x = torch.full((3,), float(rank)); dist.all_reduce(x); total = float(x[0])"
 
+# The last line of what a cell that failed says.
+KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
+GROUP_STAYS = "(All ranks keep their variables and their process group.)"
+
 
 def eventually(true: Callable[[], Any], seconds: float = 10.0) -> Any:
     """Wait until ``true()`` holds; its value, or a failed test after ``seconds``."""

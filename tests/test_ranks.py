@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 from ranks_support import (
+    GROUP_STAYS,
+    KEPT,
     LINUX,
     failure_of,
     four,  # noqa: F401 - a fixture
@@ -29,9 +31,6 @@ from course_utils.ranks import RankFailure, Ranks, RanksError, agreement
 from course_utils.ranks.magic import run_on_ranks
 from course_utils.ranks.output import HEAD_LINES, LINE_CHARS, Printer, choose_output
 from course_utils.ranks.processes import Zygote
-
-GROUP_STAYS = "(All ranks keep their variables and their process group.)"
-KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 from ranks_support import (
+    GROUP_STAYS,
+    KEPT,
     LINUX,
     LOAD,
     MARK,
@@ -32,12 +34,10 @@ from course_utils.ranks.processes import Zygote, remove_folder
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
 
-KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
 FRESH_1 = (
     "(Rank 1 was started afresh, without variables; the other ranks keep theirs. "
     "The next cell gets a new process group.)"
 )
-GROUP_STAYS = "(All ranks keep their variables and their process group.)"
 DEADLOCK = "Deadlock: nothing moves, and nothing will."
 NEEDS_ALL = "Every rank of a group must call its collectives; a recv needs its send."
 EACH_OTHER = "All ranks wait for each other: nobody sends what the others expect."
@@ -260,36 +260,32 @@ def test_a_rank_that_catches_what_has_freed_it_has_not_finished(ranks, cell, say
     kept(ranks)
 
 
-@pytest.mark.parametrize(
-    ("cell", "raised"),
-    [
-        ("model(torch.ones(1, 2)).sum().backward()", "RuntimeError: Connection closed"),
-        (
-            "if rank < 2: dist.all_reduce(torch.ones(2), group=pair)",
-            "KeyError: <torch.distributed",
-        ),
-    ],
-)
-def test_what_belongs_to_a_closed_group_is_to_be_made_anew(ranks, cell, raised):
-    model = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))"
-    anew = (
-        "A cell that leaves ranks out of step closes the process group. DDP models and "
-        "groups that were made before it work no longer: make them anew.\n"
-    )
-    ranks.run_cell(f"{model}\npair = dist.new_group([0, 1])", timeout=LOAD * 30)
-    first = failure_of(ranks, "if rank == 1: a_slip_of_the_pen\ndist.barrier()")
-    assert anew not in str(first)
-    error = failure_of(ranks, cell)
-    assert raised in str(error) and str(error).endswith(anew + KEPT), str(error)
-    ranks.run_cell(f"{model}\npair = dist.new_group([0, 1])\n{cell}")
-
-
 MODEL = (
     "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
     "pair = dist.new_group([0, 1])"
 )
 STEP = "model(torch.ones(1, 2)).sum().backward()\n"
 PAIR = "if rank < 2: dist.all_reduce(torch.ones(2), group=pair)\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "raised"),
+    [
+        (STEP, "RuntimeError: Connection closed"),
+        (PAIR, "KeyError: <torch.distributed"),
+    ],
+)
+def test_what_belongs_to_a_closed_group_is_to_be_made_anew(ranks, cell, raised):
+    anew = (
+        "A cell that leaves ranks out of step closes the process group. DDP models and "
+        "groups that were made before it work no longer: make them anew.\n"
+    )
+    ranks.run_cell(MODEL, timeout=LOAD * 30)
+    first = failure_of(ranks, "if rank == 1: a_slip_of_the_pen\ndist.barrier()")
+    assert anew not in str(first)
+    error = failure_of(ranks, cell)
+    assert raised in str(error) and str(error).endswith(anew + KEPT), str(error)
+    ranks.run_cell(f"{MODEL}\n{cell}")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import pytest
 from jupyter_core.utils import ensure_event_loop
 from ranks_support import (
     GONE_SECONDS,
+    GROUP_STAYS,
+    KEPT,
     LINUX,
     LOAD,
     eventually,
@@ -24,8 +26,6 @@ from tests.benchmarks._kernel import Kernel, Reply
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs Unix signals and /proc")
 
-GROUP_STAYS = "(All ranks keep their variables and their process group.)"
-KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
 WORKS = "%%ranks\nx = torch.ones(2)\ndist.all_reduce(x)\nx"
 
 

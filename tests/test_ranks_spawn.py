@@ -20,6 +20,7 @@ import psutil
 import pytest
 from ranks_support import (
     GONE_SECONDS,
+    KEPT,
     LINUX,
     LOAD,
     POSIX,
@@ -39,7 +40,6 @@ from course_utils.ranks.processes import SpawnedRank, start_method
 pytestmark = pytest.mark.skipif(not POSIX, reason="needs Unix signals")
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = "(All ranks keep their variables. The next cell gets a new process group.)"
 START_SECONDS = 6.0  # each rank imports torch for itself
 LADDER_SECONDS = 2.7  # at most, to end what does not end by itself
 
