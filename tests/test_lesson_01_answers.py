@@ -258,6 +258,16 @@ def local_rank_from_one(rank, gpus_per_node):
     return rank // gpus_per_node, rank % gpus_per_node + 1
 
 
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "Both numbers are the node.")
+def node_and_node(rank, gpus_per_node):
+    return rank // gpus_per_node, rank // gpus_per_node
+
+
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "Both numbers are the local rank.")
+def local_rank_and_local_rank(rank, gpus_per_node):
+    return rank % gpus_per_node, rank % gpus_per_node
+
+
 @ANSWERS.wrong("01.node_and_local_rank", "wrong", "the place of the rank before")
 def rank_from_one(rank, gpus_per_node):
     return (rank - 1) // gpus_per_node, (rank - 1) % gpus_per_node
@@ -352,7 +362,7 @@ def called_the_library_back(rank, gpus_per_node):
 
 @ANSWERS.wrong("01.node_and_local_rank", "wrong", "(999, 8). It returned None")
 def on_the_first_nodes_only(rank, gpus_per_node):
-    for node, local_rank in itertools.product(range(8), range(gpus_per_node)):
+    for node, local_rank in itertools.product(range(16), range(gpus_per_node)):
         if node * gpus_per_node + local_rank == rank:
             return node, local_rank
 
@@ -503,6 +513,11 @@ def mega_for_giga(numel, element_size, latency_us, bandwidth_gb_s):
 @ANSWERS.wrong("01.transfer_seconds", "wrong", "You divided bytes by GB/s.")
 def nothing_converted(numel, element_size, latency_us, bandwidth_gb_s):
     return latency_us + numel * element_size / bandwidth_gb_s
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "Bring every number to bytes")
+def one_element(numel, element_size, latency_us, bandwidth_gb_s):
+    return latency_us * 1e-6 + element_size / (bandwidth_gb_s * 1e9)
 
 
 @ANSWERS.wrong("01.transfer_seconds", "wrong", "You multiplied by the bandwidth.")

@@ -801,7 +801,9 @@ def other_loop_changed(tensor):
     chunks = tensor.tensor_split(n)
     reduce_scatter_ours(chunks)
     for step in range(n - 1):
-        exchange(chunks[(rank + 1 - step) % n], chunks[(rank - step - 1) % n])
+        # On two ranks both are one chunk: without a copy it is chance what is sent.
+        outgoing = chunks[(rank + 1 - step) % n].clone()
+        exchange(outgoing, chunks[(rank - step - 1) % n])
 
 
 @ANSWERS.wrong("07.spot_the_ring", "crashed", "There are fewer chunks than ranks.")

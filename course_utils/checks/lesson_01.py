@@ -138,7 +138,7 @@ NODE_AND_LOCAL_RANK = Task(
     # up does, and one where `round` does. Then the first, the second and the last
     # rank of a node, on nodes with 1 to 16 GPUs.
     cases=(
-        (21, 7),
+        (70, 7),
         (23, 7),
         (26, 7),
         (999, 8),
@@ -193,7 +193,7 @@ NODE_AND_LOCAL_RANK = Task(
             like=lambda rank, gpus: (rank // gpus, rank % gpus + 1),
             says="The local rank is one too many: local ranks count from 0.",
         ),
-        # In the first case, rank 21, it can only be `rank - 1`: see the next one.
+        # In the first case, rank 70, it can only be `rank - 1`: see the next one.
         Mistake(
             like=lambda rank, gpus: divmod(rank - 1, gpus) if rank % gpus else (),
             says="The node is right, the local rank is one too small. Was it computed "
@@ -204,6 +204,16 @@ NODE_AND_LOCAL_RANK = Task(
             like=lambda rank, gpus: divmod(rank - 1, gpus),
             says="That is the place of the rank before: ranks count from 0, so "
             "nothing has to be subtracted.",
+        ),
+        Mistake(
+            like=lambda rank, gpus: (rank // gpus, rank // gpus),
+            says="Both numbers are the node. The local rank is the rest of the "
+            "division: `%`.",
+        ),
+        Mistake(
+            like=lambda rank, gpus: (rank % gpus, rank % gpus),
+            says="Both numbers are the local rank. The node is the number of full "
+            "nodes that come before the rank: `//`.",
         ),
         Mistake(
             like=lambda rank, gpus: divmod(rank, max(gpus - 1, 1)),
@@ -330,7 +340,7 @@ TRANSFER_SECONDS = Task(
             "it is.",
         ),
         Mistake(
-            like=partial(seconds, per_byte=0),
+            when=lambda attempt: attempt.got == 0,
             says="The bytes take no time at all. Did you divide with `//`, or round?",
         ),
         Mistake(

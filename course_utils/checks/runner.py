@@ -542,7 +542,9 @@ def _fits(mistake: Mistake, attempt: Attempt) -> bool:
 def _indented(text: str) -> list[str]:
     """The last lines; one that comes again and again (a recursion) only once."""
     lines = [line for line, _ in itertools.groupby(text.splitlines())]
-    return [f"  {line[:76]}" for line in lines[-4:]]
+    return [
+        f"  {line if len(line) <= 76 else line[:72] + ' ...'}" for line in lines[-4:]
+    ]
 
 
 def _without_frames(lines: list[str]) -> list[str]:
