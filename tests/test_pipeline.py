@@ -41,7 +41,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_model(sizes, micro_batches
 
 
 @pytest.mark.parametrize(
-    ("rows", "parts"), [(8, [2] * 4), (7, [2, 2, 2, 1]), (2, [1, 1])]
+    ("rows", "parts"), [(8, [2] * 4), (7, [2, 2, 2, 1]), (2, [1, 1]), (1, [1])]
 )
 def test_micro_batches_cover_the_batch(rows, parts):
     model = GPipe([nn.Identity(), nn.Identity()], ["cpu", "cpu"], micro_batches=4)
@@ -124,6 +124,7 @@ def test_parts_of_a_model_keep_its_parameters():
         (lambda: split_layers(a_row(), (2, 2)), r"sizes are \[2, 2\] and there are 6"),
         (lambda: split_layers(a_row(), (6, 0)), r"sizes are \[6, 0\]"),
         (lambda: split_layers(a_row(), ()), r"sizes are \[\] and there are 6 layers"),
+        (lambda: split_layers(nn.Sequential(), ()), r"sizes are \[\] and there are 0"),
         (lambda: ModelParallel([a_row()], ["cpu"] * 2), "1 stages and 2 devices"),
         (lambda: ModelParallel([], []), "0 stages and 0 devices"),
         (lambda: GPipe([a_row()], ["cpu"], 0), "micro_batches is 0: expected 1"),

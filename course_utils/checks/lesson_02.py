@@ -82,6 +82,16 @@ def same_device(attempt: Any) -> bool:
     return "on the same device" in attempt.message
 
 
+def layer_on_the_cpu(attempt: Any) -> bool:
+    """Did a tensor on a GPU meet a linear layer on the CPU?
+
+    With a bias PyTorch names the input, mat1; without one it names the weight, mat2.
+    """
+    error = attempt.message
+    by_input = "mat1 is on cuda" in error and "other tensors on cpu" in error
+    return by_input or "mat2 is on cpu" in error
+
+
 A_NEW_TENSOR = (
     "(`x.to(device)` leaves `x` where it is and returns a new tensor: "
     "`x = x.to(device)`.)"
@@ -276,10 +286,27 @@ SPLIT_OVER_THREE = Task(
             "the graph; `.detach()`, `.data` and `torch.no_grad()` cut it.",
         ),
         Mistake(
+            when=layer_on_the_cpu,
+            says="The tensor is on a GPU, but the layer is on the CPU. Move each part "
+            'to its GPU in `__init__`: `part.to("cuda:0")`.',
+        ),
+        Mistake(
+            when=lambda attempt: same_device(attempt) and "cpu" not in attempt.message,
+            says="A tensor met a layer on another GPU. Move the tensor to a part's GPU "
+            f"before that part. {A_NEW_TENSOR} Or is a layer in two parts? Then it is "
+            "on the GPU to which it was moved last.",
+        ),
+        Mistake(
             when=same_device,
             says="A tensor met a layer on another GPU. Move the tensor to a part's GPU "
             "before that part: the input, too, which may come from the CPU. "
             f"{A_NEW_TENSOR}",
+        ),
+        Mistake(
+            when=says("shapes cannot be multiplied"),
+            says="A layer got rows of another width than it takes. Has each layer "
+            "before it run once, in its order? None may be left out, and none may be "
+            "in two parts.",
         ),
         Mistake(
             when=lambda attempt: "invalid device ordinal" in attempt.message,
@@ -526,8 +553,9 @@ MICRO_BATCHES = Task(
         ),
         Mistake(
             when=lambda attempt: "does not require grad" in attempt.message,
-            says="The output has no graph, so nothing can be trained. Did you write "
-            "into a tensor that was made before, or use `.detach()` or `no_grad()`?",
+            says="The output has no graph, so nothing can be trained. Is it what the "
+            "last stage returned? Did you write into a tensor that was made before, or "
+            "use `.detach()` or `no_grad()`?",
         ),
         Mistake(
             when=lambda attempt: attempt.got["over the CPU"],
@@ -865,6 +893,16 @@ SPOT_THE_GRADIENT = Task(
             says="The gradients are divided twice.",
         ),
         Mistake(
+            when=lambda attempt: (
+                len(set(rows := attempt.got["rows of each micro-batch"])) == 1
+                and rows[0] > 1
+                and scaled(attempt, 1 / rows[0])
+            ),
+            says="The gradients are too small: by the number of rows in a micro-batch. "
+            "`cross_entropy` has divided by these rows already. Multiply by them "
+            "before you divide by the rows of the whole batch.",
+        ),
+        Mistake(
             when=lambda attempt: scaled(attempt, attempt.args[0]["rows of the batch"]),
             says="These are the gradients of a sum over the rows. The loss is their "
             "mean: divide by the rows of the whole batch.",
@@ -873,6 +911,18 @@ SPOT_THE_GRADIENT = Task(
             when=right_but("all in training mode"),
             says="The model was in eval mode: that is for tests. In a training step "
             "layers such as dropout must do their work.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                scaled(attempt, 1.0)
+                and math.isclose(
+                    attempt.got["loss"] * attempt.args[0]["micro_batches"],
+                    attempt.expected["loss"],
+                    rel_tol=1e-4,
+                )
+            ),
+            says="The gradients are right. But the loss that is returned is "
+            "`micro_batches` times too small: is it divided once more at the end?",
         ),
         Mistake(
             when=lambda attempt: scaled(attempt, 1.0),
@@ -969,10 +1019,12 @@ def is_a_cut(sizes: list[int], layers: int, devices: int) -> bool:
     return len(sizes) == devices and min(sizes) >= 1 and sum(sizes) == layers
 
 
-def are_places(numbers: list[int], devices: int) -> bool:
+def are_places(numbers: list[int], layers: int, devices: int) -> bool:
     """May these be the layers before which it cuts?"""
     return (
-        len(numbers) == devices - 1 and 0 < min(numbers) and numbers == sorted(numbers)
+        len(numbers) == devices - 1
+        and 0 < min(numbers) <= max(numbers) < layers
+        and numbers == sorted(numbers)
     )
 
 
@@ -1058,7 +1110,15 @@ BALANCE = Task(
             says="It returned None: did you forget `return`?",
         ),
         Mistake(
-            when=lambda attempt: are_places(whole(attempt.got), attempt.args[2]),
+            when=lambda attempt: whole(attempt.got) == [],
+            says="No numbers came out: did it find no cut? There is one. A stage may "
+            "hold exactly `capacity` bytes, and the last stage ends with the last "
+            "layer.",
+        ),
+        Mistake(
+            when=lambda attempt: are_places(
+                whole(attempt.got), len(attempt.args[0]), attempt.args[2]
+            ),
             says="Are these the places where you cut? Return how many layers each "
             "device gets, one number for each device.",
         ),
