@@ -373,6 +373,12 @@ mistake(
     check=seen(CRASHED, "It raised ValueError: Invalid destination rank"),
 )
 mistake(
+    "a message from itself",
+    "dist.irecv(x, rank).wait()",
+    ranks=seen("raised ValueError: irecv: rank 0 is this rank itself", GROUP_STAYS),
+    check=seen(CRASHED, "It raised ValueError: irecv: rank 0 is this rank itself"),
+)
+mistake(
     "the process group is joined twice",
     "dist.init_process_group('gloo')",
     ranks=seen("trying to initialize the default process group twice!", GROUP_STAYS),

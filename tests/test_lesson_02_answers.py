@@ -77,6 +77,35 @@ class ForgotACopy(Thirds):
         return last(second(first(x.to("cuda:0"))).to("cuda:2"))
 
 
+@ANSWERS.wrong(SPLIT, "crashed", "The tensor is on a GPU, but the layer is on the CPU.")
+class ForgotAPart(Thirds):
+    forgotten = 0
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.parts[self.forgotten].cpu()
+
+
+# There PyTorch names the weight instead of the input.
+@ANSWERS.wrong(SPLIT, "crashed", "The tensor is on a GPU, but the layer is on the CPU.")
+class ForgotThePartWithoutABias(ForgotAPart):
+    forgotten = 1
+
+
+@ANSWERS.wrong(SPLIT, "crashed", "Or is a layer in two parts?")
+class InTwoParts(Thirds):
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.parts[1] = layers[1:].to("cuda:1")
+
+
+@ANSWERS.wrong(SPLIT, "crashed", "A layer got rows of another width than it takes.")
+class LeavesOutAPart(Thirds):
+    def forward(self, x):
+        first, second, last = self.parts
+        return last(first(x.to("cuda:0")).to("cuda:2"))
+
+
 @ANSWERS.wrong(SPLIT, "wrong", "A plain list hides modules from PyTorch")
 class InAPlainList(nn.Module):
     def __init__(self, layers):
@@ -572,6 +601,15 @@ def into_an_empty_tensor(stages, devices, batch, micro_batches):
         return in_order(stages, devices, batch, micro_batches)
 
 
+@ANSWERS.wrong(MICRO, "crashed", "Is it what the last stage returned?")
+def keeps_the_inputs(stages, devices, batch, micro_batches):
+    outputs = []
+    for x in batch.chunk(micro_batches):
+        outputs.append(x)
+        through(stages, devices, x)
+    return torch.cat(outputs)
+
+
 @ANSWERS.wrong(MICRO, "wrong", "did you forget `return`?")
 def forgot_to_return(stages, devices, batch, micro_batches):
     in_order(stages, devices, batch, micro_batches)
@@ -874,12 +912,25 @@ def mean_of_means(model, images, labels, micro_batches):
     return step(model, images, labels, micro_batches, lambda rows, of, n: 1 / n)
 
 
-@ANSWERS.wrong(STEP, "wrong", "The gradients are right. But the loss that is returned")
+@ANSWERS.wrong(STEP, "wrong", "is it divided once more at the end?")
 def loss_divided_once_more(model, images, labels, micro_batches):
     def right(rows, of, n):
         return rows / of
 
     return step(model, images, labels, micro_batches, right, lambda t, n: t / n)
+
+
+@ANSWERS.wrong(STEP, "wrong", "The gradients are right. But the loss that is returned")
+def loss_multiplied(model, images, labels, micro_batches):
+    def right(rows, of, n):
+        return rows / of
+
+    return step(model, images, labels, micro_batches, right, lambda t, n: t * n)
+
+
+@ANSWERS.wrong(STEP, "wrong", "`cross_entropy` has divided by these rows already.")
+def divided_by_all_rows(model, images, labels, micro_batches):
+    return step(model, images, labels, micro_batches, lambda rows, of, n: 1 / of)
 
 
 @ANSWERS.wrong(STEP, "wrong", "The gradients are divided twice.")
@@ -1061,6 +1112,16 @@ for combine in (
 def the_places(seconds, nbytes, devices, capacity):
     sizes = by_a_limit(seconds, nbytes, devices, capacity)
     return list(itertools.accumulate(sizes))[:-1]
+
+
+@ANSWERS.wrong(BALANCE, "wrong", "Return one number for each device")
+def the_end_of_the_row(seconds, nbytes, devices, capacity):
+    return [len(seconds)] * (devices - 1)  # behind it nothing can be cut
+
+
+@ANSWERS.wrong(BALANCE, "wrong", "A stage may hold exactly `capacity` bytes")
+def must_be_below_the_capacity(seconds, nbytes, devices, capacity):
+    return by_recursion(seconds, nbytes, devices, capacity - 1)
 
 
 @ANSWERS.wrong(BALANCE, "wrong", "Return one number for each device")

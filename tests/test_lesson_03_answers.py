@@ -138,6 +138,57 @@ def all_to_all(inputs, target_gpus, dim=0):
     return [inputs for _ in target_gpus]
 
 
+@ANSWERS.wrong("03.scatter", "wrong", "(`values()` of a dict is none of them.)")
+def values_as_they_are(inputs, target_gpus, dim=0):
+    if isinstance(inputs, dict):
+        parts = scatter_by_recursion(inputs.values(), target_gpus, dim)
+        return [dict(zip(inputs, part, strict=True)) for part in parts]
+    return scatter_by_recursion(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "crashed", "There are fewer pieces than GPUs here")
+def as_many_pieces_as_gpus(inputs, target_gpus, dim=0):
+    pieces = inputs.chunk(len(target_gpus), dim)
+    return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=True)]
+
+
+@ANSWERS.wrong("03.scatter", "crashed", "Go on with the pieces that are there")
+def a_piece_for_each_gpu(inputs, target_gpus, dim=0):
+    pieces = inputs.chunk(len(target_gpus), dim)
+    return [pieces[i].to(gpu) for i, gpu in enumerate(target_gpus)]
+
+
+@ANSWERS.wrong("03.scatter", "crashed", "A text consists of texts")
+def takes_everything_apart(inputs, target_gpus, dim=0):
+    if isinstance(inputs, torch.Tensor):
+        return scatter_by_recursion(inputs, target_gpus, dim)
+    items = [takes_everything_apart(item, target_gpus, dim) for item in inputs]
+    return [type(inputs)(part) for part in zip(*items, strict=False)]
+
+
+@ANSWERS.wrong("03.scatter", "crashed", "or what `scatter` returned for an item?")
+def nothing_for_others(inputs, target_gpus, dim=0):
+    if isinstance(inputs, (tuple, list)):
+        items = [nothing_for_others(item, target_gpus, dim) for item in inputs]
+        return [type(inputs)(part) for part in zip(*items, strict=False)]
+    if isinstance(inputs, dict):
+        parts = nothing_for_others(tuple(inputs.values()), target_gpus, dim)
+        return [dict(zip(inputs, part, strict=True)) for part in parts]
+    if isinstance(inputs, torch.Tensor):
+        return scatter_by_recursion(inputs, target_gpus, dim)
+
+
+@ANSWERS.wrong("03.scatter", "crashed", "is it an item of the inputs")
+def takes_none_apart(inputs, target_gpus, dim=0):
+    if isinstance(inputs, dict) and inputs:
+        parts = takes_none_apart(tuple(inputs.values()), target_gpus, dim)
+        return [dict(zip(inputs, part, strict=True)) for part in parts]
+    if isinstance(inputs, (torch.Tensor, str, int)) or inputs in ((), [], {}):
+        return scatter_by_recursion(inputs, target_gpus, dim)
+    items = [takes_none_apart(item, target_gpus, dim) for item in inputs]
+    return [type(inputs)(part) for part in zip(*items, strict=False)]
+
+
 @ANSWERS.wrong("03.scatter", "wrong", "Pass `dim` on when the function calls itself.")
 def forgets_dim(inputs, target_gpus, dim=0):
     if isinstance(inputs, (tuple, list)) and inputs:
@@ -314,6 +365,31 @@ def along_0(outputs, target_device, dim=0):
 @ANSWERS.wrong("03.gather", "crashed", "The outputs may be tuples, lists and dicts")
 def gather_tensors_only(outputs, target_device, dim=0):
     return torch.cat([output.to(target_device) for output in outputs], dim)
+
+
+@ANSWERS.wrong("03.gather", "crashed", "Look at the first output to see which")
+def never_none(outputs, target_device, dim=0):
+    if isinstance(outputs[0], (tuple, list)):
+        groups = zip(*outputs, strict=True)
+        joined = (never_none(group, target_device, dim) for group in groups)
+        return type(outputs[0])(joined)
+    if outputs[0] is None:
+        return list(zip(*outputs, strict=True))
+    return gather_by_recursion(outputs, target_device, dim)
+
+
+@ANSWERS.wrong("03.gather", "crashed", "Look at the first output to see which")
+def dicts_like_tuples(outputs, target_device, dim=0):
+    if isinstance(outputs[0], dict):
+        return dict(tuple(group) for group in zip(*outputs, strict=True))
+    return gather_by_recursion(outputs, target_device, dim)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "Pass it on when the function calls itself.")
+def items_of_dicts_on_gpu_0(outputs, target_device, dim=0):
+    if isinstance(outputs[0], dict):
+        return gather_by_recursion(outputs, 0, dim)
+    return gather_by_recursion(outputs, target_device, dim)
 
 
 @ANSWERS.wrong("03.gather", "crashed", "Join such tensors to a vector")
@@ -1080,6 +1156,17 @@ def no_kwargs(modules, inputs, kwargs_tup=None, devices=None):
     ]
 
 
+@ANSWERS.wrong("03.parallel_apply", "wrong", "keyword arguments in `kwargs_tup[i]`")
+def kwargs_left_out(modules, inputs, kwargs_tup=None, *, devices):
+    return with_threads(modules, inputs, None, devices)
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "keyword arguments in `kwargs_tup[i]`")
+def the_first_kwargs_for_all(modules, inputs, kwargs_tup=None, *, devices):
+    kwargs_tup = kwargs_tup and kwargs_tup[:1] * len(modules)
+    return with_threads(modules, inputs, kwargs_tup, devices)
+
+
 @ANSWERS.wrong("03.parallel_apply", "wrong", "Your code calls parallel_apply")
 def apply_of_torch(modules, inputs, kwargs_tup=None, devices=None):
     return parallel.parallel_apply(modules, inputs, kwargs_tup, devices)
@@ -1158,6 +1245,33 @@ def replicas_on_all(module, inputs, device_ids, output_device=None):
     return parallel.gather(
         outputs, device_ids[0] if output_device is None else output_device
     )
+
+
+@ANSWERS.wrong("03.data_parallel", "crashed", "Make only as many replicas")
+def an_output_for_each_gpu(module, inputs, device_ids, output_device=None):
+    parts = scatter_by_recursion(inputs, device_ids)
+    outputs = [None] * len(device_ids)
+    used = device_ids[: len(parts)]
+    replicas = parallel.replicate(module, used)
+    outputs[: len(parts)] = with_threads(replicas, parts, None, used)
+    home = device_ids[0] if output_device is None else output_device
+    return torch.cat([output.to(home) for output in outputs])
+
+
+@ANSWERS.wrong("03.data_parallel", "crashed", "`.to(None)` copies nothing")
+def output_device_may_be_none(module, inputs, device_ids, output_device=None):
+    parts = scatter_by_recursion(inputs, device_ids)
+    used = device_ids[: len(parts)]
+    outputs = with_threads(parallel.replicate(module, used), parts, None, used)
+    return gather_by_recursion(outputs, output_device)
+
+
+@ANSWERS.wrong("03.data_parallel", "crashed", "are both for device_ids[i]")
+def parts_in_another_order(module, inputs, device_ids, output_device=None):
+    parts = scatter_by_recursion(inputs, device_ids)
+    used = device_ids[: len(parts)]
+    replicas = parallel.replicate(module, used)
+    return with_threads(replicas, parts[::-1], None, used)
 
 
 @ANSWERS.wrong("03.data_parallel", "wrong", "not on `output_device`")
@@ -1462,6 +1576,33 @@ class NoMean(LossInside):
         loss = nn.DataParallel(self, device_ids)(x, y)
         loss.backward()
         return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "crashed", "did `forward` forget its `return`?")
+class NoLosses(LossInside):
+    def forward(self, x, y):
+        F.cross_entropy(self.model(x), y, reduction="none")
+
+
+# What nn.DataParallel says of a replica begins with its own traceback.
+@ANSWERS.wrong(
+    "03.spot_the_mean", "crashed", "It raised AttributeError: 'ATypo' object"
+)
+class ATypo(LossInside):
+    def forward(self, x, y):
+        return F.cross_entropy(self.mode(x), y, reduction="none")
+
+
+@ANSWERS.wrong("03.spot_the_mean", "crashed", "in forward: return F")
+class WithoutTheLabels(LossInside):
+    def forward(self, x, y):
+        return F.cross_entropy(self.model(x), reduction="none")
+
+
+@ANSWERS.wrong("03.spot_the_mean", "crashed", "It raised KeyError: 'loss' line")
+class AKeyThatIsNotThere(LossInside):
+    def forward(self, x, y):
+        return {"losses": F.cross_entropy(self.model(x), y)}["loss"]
 
 
 @ANSWERS.wrong("03.spot_the_mean", "wrong", "Call `loss.backward()` on the loss that")

@@ -476,6 +476,31 @@ def all_receive_first(tensor):
     return received
 
 
+@ANSWERS.wrong("04.exchange", "stuck", "in the wait() of an isend?")
+def waits_for_its_isend_first(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    dist.isend(tensor, (rank + 1) % n).wait()
+    dist.recv(received, (rank - 1) % n)
+    return received
+
+
+@ANSWERS.wrong("04.exchange", "stuck", "Not all ranks wait, some have returned.")
+def rank_0_sends_nothing(tensor):
+    rank, n = me()
+    if n == 1:
+        return tensor.clone()
+    received = torch.empty_like(tensor)
+    if rank > 0:
+        request = dist.isend(tensor, (rank + 1) % n)
+    dist.recv(received, (rank - 1) % n)
+    if rank > 0:
+        request.wait()
+    return received
+
+
 @ANSWERS.wrong("04.exchange", "crashed", "A rank cannot send to itself.")
 def not_for_one_rank(tensor):
     rank, n = me()
@@ -1201,6 +1226,30 @@ def partners_in_a_circle(tensor, src=0):
         distance *= 2
 
 
+@ANSWERS.wrong("04.broadcast", "stuck", "With src = 0 it went through")
+def places_below_zero(tensor, src=0):
+    rank, n = me()
+    place, distance = rank - src, 1
+    while distance < n:
+        if place < distance and place + distance < n:
+            dist.send(tensor, (rank + distance) % n)
+        elif distance <= place < 2 * distance:
+            dist.recv(tensor, (rank - distance) % n)
+        distance *= 2
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "Does the loop end too early?")
+def a_step_too_few(tensor, src=0):
+    rank, n = me()
+    place, distance = (rank - src) % n, 1
+    for _ in range(n.bit_length() - 1):
+        if place < distance and place + distance < n:
+            dist.send(tensor, (rank + distance) % n)
+        elif distance <= place < 2 * distance:
+            dist.recv(tensor, (rank - distance) % n)
+        distance *= 2
+
+
 @ANSWERS.wrong("04.broadcast", "crashed", "Is the number a place, or a rank?")
 def sends_to_places(tensor, src=0):
     rank, n = me()
@@ -1439,6 +1488,16 @@ def always_four_ranks(tensor):
         total = tensor.clone()
         dist.all_reduce(total, group=group)
         return total
+
+
+@ANSWERS.wrong("04.even_group", "stuck", "Without `group=...`")
+def in_the_group_of_all(tensor):
+    rank, n = me()
+    dist.new_group(list(range(0, n, 2)))
+    if rank % 2 == 0:
+        result = tensor.clone()
+        dist.all_reduce(result)
+        return result
 
 
 @ANSWERS.wrong("04.even_group", "crashed", "of n ranks, (n + 1) // 2 are even")

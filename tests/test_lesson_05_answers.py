@@ -80,6 +80,11 @@ def one_rank_too_many_if_any(global_batch, world_size, rank):
     return global_batch // world_size + (rest > 0 and rank <= rest)
 
 
+@ANSWERS.wrong("05.local_batch", "wrong", "also where nothing is left over")
+def compares_with_the_quotient(global_batch, world_size, rank):
+    return global_batch // world_size + (rank < global_batch // world_size)
+
+
 @ANSWERS.wrong("05.local_batch", "wrong", "several rows more than another")
 def rest_to_the_last(global_batch, world_size, rank):
     rows = global_batch // world_size
@@ -241,7 +246,7 @@ def rotated_by_the_seed(n_items, world_size, seed):
     return [order[a:b] for a, b in itertools.pairwise(borders)]
 
 
-@ANSWERS.wrong("05.partition", "wrong", "Items are lost.")
+@ANSWERS.wrong("05.partition", "wrong", "those of the rest belong to no rank")
 def as_in_the_tutorial(n_items, world_size, seed):
     indices = list(range(n_items))
     random.Random(seed).shuffle(indices)
@@ -277,6 +282,18 @@ def padded_shares(n_items, world_size, seed):
     order = order_of(n_items, seed)
     order += order[: -n_items % world_size]
     return [order[rank::world_size] for rank in range(world_size)]
+
+
+@ANSWERS.wrong("05.partition", "wrong", "No two shares may overlap")
+def without_a_step(n_items, world_size, seed):
+    order = order_of(n_items, seed)
+    return [order[rank:] for rank in range(world_size)]
+
+
+@ANSWERS.wrong("05.partition", "wrong", "Items are lost: they are in no share")
+def always_every_second(n_items, world_size, seed):
+    order = order_of(n_items, seed)
+    return [order[rank::2] for rank in range(world_size)]
 
 
 @ANSWERS.wrong("05.partition", "wrong", "must be cut from *one* order")
@@ -428,6 +445,15 @@ def with_zeros(model):
 def sum_only(model):
     for parameter in with_zeros(model):
         dist.all_reduce(parameter.grad)
+
+
+@ANSWERS.wrong("05.average_gradients", "wrong", "All gradients are zeros")
+def zeros_where_there_is_one(model):
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
 
 
 @ANSWERS.wrong("05.average_gradients", "wrong", "did the result reach")
@@ -1100,6 +1126,67 @@ class SeedsTheProgram(Given):
         return torch.randperm(self.n_items).tolist()
 
 
+class RepeatsTheOrder(Given):
+    """Of a tensor, `*` does something else than of a list."""
+
+    def padded(self):
+        order, total = self.order(), len(self) * self.world_size
+        return (order * math.ceil(total / self.n_items))[:total]
+
+
+ANSWERS.right("05.sampler")(RepeatsTheOrder)
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "calculate with its numbers")
+class MultipliesATensor(RepeatsTheOrder):
+    def order(self):
+        order = super().order()
+        return torch.tensor(order) if self.shuffle else order
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "the last one is n_items - 1")
+class OneItemMore(RepeatsTheOrder):
+    def order(self):
+        return list(range(self.n_items + 1))
+
+
+@ANSWERS.wrong("05.sampler", "crashed", "of a tensor it adds up the numbers")
+class AddsPartOfATensor(Given):
+    def padded(self):
+        order, total = self.order(), len(self) * self.world_size
+        if self.shuffle:
+            order = torch.tensor(order)
+            return (order + order[: total - self.n_items]).tolist()
+        return super().padded()
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "too many follow")
+class RepeatsAndNeverCuts(Given):
+    def padded(self):
+        order, total = self.order(), len(self) * self.world_size
+        return order * math.ceil(total / self.n_items)
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "Begin at `rank`.")
+class RankForgotten(Given):
+    def __iter__(self):
+        return iter(self.padded()[:: self.world_size])
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "though shuffle is False")
+class AlwaysShuffles(Given):
+    def order(self):
+        return order_of(self.n_items, self.seed + self.epoch)
+
+
+@ANSWERS.wrong("05.sampler", "wrong", "Epoch 0 is right, epoch 1 is not.")
+class EpochSubtracted(Given):
+    def order(self):
+        if not self.shuffle:
+            return list(range(self.n_items))
+        return order_of(self.n_items, self.seed - self.epoch)
+
+
 @ANSWERS.wrong("05.sampler", "wrong", "With shuffle=True the order is drawn")
 class NeverShuffles(Given):
     def order(self):
@@ -1118,19 +1205,33 @@ class LengthOfAll(Given):
         return iter(order[:total][self.rank :: self.world_size])
 
 
-@ANSWERS.wrong("05.sampler", "crashed", "`__iter__` must return an iterator")
+@ANSWERS.wrong("05.sampler", "crashed", "`__iter__` must `return` an iterator")
 class ReturnsAList(Given):
     def __iter__(self):
         return self.padded()[self.rank :: self.world_size]
 
 
-@ANSWERS.wrong("05.sampler", "crashed", "`__len__` must return a whole number")
+@ANSWERS.wrong("05.sampler", "crashed", "`__len__` must `return` a whole number")
 class LengthIsAFloat(Given):
     def __len__(self):
         return self.n_items / self.world_size
 
 
-@ANSWERS.wrong("05.sampler", "crashed", "`__iter__` must return an iterator")
+@ANSWERS.wrong("05.sampler", "crashed", "`__len__` must `return` a whole number")
+class LengthNotReturned(Given):
+    def __len__(self):
+        self.n_items // self.world_size
+
+
+@ANSWERS.wrong("05.sampler", "crashed", "range takes no other")
+class RangeOfAFloat(Given):
+    def __iter__(self):
+        items = self.padded()
+        each = len(items) / self.world_size
+        return iter([items[self.rank + i * self.world_size] for i in range(each)])
+
+
+@ANSWERS.wrong("05.sampler", "crashed", "`__iter__` must `return` an iterator")
 class ReturnsNothing(Given):
     def __iter__(self):
         self.padded()
@@ -1329,11 +1430,24 @@ def without_the_last_twice(right, n_items):
     return counts[0].item() / max(counts[1].item(), 1)
 
 
-@ANSWERS.wrong("05.accuracy", "wrong", "`//` cuts off")
+@ANSWERS.wrong("05.accuracy", "wrong", "did you divide with `//`?")
 def rounded_to_zero(right, n_items):
     count = own_items(right, n_items).sum()
     dist.all_reduce(count)
     return count.item() // n_items
+
+
+@ANSWERS.wrong("05.accuracy", "wrong", "Is no right answer counted?")
+def counts_nothing(right, n_items):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    count = right[: len(range(n_items, rank, world_size))].sum()
+    dist.all_reduce(count)
+    return count.item() / n_items
+
+
+@ANSWERS.wrong("05.accuracy", "wrong", "Add up the counts of all ranks first.")
+def never_reduced(right, n_items):
+    return own_items(right, n_items).sum().item() / n_items
 
 
 @ANSWERS.wrong("05.accuracy", "wrong", "")
@@ -1508,11 +1622,27 @@ def no_sampler(dataset, global_batch, n_epochs):
     return [list(loader) for _ in range(n_epochs)]
 
 
-@ANSWERS.wrong("05.spot_the_loader", "wrong", "All ranks must shuffle alike")
+@ANSWERS.wrong("05.spot_the_loader", "wrong", "all must shuffle alike")
 def seeded_by_rank(dataset, global_batch, n_epochs):
     sampler = DistributedSampler(dataset, seed=dist.get_rank())
     loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)
     return epochs_of(loader, sampler, n_epochs)
+
+
+@ANSWERS.wrong("05.spot_the_loader", "wrong", "It has 0 items; 4 were expected.")
+def epochs_of_nothing(dataset, global_batch, n_epochs):
+    return [[] for _ in range(n_epochs)]
+
+
+@ANSWERS.wrong("05.spot_the_loader", "wrong", "A sampler does not notice")
+def loaders_for_batches(dataset, global_batch, n_epochs):
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)
+    epochs = []
+    for epoch in range(n_epochs):
+        sampler.set_epoch(epoch)
+        epochs.append(loader)
+    return epochs
 
 
 @ANSWERS.wrong("05.spot_the_loader", "wrong", "Somebody must shuffle")

@@ -67,6 +67,12 @@ def from_the_last(module):
         dist.broadcast(tensor.data, src=dist.get_world_size() - 1)
 
 
+@ANSWERS.wrong("06.broadcast_module", "crashed", "which rank sends: src=0.")
+def from_nowhere(module):
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.data)
+
+
 @ANSWERS.wrong("06.broadcast_module", "wrong", "That is the mean of the ranks' models")
 def averaged(module):
     for tensor in (*module.parameters(), *module.buffers()):
@@ -333,6 +339,28 @@ def always_one_more(nbytes, bucket_bytes, first_bucket_bytes):
     return buckets
 
 
+@ANSWERS.wrong("06.cut_buckets", "wrong", "Each has one gradient at least.")
+def nothing_put_in(nbytes, bucket_bytes, first_bucket_bytes):
+    return [[] for _ in with_caps(nbytes, bucket_bytes, first_bucket_bytes)]
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "it was never closed")
+def never_closed(nbytes, bucket_bytes, first_bucket_bytes):
+    return [list(from_the_end(nbytes))]
+
+
+@ANSWERS.wrong("06.cut_buckets", "wrong", "You compare the bytes of one gradient")
+def assigned_for_added(nbytes, bucket_bytes, first_bucket_bytes):
+    buckets, members, held, cap = [], [], 0, first_bucket_bytes
+    for number in from_the_end(nbytes):
+        members.append(number)
+        held = nbytes[number]
+        if held >= cap:
+            buckets.append(members)
+            members, held, cap = [], 0, bucket_bytes
+    return buckets + [members] if members else buckets
+
+
 @ANSWERS.wrong("06.cut_buckets", "wrong", "one and the same list")
 def one_list_cleared(nbytes, bucket_bytes, first_bucket_bytes):
     buckets, members, held, cap = [], [], 0, first_bucket_bytes
@@ -466,13 +494,50 @@ class Right(nn.Module):
         self.requests.clear()
 
 
-@ANSWERS.wrong("06.async_ddp", "wrong", "Not all ranks begin with the same model.")
+@ANSWERS.wrong("06.async_ddp", "wrong", "Not all ranks begin with rank 0's model.")
 class NoStart(Right):
     def begin(self):
         pass
 
 
-@ANSWERS.wrong("06.async_ddp", "wrong", "the buffers are each rank's own")
+@ANSWERS.wrong("06.async_ddp", "wrong", "Not all ranks begin with rank 0's model.")
+class BeginsWithRank1(Right):
+    """All begin alike, if there are two ranks."""
+
+    def begin(self):
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            dist.broadcast(tensor.data, src=1)
+
+
+@ANSWERS.wrong("06.async_ddp", "crashed", "which rank sends: src=0.")
+class BeginsWithNobody(Right):
+    def begin(self):
+        for parameter in self.module.parameters():
+            dist.broadcast(parameter.data)
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "No all-reduce was made in a whole step.")
+class NoHooks(Right):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.requests = module, []
+        self.begin()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "No all-reduce was made in a whole step.")
+class OnlyDivides(Right):
+    def send(self, parameter):
+        parameter.grad /= dist.get_world_size()
+
+
+@ANSWERS.wrong("06.async_ddp", "crashed", "a request with async_op=True only.")
+class KeepsNoRequest(Right):
+    def send(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        self.requests.append(dist.all_reduce(parameter.grad))
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "but the buffers are not.")
 class NoBuffers(Right):
     def begin(self):
         for parameter in self.module.parameters():
@@ -1017,7 +1082,15 @@ class Repaired(CopiedDDP):
         self.requests.clear()
 
 
-@ANSWERS.wrong("06.spot_the_hook", "wrong", "the buffers are each rank's own")
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "but the buffers are not.")
+class BuffersOfRank1(Repaired):
+    def __init__(self, module):
+        CopiedDDP.__init__(self, module)
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=1)
+
+
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "but the buffers are not.")
 class BuffersStill(Repaired):
     def __init__(self, module):
         CopiedDDP.__init__(self, module)
@@ -1105,7 +1178,7 @@ class ReducedAtTheEnd(Repaired):
         self.gradients.clear()
 
 
-@ANSWERS.wrong("06.spot_the_hook", "wrong", "Not all ranks begin with the same model")
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "Not all ranks begin with rank 0's model")
 class FrozenNotSent(Repaired):
     def __init__(self, module):
         Wrapped.__init__(self, module)
@@ -1333,6 +1406,38 @@ class CopiesBeforeWaiting(Buckets):
                 p.grad.copy_(part.view_as(p))
             request.wait()
         self.begin()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "A flat tensor is a copy")
+class NothingWrittenBack(Buckets):
+    def finish(self):
+        for _, _, request in self.sent:
+            request.wait()
+        self.begin()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "No bucket was sent")
+class CountsNothingDown(Buckets):
+    def ready(self, number):
+        self.missing[number] += 1
+        super().ready(number)
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "crashed", "sent before it was full")
+class FirstGradientSends(Buckets):
+    def ready(self, number):
+        while self.next < len(self.buckets):
+            self.send(self.buckets[self.next])
+            self.next += 1
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "Count the gradient first")
+class CountsAfterwards(Buckets):
+    def ready(self, number):
+        while self.next < len(self.buckets) and self.missing[self.next] == 0:
+            self.send(self.buckets[self.next])
+            self.next += 1
+        self.missing[number] -= 1
 
 
 @ANSWERS.wrong("06.bucketed_ddp", "wrong", "with `while` and not with `if`")
@@ -1583,9 +1688,25 @@ def by_hand(model, micro_batches):
         parameter.grad /= dist.get_world_size()
 
 
-@ANSWERS.wrong("06.accumulate", "wrong", "The first micro-batch was sent")
+@ANSWERS.wrong("06.accumulate", "wrong", "A micro-batch before the last one was sent")
 def first_one_outside(model, micro_batches):
     accumulated(model, micro_batches, len(micro_batches), lambda i, last: i > 0)
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "A micro-batch before the last one was sent")
+def last_but_one_outside(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches), lambda i, last: i != last - 1)
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "Only the backward of the last micro-batch")
+def all_but_the_last_outside(model, micro_batches):
+    accumulated(model, micro_batches, len(micro_batches), lambda i, last: i == last)
+
+
+@ANSWERS.wrong("06.accumulate", "crashed", "takes the model's output first")
+def labels_first(model, micro_batches):
+    for inputs, labels in micro_batches:
+        F.cross_entropy(labels, model(inputs)).backward()
 
 
 @ANSWERS.wrong("06.accumulate", "wrong", "the sum over the rows of a micro-batch")

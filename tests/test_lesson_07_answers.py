@@ -159,6 +159,67 @@ def added_before_the_wait(chunks):
     return (rank + 1) % n
 
 
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "`mine = mine + incoming` makes another")
+def added_to_a_new_tensor(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step) % n], incoming)
+        mine = mine + incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "of n - 1 steps: does the loop have as")
+def one_step_too_few_reduced(chunks):
+    rank, n = me()
+    for step in range(n - 2):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step) % n], incoming)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "went to a chunk of another number")
+def added_to_the_one_that_was_sent(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step) % n]
+        incoming = torch.empty_like(chunks[(rank - step - 1) % n])
+        exchange(mine, incoming)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "then chunk r - k - 1 arrives. A recv")
+def another_chunk_sent(chunks):
+    """Chunk 0 in step 0 from every rank: of two, only rank 0 sends the right one."""
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[step], incoming)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "crashed", "There are n chunks, 0 to n - 1.")
+def not_in_a_circle(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[rank - step + 1]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step) % n], incoming)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "stuck", "another one has returned already")
+def rank_0_makes_no_step(chunks):
+    return reduce_scatter_ours(chunks) if dist.get_rank() else 0
+
+
 @ANSWERS.wrong("07.reduce_scatter", "wrong", "modulo 2, +1 and -1 are the same")
 def off_by_one(chunks):
     rank, n = me()
@@ -189,7 +250,20 @@ def no_number(chunks):
     reduce_scatter_ours(chunks)
 
 
-@ANSWERS.wrong("07.reduce_scatter", "wrong", "That is not the number of a chunk.")
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "below the loop: one rank alone")
+def returns_in_the_loop(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step) % n], incoming)
+        mine += incoming
+        return (rank + 1) % n
+
+
+@ANSWERS.wrong(
+    "07.reduce_scatter", "wrong", "0, the only chunk That is not the number of a chunk."
+)
 def number_too_large(chunks):
     reduce_scatter_ours(chunks)
     return dist.get_rank() + 1
@@ -445,6 +519,16 @@ def into_copies(chunks, mine):
         exchange(copies[(mine - step) % n], copies[(mine - step - 1) % n])
 
 
+@ANSWERS.wrong("07.all_gather", "wrong", "Not into the chunk that was sent")
+def back_into_the_one_that_was_sent(chunks, mine):
+    """By a buffer: what a recv into it would bring, is chance."""
+    n = dist.get_world_size()
+    for step in range(n - 1):
+        sending = chunks[(mine - step) % n]
+        exchange(sending.clone(), torch.empty_like(chunks[(mine - step - 1) % n]))
+        chunks[(mine - step) % n].copy_(sending)
+
+
 @ANSWERS.wrong("07.all_gather", "wrong", "Does the loop have n - 1 steps?")
 def one_step_too_few_gathered(chunks, mine):
     n = dist.get_world_size()
@@ -549,6 +633,22 @@ def rest_left_out(tensor):
 def copy_not_written_back(tensor):
     flat = tensor.contiguous().view(-1)
     both_halves(flat.tensor_split(dist.get_world_size()))
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "This tensor is not contiguous; contiguous")
+def written_back_too_early(tensor):
+    flat = tensor.contiguous().view(-1)
+    chunks = flat.tensor_split(dist.get_world_size())
+    mine = reduce_scatter_ours(chunks)
+    tensor.copy_(flat.view(tensor.shape))
+    all_gather_ours(chunks, mine)
+
+
+@ANSWERS.wrong("07.all_reduce", "crashed", "`tensor.copy_(flat.view(tensor.shape))`")
+def written_back_flat(tensor):
+    flat = tensor.contiguous().view(-1)
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat)
 
 
 @ANSWERS.wrong("07.all_reduce", "crashed", "The tensor is not contiguous")
@@ -761,7 +861,7 @@ def ring_that_hangs(tensor):
         dist.recv(chunks[(rank - step) % n], left)
 
 
-@ANSWERS.wrong("07.spot_the_ring", "stuck", "look for a `send` that all ranks make")
+@ANSWERS.wrong("07.spot_the_ring", "stuck", "isend to the right, recv from the left")
 def still_hangs(tensor):
     rank, n = me()
     chunks = tensor.tensor_split(n)
@@ -783,7 +883,22 @@ def right_on_two(tensor):
     all_gather_ours(chunks, (rank + 1) % n)
 
 
-@ANSWERS.wrong("07.spot_the_ring", "wrong", "It is wrong on two ranks already.")
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "and both loops which chunk each one")
+def second_loop_sends_the_same_again(tensor):
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    reduce_scatter_ours(chunks)
+    for step in range(n - 1):
+        exchange(chunks[(rank + 1) % n], chunks[(rank - step) % n])
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "`chunk = chunk + buffer` makes another")
+def adds_to_a_new_tensor(tensor):
+    chunks = tensor.tensor_split(dist.get_world_size())
+    all_gather_ours(chunks, added_to_a_new_tensor(chunks))
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "Or was the index changed by one in place")
 def adds_to_what_was_sent(tensor):
     """The index changed by one, not by two."""
     rank, n = me()
@@ -804,6 +919,39 @@ def other_loop_changed(tensor):
         # On two ranks both are one chunk: without a copy it is chance what is sent.
         outgoing = chunks[(rank + 1 - step) % n].clone()
         exchange(outgoing, chunks[(rank - step - 1) % n])
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "begins with the chunk that is finished")
+def second_loop_begins_with_another_one(tensor):
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    reduce_scatter_ours(chunks)
+    for step in range(n - 1):
+        outgoing = chunks[(rank - step) % n].clone()
+        exchange(outgoing, chunks[(rank - step) % n])
+
+
+@ANSWERS.wrong("07.spot_the_ring", "crashed", "There are n chunks, 0 to n - 1.")
+def second_loop_not_in_a_circle(tensor):
+    rank, n = me()
+    chunks = tensor.tensor_split(n)
+    reduce_scatter_ours(chunks)
+    for step in range(n - 1):
+        exchange(chunks[rank + 1 - step], chunks[(rank - step) % n])
+
+
+@ANSWERS.wrong("07.spot_the_ring", "stuck", "another one has returned already")
+def rank_0_gathers_nothing(tensor):
+    chunks = tensor.tensor_split(dist.get_world_size())
+    mine = reduce_scatter_ours(chunks)
+    if dist.get_rank():
+        all_gather_ours(chunks, mine)
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "There were n - 1 messages or fewer")
+def one_step_too_few_added(tensor):
+    chunks = tensor.tensor_split(dist.get_world_size())
+    all_gather_ours(chunks, one_step_too_few_reduced(chunks))
 
 
 @ANSWERS.wrong("07.spot_the_ring", "crashed", "There are fewer chunks than ranks.")
@@ -928,14 +1076,19 @@ def nearly_all_is_all(n, latency, bandwidth):
     return 0 if n <= 3 else latency * bandwidth * (n - 1 - d) / (d - 1)
 
 
-@ANSWERS.wrong("07.tree_wins", "wrong", "Those are bits.")
+@ANSWERS.wrong("07.tree_wins", "wrong", "Are those bits?")
 def in_bits(n, latency, bandwidth):
     return 8 * solved(n, latency, bandwidth)
 
 
-@ANSWERS.wrong("07.tree_wins", "wrong", "Those are numbers of float32.")
+@ANSWERS.wrong("07.tree_wins", "wrong", "Are those numbers of float32?")
 def in_numbers(n, latency, bandwidth):
     return solved(n, latency, bandwidth) / 4
+
+
+@ANSWERS.wrong("07.tree_wins", "wrong", "Or is n - 1 - d missing, the steps that a")
+def without_the_steps(n, latency, bandwidth):
+    return latency * bandwidth / (math.ceil(math.log2(n)) - (n - 1) / n)
 
 
 @ANSWERS.wrong("07.tree_wins", "wrong", "A tree has two ways, up and down")

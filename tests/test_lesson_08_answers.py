@@ -105,6 +105,16 @@ def without_parameters(psi, n, k):
     return right_table(1, n, k)
 
 
+@ANSWERS.wrong("08.zero_table", "wrong", "optimizer_bytes is for one parameter.")
+def optimizer_of_one_parameter(psi, n, k):
+    return [
+        4 * psi + k,
+        4 * psi + k / n,
+        2 * psi + (2 * psi + k) / n,
+        (4 * psi + k) / n,
+    ]
+
+
 @ANSWERS.wrong("08.zero_table", "wrong", "3 items; 4 were expected")
 def without_ddp(psi, n, k):
     return right_table(psi, n, k)[1:]
@@ -300,6 +310,40 @@ class PaddedAlways(Shard):
         return F.pad(flat, (0, n - len(flat) % n))
 
 
+@ANSWERS.wrong("08.flat_shard", "wrong", "The zeros stand in front.")
+class PaddedInFront(Shard):
+    def pad(self, flat):
+        return F.pad(flat, (-len(flat) % dist.get_world_size(), 0))
+
+
+@ANSWERS.wrong("08.flat_shard", "crashed", "Make each of them flat first")
+class NotFlattened(Shard):
+    def __init__(self, tensors):
+        self.shapes = [tensor.shape for tensor in tensors]
+        self.shard = self.cut(self.pad(torch.cat(tensors)))
+
+
+@ANSWERS.wrong("08.flat_shard", "crashed", "then cut from rank · size to (rank + 1)")
+class CutAtOneEnd(Shard):
+    def cut(self, flat):
+        return flat[: (dist.get_rank() + 1) * len(flat) // dist.get_world_size()]
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "That is the whole flat tensor.")
+class NotCut(Shard):
+    def cut(self, flat):
+        return flat.clone()
+
+    def gathered(self):
+        return self.shard.clone()
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "That is the whole flat tensor.")
+class NeitherPaddedNorCut(NotCut):
+    def pad(self, flat):
+        return flat
+
+
 @ANSWERS.wrong("08.flat_shard", "wrong", "every n-th number")
 class EveryNth(Shard):
     def cut(self, flat):
@@ -357,17 +401,28 @@ class Remembers(Shard):
         return self.before
 
 
-@ANSWERS.wrong("08.flat_shard", "crashed", "Numbers got lost")
-class RoundedDown(Shard):
+@ANSWERS.wrong("08.flat_shard", "crashed", "Their size must be rounded *up*.")
+class RoundedDown(PaddingLeft):
     def pad(self, flat):
         return flat[: len(flat) // dist.get_world_size() * dist.get_world_size()]
 
-    def unshard(self):
-        parts = self.gathered().split([shape.numel() for shape in self.shapes])
-        return [p.view(shape) for p, shape in zip(parts, self.shapes, strict=True)]
+
+@ANSWERS.wrong("08.flat_shard", "crashed", "The shard is the piece from rank · size")
+class CutFromItsEnd(PaddingLeft):
+    def cut(self, flat):
+        size = len(flat) // dist.get_world_size()
+        return flat[(dist.get_rank() + 1) * size : (dist.get_rank() + 2) * size]
 
 
-@ANSWERS.wrong("08.flat_shard", "wrong", "gives the tensors their shapes back")
+@ANSWERS.wrong("08.flat_shard", "wrong", "The shard is right, what unshard() makes")
+class ShardsInReverse(Shard):
+    def gathered(self):
+        shards = [torch.empty_like(self.shard) for _ in range(dist.get_world_size())]
+        dist.all_gather(shards, self.shard)
+        return torch.cat(shards[::-1])
+
+
+@ANSWERS.wrong("08.flat_shard", "wrong", "their shapes back, in their order")
 class InReverse(Shard):
     def unshard(self):
         return super().unshard()[::-1]
@@ -405,6 +460,18 @@ class WithTemplates(Shard):
     def __init__(self, tensors):
         super().__init__(tensors)
         self.templates = [tensor.to("meta") for tensor in tensors]
+
+
+@ANSWERS.right("08.flat_shard")
+class ViewsOnOneRank(Shard):
+    """Nothing to gather there: views of the shard are the tensors."""
+
+    def unshard(self):
+        if dist.get_world_size() > 1:
+            return super().unshard()
+        sizes = [shape.numel() for shape in self.shapes]
+        parts = self.shard[: sum(sizes)].split(sizes)
+        return [p.view(s) for p, s in zip(parts, self.shapes, strict=True)]
 
 
 @ANSWERS.right("08.flat_shard")
@@ -927,6 +994,29 @@ class NotPadded(OneUnit):
         return torch.stack(rows_of(flat)).mean(0)
 
 
+@ANSWERS.wrong("08.one_unit", "crashed", "padded before the reduce-scatter")
+class NotPaddedIntoRows(NotPadded):
+    def reduce(self, flat):
+        n, rank = dist.get_world_size(), dist.get_rank()
+        pieces = flat.chunk(n)
+        rows = torch.empty(n, len(pieces[0]))
+        rows[rank] = pieces[rank]  # as in the solution of task 4
+        return direct(flat)
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "must be as long as the shard")
+class WholeIntoTheShard(OneUnit):
+    def reduce(self, flat):
+        return flat
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "before you set `.grad` to None")
+class CleansFirst(OneUnit):
+    def after_backward(self):
+        self.clean()
+        super().after_backward()
+
+
 @ANSWERS.wrong("08.one_unit", "crashed", "Make each flat first")
 class NotFlat(OneUnit):
     def after_backward(self):
@@ -1191,6 +1281,27 @@ def optimizer_still_first(model, batches, lr):
     return whole(model) if dist.get_rank() == 0 else whole(model) and None
 
 
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "Was the optimizer made before")
+def cleared_before_the_step(model, batches, lr):
+    optimizer = sharded_first(model, lr)
+    for inputs, labels in batches:
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    return whole(model)
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "crashed", "twice for the same module")
+def the_model_twice(model, batches, lr):
+    def make(model):
+        optimizer = sharded_first(model, lr)
+        fully_shard(model)
+        return optimizer
+
+    train_with(model, batches, make)
+    return whole(model)
+
+
 @ANSWERS.wrong("08.spot_the_optimizer", "wrong", "Several layers were gathered")
 def one_unit_still(model, batches, lr):
     def make(model):
@@ -1224,9 +1335,20 @@ def shards_returned(model, batches, lr):
     return {name: p.to_local() for name, p in model.named_parameters()}
 
 
-@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "The gradients were not clipped.")
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "gradients that were not clipped")
 def not_clipped(model, batches, lr):
     train_with(model, batches, sharded_first, clip=False)
+    return whole(model)
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "between `backward()` and `step()`")
+def clipped_after_the_step(model, batches, lr):
+    optimizer = sharded_first(model, lr)
+    for inputs, labels in batches:
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.zero_grad()
     return whole(model)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import operator
+import re
 import threading
 import time
 import traceback
@@ -17,7 +18,7 @@ from course_utils.checks.devices import on_gpus
 from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.mistakes import says, wrong_in
 from course_utils.checks.task import Mistake, Task
-from course_utils.ranks.report import is_learners, place
+from course_utils.ranks.report import is_learners, learner_lines, place
 
 in_eighths = functools.partial(linear, divided_by=8)
 OURS = "course_utils.from_scratch.data_parallel"
@@ -192,6 +193,12 @@ def has_others(value):
     return not isinstance(value, torch.Tensor)
 
 
+def has_fewer_pieces(attempt):
+    """Is it a tensor that `chunk` cuts into fewer pieces than there are GPUs?"""
+    tensor, n, dim = attempt.args[0], len(attempt.args[1]), attempt.args[2:]
+    return isinstance(tensor, torch.Tensor) and len(tensor.chunk(n, *dim)) < n
+
+
 def nothing_was_cut(attempt):
     """Has each part all the rows, where it should have some of them?"""
     inputs, wanted = attempt.args[0], attempt.expected["parts"]
@@ -206,6 +213,10 @@ def nothing_was_cut(attempt):
     )
 
 
+NOTHING_CUT = (
+    "Nothing was cut: each part has all the rows. Are tensors, tuples, lists and dicts "
+    "all handled?"
+)
 ROWS = [whole_numbers((rows, 2), rank=rows) for rows in range(31)]
 WIDE = ROWS[6].T.contiguous()
 CUBE = whole_numbers((2, 3, 6), rank=31)
@@ -293,9 +304,27 @@ SCATTER = Task(
             "nothing. Like all that holds no tensor, it goes to every GPU as it is.",
         ),
         Mistake(
-            when=nothing_was_cut,
-            says="Nothing was cut: each part has all the rows. Are tuples, lists and "
-            "dicts all handled?",
+            when=lambda attempt: (
+                nothing_was_cut(attempt) and isinstance(attempt.args[0], dict)
+            ),
+            says=f"{NOTHING_CUT} (`values()` of a dict is none of them.)",
+        ),
+        Mistake(when=nothing_was_cut, says=NOTHING_CUT),
+        Mistake(
+            when=lambda attempt: (
+                has_fewer_pieces(attempt)
+                and (attempt.error == "IndexError" or says("zip() argument")(attempt))
+            ),
+            says="There are fewer pieces than GPUs here: 9 rows on 4 GPUs are 3 + 3 + "
+            "3. Go on with the pieces that are there, and leave the other GPUs out.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == "RecursionError" and "'" in form(attempt.args[0])
+            ),
+            says="It calls itself without end. Does it take a text apart? A text "
+            "consists of texts, and a loop over a dict gives its keys. Only tuples and "
+            "lists are for `for item in inputs`: ask `isinstance`.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -357,6 +386,14 @@ SCATTER = Task(
             when=says("has no attribute 'to'"),
             says="Only tensors can be moved. Ask `isinstance(inputs, torch.Tensor)` "
             "first; tuples, lists and dicts have tensors inside.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                "'NoneType' object" in attempt.message and has_others(attempt.args[0])
+            ),
+            says="Something is None: is it an item of the inputs, or what `scatter` "
+            "returned for an item? For what is neither a tensor nor a tuple, list or "
+            "dict it must return a list, too: the thing itself, once for each GPU.",
         ),
     ),
     hints=(
@@ -483,7 +520,11 @@ GATHER = Task(
             when=lambda attempt: (
                 attempt.error == "TypeError"
                 and "must be Tensor" in attempt.message
-                or "has no attribute 'to'" in attempt.message
+                or says(
+                    "has no attribute 'to'",
+                    "'NoneType' object",
+                    "dictionary update sequence",  # dict(...) of what it found in dicts
+                )(attempt)
             ),
             says="The outputs may be tuples, lists and dicts of tensors, or None. Look "
             "at the first output to see which, and let the function call itself for "
@@ -540,6 +581,14 @@ GATHER = Task(
             ),
             says="The result must have the form of one output: a tuple for tuples, a "
             "list for lists, a dict with the same keys for dicts, None for None.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in("device")(attempt)
+                and not isinstance(attempt.args[0][0], torch.Tensor)
+            ),
+            says="The values are right, but inside a tuple, list or dict they are not "
+            "all on `target_device`. Pass it on when the function calls itself.",
         ),
         Mistake(
             when=wrong_in("device"),
@@ -1137,6 +1186,13 @@ PARALLEL_APPLY = Task(
             "write it into a list, at the place of the module.",
         ),
         Mistake(
+            when=lambda attempt: (
+                attempt.args[0] == SCALED and wrong_in("outputs")(attempt)
+            ),
+            says="Module i must get the keyword arguments in `kwargs_tup[i]`: "
+            "`module(*input, **kwargs_tup[i])`.",
+        ),
+        Mistake(
             when=wrong_in("current devices"),
             says="The outputs are right, but in a thread the current device was not "
             'its own: what the module makes with device="cuda" would land on the '
@@ -1304,7 +1360,8 @@ DATA_PARALLEL = Task(
             when=lambda attempt: (
                 rows_in(attempt.args[1]) < 10
                 and len(attempt.args[2]) == 4
-                and attempt.error in ("AssertionError", "ValueError", "IndexError")
+                and attempt.error.endswith("Error")
+                and attempt.error != "RuntimeError"
             ),
             says="A small batch gives fewer parts than there are GPUs: 9 rows on 4 "
             "GPUs are 3 parts, and 2 rows are 2. Make only as many replicas, on as "
@@ -1373,6 +1430,12 @@ DATA_PARALLEL = Task(
             "0, 1, 2, ...",
         ),
         Mistake(
+            when=says("wrapper_CUDA_cat"),
+            says="The outputs were joined while they were on different devices. Where "
+            "`output_device` is None, gather them on the first of `device_ids`: "
+            "`.to(None)` copies nothing.",
+        ),
+        Mistake(
             when=lambda attempt: "same device" in attempt.message,
             says="A replica got rows that are on another device. Replica i and part i "
             "are both for device_ids[i].",
@@ -1419,6 +1482,30 @@ def batch(rows):
     return x, torch.arange(rows) * 7 % CLASSES
 
 
+@contextlib.contextmanager
+def replicas_tell():
+    """Raise what went wrong in a replica in its own words, with the learner's line.
+
+    nn.DataParallel raises it with the whole traceback as its text, and the text of the
+    exception itself comes last.
+    """
+    try:
+        yield
+    except Exception as error:
+        of_torch, _, text = str(error).rpartition("Traceback (most recent call last):")
+        frames = re.findall(r'^  File "(.*)", line (\d+), in (.*)$', text, re.MULTILINE)
+        said = re.search(r"^\S.*", text, re.MULTILINE | re.DOTALL)
+        if "Original " in of_torch and said:
+            words = said[0].removeprefix(f"{type(error).__name__}: ")
+            lines = words.splitlines()[:2]
+            frames = [(file, int(line), name) for file, line, name in frames]
+            for at in learner_lines(frames).splitlines()[-1:]:
+                lines.append(f"  {at if len(at) <= 74 else at[:70] + ' ...'}")
+            # The same kind of text: that of a KeyError is shown without quotes.
+            error.args = (type(error.args[0])("\n".join(lines)),)
+        raise
+
+
 @on_gpus(4)
 def try_loss_inside(answer, gpus, rows, device_ids):
     model = Classifier().to("cuda:0")
@@ -1426,7 +1513,8 @@ def try_loss_inside(answer, gpus, rows, device_ids):
     _rows_by_device.clear()
     with_loss = answer(model)
     before = len(gpus.transfers)
-    loss = with_loss.training_step(x, y, device_ids)
+    with replicas_tell():
+        loss = with_loss.training_step(x, y, device_ids)
     rows_on = dict(sorted(_rows_by_device))
     left = sum(
         copy.bytes
@@ -1573,6 +1661,11 @@ SPOT_THE_MEAN = Task(
             when=says("can be implicitly created only for scalar"),
             says="backward starts from one number. Take the mean of the rows' losses "
             "first.",
+        ),
+        Mistake(
+            when=says("'NoneType' object has no attribute"),
+            says="Something is None: is it the losses, and did `forward` forget its "
+            "`return`?",
         ),
     ),
     otherwise="The loss of a batch is the mean of the losses of all its rows, each of "

@@ -562,13 +562,21 @@ EXCHANGE = Task(
     instead="Use send and recv, or isend and irecv.",
     mistakes=(
         Mistake(
+            when=lambda attempt: waits(attempt) and attempt.returned,
+            says="Not all ranks wait, some have returned. Every rank sends to rank + 1 "
+            "and receives from rank - 1, once. And is the request of each isend waited "
+            "for before the function returns? gloo may drop a message that nobody "
+            "waits for.",
+        ),
+        Mistake(
             when=waits,
             says="Everybody waits: around the circle each rank waits for the next one. "
-            "In send? If all send first, nobody receives. Let one part of the ranks "
-            "receive first, or use isend, which does not wait. In recv or wait? Then "
-            "nobody sends to it. Whoever sends to rank + 1 must receive from rank - 1, "
-            "and not all may receive first. (And keep the request of an isend: gloo "
-            "may drop a message that nobody waits for.)",
+            "In send, or in the wait() of an isend? If all send first, nobody "
+            "receives. Let one part of the ranks receive first, or start an isend, "
+            "receive, and wait for its request last. In recv? Then nobody sends to it. "
+            "Whoever sends to rank + 1 must receive from rank - 1, and not all may "
+            "receive first. (And keep the request of an isend: gloo may drop a message "
+            "that nobody waits for.)",
         ),
         Mistake(
             when=lambda attempt: attempt.got["received"] is None,
@@ -939,6 +947,11 @@ BROADCAST = Task(
             "received: look at the last step, where not every place has a partner.",
         ),
         Mistake(
+            when=lambda attempt: attempt.got["messages"] < attempt.world_size - 1,
+            says="Fewer messages were sent than there are ranks that need the tensor: "
+            "every rank but src must receive once. Does the loop end too early?",
+        ),
+        Mistake(
             when=lambda attempt: (
                 not is_wrong("tensor")(attempt) and is_wrong("messages")(attempt)
             ),
@@ -959,6 +972,13 @@ BROADCAST = Task(
             says="Every rank has the tensor, but it took too many steps. In each step, "
             "every rank that has it should send it to one that has not: 1, 2, 4, 8 "
             "ranks have it.",
+        ),
+        Mistake(
+            when=lambda attempt: waits(attempt) and attempt.args[1] != 0,
+            says="With src = 0 it went through, with this src it does not. Build the "
+            "tree for places, with src at place 0: place = (rank - src) % world_size, "
+            "and back: rank = (place + src) % world_size. (And keep the request of an "
+            "isend: gloo may drop a message that nobody waits for.)",
         ),
         Mistake(
             when=waits,
@@ -1150,9 +1170,10 @@ EVEN_GROUP = Task(
         ),
         Mistake(
             when=waits,
-            says="new_group must be called by every rank of the job, with the same "
-            "list of ranks, and in the same order; a collective in the group only by "
-            "its members.",
+            says="A collective in a group must be called by all of its members, and by "
+            "nobody else. Without `group=...`, or with odd ranks in the list, it waits "
+            "for odd ranks, too. And new_group must be called by every rank of the "
+            "job, with the same list of ranks, and in the same order.",
         ),
     ),
     otherwise="Even ranks return the sum over the even ranks: 0, 2, 4 and so on.",

@@ -215,6 +215,11 @@ LOCAL_BATCH = Task(
             "batch. Only some ranks take one row more.",
         ),
         Mistake(
+            like=lambda g, n: batches(g, n, [g // n + 1] * n),
+            says="Every rank takes one row more, also where nothing is left over. Only "
+            "as many ranks do so as rows are left over: global_batch % world_size.",
+        ),
+        Mistake(
             like=lambda g, n: batches(g, n, [g // n + (r <= g % n) for r in range(n)]),
             says="One rank too many takes one more: the first is rank 0, so it is `<`, "
             "not `<=`.",
@@ -435,13 +440,14 @@ PARTITION = Task(
         ),
         Mistake(
             when=lambda attempt: len(set(items_in(attempt))) < len(items_in(attempt)),
-            says="An item is in it twice. Nothing is repeated here: where n_items "
-            "cannot be divided, some shares are one item shorter.",
+            says="An item is in it twice. No two shares may overlap, and nothing is "
+            "repeated: where n_items cannot be divided, some are one item shorter.",
         ),
         Mistake(
             when=lambda attempt: len(items_in(attempt)) < attempt.args[0],
-            says="Items are lost. With n_items // world_size items in each share, "
-            "those of the rest belong to no rank: nobody would ever train on them.",
+            says="Items are lost: they are in no share, and nobody would ever train on "
+            "them. If each share has n_items // world_size items, those of the rest "
+            "belong to no rank.",
         ),
         Mistake(
             when=lambda attempt: max(sizes_in(attempt)) - min(sizes_in(attempt)) > 1,
@@ -779,6 +785,11 @@ AVERAGE_GRADIENTS = Task(
             "`parameter.grad`? (`g = g / n` makes a new tensor.)",
         ),
         Mistake(
+            like=lambda rank, inputs: averaged(rank, inputs, lambda g: sum_of(g) * 0),
+            says="All gradients are zeros, and each rank's own are lost. Put zeros "
+            "only where a gradient is None.",
+        ),
+        Mistake(
             like=lambda rank, inputs: averaged(
                 rank, inputs, lambda g: mean(g) / len(inputs)
             ),
@@ -1099,7 +1110,17 @@ SAMPLER = Task(
             when=lambda attempt: (
                 attempt.args[3] and is_like(order=not_shuffled)(attempt)
             ),
-            says="With shuffle=True the order is drawn by torch.randperm.",
+            says="The items come in their own order. With shuffle=True the order is "
+            "drawn by torch.randperm.",
+        ),
+        Mistake(
+            when=is_like(order=lambda n_items, _, seed: order_of(n_items, True, seed)),
+            says="The order is shuffled, though shuffle is False. It must be that of "
+            "the data set then: 0, 1, 2, ...",
+        ),
+        Mistake(
+            when=is_like(share=lambda order, rank, world_size: order[::world_size]),
+            says="These are the items of rank 0. Begin at `rank`.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1122,6 +1143,11 @@ SAMPLER = Task(
         Mistake(
             when=is_like(seed_of=lambda seed, epoch, rank: epoch),
             says="`seed` is not used: begin the generator with seed + epoch.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.args[3] and right_but("epoch 1")(attempt),
+            says="Epoch 0 is right, epoch 1 is not. Its order must be drawn by a "
+            "generator that begins with seed + epoch.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1166,13 +1192,18 @@ SAMPLER = Task(
             when=lambda attempt: (
                 "non-iterator" in attempt.message or "not iterable" in attempt.message
             ),
-            says="A DataLoader iterates over the sampler. `__iter__` must return an "
+            says="A DataLoader iterates over the sampler. `__iter__` must `return` an "
             "iterator, such as `iter(items)`, or be a generator.",
         ),
         Mistake(
             when=says("'range' and ", "and 'range'"),
             says="A range cannot be added to anything. Make a list of it: "
             "`list(range(n))`.",
+        ),
+        Mistake(
+            when=says("must match the size of tensor", "'Tensor' and 'list'"),
+            says="`+` joins two lists, but of a tensor it adds up the numbers. "
+            "`.tolist()` makes a list of it.",
         ),
         Mistake(
             when=lambda attempt: attempt.error == "running",
@@ -1182,8 +1213,23 @@ SAMPLER = Task(
         ),
         Mistake(
             when=says("cannot be interpreted as an integer"),
-            says="`__len__` must return a whole number of type int: `//` and "
-            "math.ceil make one, `/` does not.",
+            says="`__len__` must `return` a whole number of type int, and range takes "
+            "no other: `//` and math.ceil make one, `/` does not.",
+        ),
+        Mistake(
+            when=lambda attempt: max(attempt.got["epoch 0"]) >= attempt.args[0],
+            says="There are items of n_items or more: the last one is n_items - 1. Is "
+            "the order a tensor? Then `order * 2` and `order + order` calculate with "
+            "its numbers. They repeat a list: `.tolist()` makes one.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                right_but("epoch 0")(attempt)
+                and attempt.got["epoch 0"][: len(attempt.expected["epoch 0"])]
+                == attempt.expected["epoch 0"]
+            ),
+            says="The first items are right, but too many follow. Cut the order to "
+            "len(self) * world_size items, then deal it out.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1374,11 +1420,14 @@ ACCURACY = Task(
             says=LAST_LEFT_OUT,
         ),
         Mistake(
-            when=lambda attempt: (
-                float(attempt.got) in (0.0, 1.0) and 0 < attempt.expected < 1
-            ),
-            says="It is a whole number. `//` cuts off what comes after the point: "
-            "divide with `/`.",
+            when=lambda attempt: float(attempt.got) == 0 < attempt.expected,
+            says="It is 0. Is no right answer counted? Or did you divide with `//`? "
+            "It cuts off what comes after the point, `/` does not.",
+        ),
+        Mistake(
+            like=lambda rank, inputs: int(trimmed(inputs)[rank].sum()) / inputs[0][1],
+            says="These are the right answers of this rank, divided by the items of "
+            "all ranks. Add up the counts of all ranks first.",
         ),
         Mistake(
             like=mean_of_means,
@@ -1625,9 +1674,10 @@ SPOT_THE_LOADER = Task(
             "DataLoader does.",
         ),
         Mistake(
-            when=is_false("each item once in each epoch"),
-            says="Some items come twice in an epoch, others not at all. All ranks must "
-            "shuffle alike: DistributedSampler wants the same seed everywhere.",
+            when=right_but("each item once in each epoch"),
+            says="Some items come twice in an epoch, others not at all. If there are "
+            "several ranks, all must shuffle alike: DistributedSampler wants the same "
+            "seed everywhere.",
         ),
         Mistake(
             when=is_false("a rank gets mixed items"),
@@ -1642,8 +1692,8 @@ SPOT_THE_LOADER = Task(
         ),
         Mistake(
             when=is_false("another order in each epoch"),
-            says="No error any more, but epochs have the same order. The sampler does "
-            "not know that a new epoch begins: it must be told before each one, by "
+            says="No error any more, but epochs have the same order. A sampler does "
+            "not notice that a new epoch begins: it must be told before each one, by "
             "`sampler.set_epoch(epoch)`.",
         ),
         Mistake(

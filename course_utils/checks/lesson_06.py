@@ -225,6 +225,11 @@ def trained_parameters(module):
     return {n for n, p in module.named_parameters() if p.requires_grad}
 
 
+NO_SOURCE = Mistake(
+    when=says("Must specify global_rank or group_rank"),
+    says="`dist.broadcast` must know which rank sends: src=0.",
+)
+
 BROADCAST_MODULE = Task(
     id="06.broadcast_module",
     title="The same start",
@@ -328,6 +333,7 @@ BROADCAST_MODULE = Task(
             says="Autograd guards parameters against changes in place. Do it under "
             "`torch.no_grad()`.",
         ),
+        NO_SOURCE,
         Mistake(
             when=several_sources,
             says="`src` is the rank that *sends*: 0, on all ranks. The others receive "
@@ -418,6 +424,17 @@ def cut_with(nbytes, bucket_bytes, first_bucket_bytes, left):
     return [*buckets, members] if members else buckets
 
 
+def cut_by_one(nbytes, bucket_bytes, first_bucket_bytes):
+    """As `cut`, but the bytes of the newest gradient alone close a bucket."""
+    buckets, members, cap = [], [], first_bucket_bytes
+    for number in reversed(range(len(nbytes))):
+        members.append(number)
+        if nbytes[number] >= cap:
+            buckets.append(members)
+            members, cap = [], bucket_bytes
+    return [*buckets, members] if members else buckets
+
+
 def first_alone(nbytes, bucket_bytes, first_bucket_bytes):
     """As `cut`, but the first bucket has one gradient, whatever its size."""
     return [[len(nbytes) - 1], *cut(nbytes[:-1], bucket_bytes, bucket_bytes)]
@@ -470,8 +487,18 @@ CUT_BUCKETS = Task(
         ),
         Mistake(
             when=lambda attempt: [] in attempt.got,
-            says="There is an empty bucket. When the last gradient closes a bucket, "
-            "nothing is left for another.",
+            says="There is an empty bucket. Each has one gradient at least. When the "
+            "last gradient closes a bucket, nothing is left for another.",
+        ),
+        Mistake(
+            like=lambda nbytes, *caps: [[*reversed(range(len(nbytes)))]],
+            says="All gradients are in one bucket: it was never closed. Add up its "
+            "bytes, and close it when they have reached the cap.",
+        ),
+        Mistake(
+            like=cut_by_one,
+            says="You compare the bytes of one gradient with the cap. It is all that "
+            "the bucket holds that counts: add them up, `+=`.",
         ),
         Mistake(
             like=forwards,
@@ -862,6 +889,17 @@ def at_other_places(attempt):
     return len(made) > 2 and made <= right
 
 
+FOUND_NONE = r"NoneType.* attribute '(flatten|reshape|ravel|view)'|but got NoneType"
+
+
+def sent_nothing(attempt):
+    """Was no all-reduce made in step 0, and are its gradients wrong?"""
+    return attempt.got[DURING] == "0 of 0" and any(
+        key.startswith("step 0") and is_wrong(key)(attempt)
+        for key in gradients_in(attempt.expected)
+    )
+
+
 NO_GRADIENT = "cannot register a hook on a tensor that doesn't require gradient"
 
 
@@ -872,6 +910,7 @@ def without_gradient(attempt):
 
 
 CRASHES = (
+    NO_SOURCE,
     Mistake(
         when=lambda attempt: NO_GRADIENT in attempt.message,
         says="A frozen parameter never gets a gradient, so it cannot have a hook. Skip "
@@ -890,6 +929,11 @@ CRASHES = (
         when=says("'NoneType' object is not subscriptable"),
         says="A value is None where a tensor was expected. all_reduce with "
         "async_op=True returns a request; without it, None.",
+    ),
+    Mistake(
+        when=says("'NoneType' object has no attribute 'wait'"),
+        says="There is no request to wait for, but None. `dist.all_reduce` returns a "
+        "request with async_op=True only.",
     ),
     Mistake(
         when=lambda attempt: (
@@ -915,12 +959,12 @@ CRASHES = (
 STARTS = (
     Mistake(
         when=wrong_in(START.format("parameters")),
-        says="Not all ranks begin with the same model. The first thing a wrapper does "
+        says="Not all ranks begin with rank 0's model. The first thing a wrapper does "
         "is to give all of them rank 0's parameters and buffers.",
     ),
     Mistake(
         when=wrong_in(START.format("buffers")),
-        says="The parameters are those of rank 0, but the buffers are each rank's own. "
+        says="The parameters are those of rank 0, but the buffers are not. "
         "They are part of the model: `module.buffers()`. (`state_dict()` leaves out "
         "those that are not saved.)",
     ),
@@ -964,6 +1008,11 @@ GRADIENTS = (
     Mistake(
         when=without_gradient,
         says="There is no gradient: .grad is None. finish() must leave the mean there.",
+    ),
+    Mistake(
+        when=sent_nothing,
+        says="No all-reduce was made in a whole step. Is a hook registered for each "
+        "trained parameter, and does it come as far as `dist.all_reduce`?",
     ),
     Mistake(
         when=moved_parameters,
@@ -1143,6 +1192,13 @@ BUCKETED_DDP = Task(
             "`finish`: have all buckets been sent? When one leaves, the next may be "
             "full already.",
         ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0] != NET_FROZEN and re.search(FOUND_NONE, attempt.message)
+            ),
+            says="A gradient is None: its bucket was sent before it was full. Send a "
+            "bucket when it misses no gradient any more: `self.missing`.",
+        ),
         *CRASHES,
         *STARTS,
         *UNDER_WAY,
@@ -1156,6 +1212,19 @@ BUCKETED_DDP = Task(
             says="You have sent the parameters: that is what the gradients are now. "
             "Put the .grad of each parameter into the flat tensor.",
         ),
+        Mistake(
+            when=sent_nothing,
+            says="No bucket was sent: no all-reduce was made in a whole step. `ready` "
+            "counts down how many gradients a bucket misses, and sends it at 0.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                moved_parameters(attempt) and not attempt.got[TENSOR_HOOKS]
+            ),
+            says="The gradients are still each rank's own. A flat tensor is a copy: "
+            "after the `wait()`, write its parts back into the .grad of each "
+            "parameter.",
+        ),
         *GRADIENTS,
         Mistake(
             when=at_other_places,
@@ -1168,7 +1237,8 @@ BUCKETED_DDP = Task(
             when=lambda attempt: (
                 wrong_in(SIZES)(attempt) and is_beginning(attempt, SIZES)
             ),
-            says="The last buckets never left. When one leaves, the next may be full "
+            says="The last buckets never left. Count the gradient first, then ask "
+            "whether the next bucket is full. When one leaves, the next may be full "
             "already: ask again, with `while` and not with `if`.",
         ),
         Mistake(
@@ -1349,15 +1419,21 @@ def accumulated(rank, inputs, *, scale=None, own=False, only=None):
     return report | {SENDS_AGAIN: True, AS_BEFORE: True, LIST_LEFT: k}
 
 
-def first_sent(attempt):
-    """Was the first micro-batch sent, before the others were added?"""
+def sent_too_early(attempt):
+    """Was one micro-batch sent, before all of the others were added?"""
     (k,), n = attempt.args, attempt.world_size
-    if k == 1:
-        return False
-    of_first = gradients_of([micro_batches(k, rank)[0] for rank in range(n)])
-    of_others = gradients_of(micro_batches(k, attempt.rank)[1:])
-    like = {name: (of_first[name] + (k - 1) * of_others[name]) / k for name in of_first}
-    return difference({name: attempt.got[name] for name in like}, like, 1e-4) is None
+    for sent in range(1, k):  # how many were added up when it was sent
+        first = [b for rank in range(n) for b in micro_batches(k, rank)[:sent]]
+        of_first = gradients_of(first)
+        of_others = gradients_of(micro_batches(k, attempt.rank)[sent:])
+        like = {
+            name: (sent * of_first[name] + (k - sent) * of_others[name]) / k
+            for name in of_first
+        }
+        got = {name: attempt.got[name] for name in like}
+        if attempt.got["all-reduces"] == 1 and difference(got, like, 1e-4) is None:
+            return True
+    return False
 
 
 def gradient_as(**parts):
@@ -1406,8 +1482,8 @@ ACCUMULATE = Task(
             "go through `model`, outside of no_sync().",
         ),
         Mistake(
-            when=first_sent,
-            says="The first micro-batch was sent, before the others were added; these "
+            when=sent_too_early,
+            says="A micro-batch before the last one was sent, and those after it "
             "stay each rank's own. It is the *last* one that must be outside of "
             "no_sync(): it sends what has been added up.",
         ),
@@ -1508,6 +1584,10 @@ ACCUMULATE = Task(
             when=wrong_in(LIST_LEFT),
             says="The gradient is right, but the caller's list is not what it was. "
             "`pop()` takes away: loop over the list, or over a copy of it.",
+        ),
+        Mistake(
+            when=says("log_softmax_lastdim_kernel_impl"),
+            says="`F.cross_entropy` takes the model's output first, then the labels.",
         ),
         Mistake(
             when=says("does not require grad"),

@@ -81,6 +81,12 @@ def allowed(rank, n, least_of_all, most_bytes, most_steps=math.inf):
     }
 
 
+SOME_HAVE_RETURNED = Mistake(
+    when=lambda attempt: waits(attempt) and attempt.returned != (),
+    says="This rank still waits, and another one has returned already. Is every isend "
+    "waited for, by wait()? gloo may drop a message whose request nobody keeps. Or do "
+    "the ranks not make the same number of steps?",
+)
 ALL_SEND_FIRST = Mistake(
     when=waits,
     says="Everybody waits. If all ranks `send` first, nobody receives; if all `recv` "
@@ -172,9 +178,13 @@ OF_TRAFFIC = (
 ALONE = replace(
     TO_ITSELF, says=f"{TO_ITSELF.says} (A loop of n - 1 steps has none on one rank.)"
 )
+IN_A_CIRCLE = Mistake(
+    when=says("index out of range"),
+    says="There are n chunks, 0 to n - 1. Count in a circle: `% world_size`.",
+)
 OF_MESSAGES = (
-    *(ALL_SEND_FIRST, ALONE, NO_SUCH_RANK, POLLED, STILL_BUSY),
-    *(NO_SOURCE, A_TUPLE, OTHER_SIZE),
+    *(SOME_HAVE_RETURNED, ALL_SEND_FIRST, ALONE, NO_SUCH_RANK, POLLED, STILL_BUSY),
+    *(NO_SOURCE, A_TUPLE, OTHER_SIZE, IN_A_CIRCLE),
 )
 
 # ----------------------------------------------------------------------- predict_bytes
@@ -320,7 +330,8 @@ def reduce_scattered(rank, inputs):
 
     return {
         "the number that it returned": Such(
-            f"a number from 0 to {n - 1}", lambda value: number_of(value) in range(n)
+            f"a number from 0 to {n - 1}" if n > 1 else "0, the only chunk",
+            lambda value: number_of(value) in range(n),
         ),
         "that chunk": Such("its sum over all ranks", is_finished),
         "the chunks that the ranks finish": Such(
@@ -352,8 +363,15 @@ def _finished(attempt):
 
 def untouched(attempt):
     """Is that chunk as it was at the beginning?"""
-    number, chunk = attempt.got["that chunk"]
-    return difference(chunk, attempt.args[0][number], 0.0) is None
+    return attempt.got["that chunk"][0] not in changed(attempt)
+
+
+def changed(attempt):
+    """The numbers of the chunks that are not as they were at the beginning."""
+    pairs = zip(attempt.got["all chunks"], attempt.args[0], strict=True)
+    return [
+        i for i, (got, was) in enumerate(pairs) if difference(got, was, 0) is not None
+    ]
 
 
 REDUCE_SCATTER = Task(
@@ -376,7 +394,7 @@ REDUCE_SCATTER = Task(
                 and attempt.got["the number that it returned"] is None
             ),
             says="It returned None. Return the number of the chunk that is finished on "
-            "this rank.",
+            "this rank, below the loop: one rank alone makes no step of it.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -415,10 +433,24 @@ REDUCE_SCATTER = Task(
             "returned. What arrives in the last step is the one.",
         ),
         Mistake(
+            when=lambda attempt: (
+                is_wrong("that chunk")(attempt)
+                and untouched(attempt)
+                and changed(attempt) != []
+                and attempt.got["messages sent"] == attempt.world_size - 1
+            ),
+            says="That chunk is as it was, but another one has changed: what arrived "
+            "went to a chunk of another number. If rank r sends chunk r - k in step k, "
+            "then chunk r - k - 1 arrives, and belongs to the own chunk of that "
+            "number.",
+        ),
+        Mistake(
             when=lambda attempt: is_wrong("that chunk")(attempt) and untouched(attempt),
-            says="That chunk is as it was: nothing was added to it, or a buffer into "
-            "which nothing had come yet (after an irecv, first wait, then add). A "
-            "finished chunk has met every rank, and arrives here in the last step.",
+            says="That chunk is as it was: nothing was added to it in place (`mine = "
+            "mine + incoming` makes another tensor), or a buffer into which nothing "
+            "had come yet (after an irecv, first wait, then add). A finished chunk "
+            "has met every rank, and arrives here in the last of n - 1 steps: does the "
+            "loop have as many?",
         ),
         Mistake(
             when=lambda attempt: (
@@ -434,7 +466,8 @@ REDUCE_SCATTER = Task(
         ),
         Mistake(
             when=is_wrong("that chunk"),
-            says="Add what arrives to the own chunk of the same number. A recv into "
+            says="Add what arrives to the own chunk of the same number: if rank r "
+            "sends chunk r - k in step k, then chunk r - k - 1 arrives. A recv into "
             "the chunk itself would overwrite it: receive into a buffer of that size. "
             "And after an irecv, first wait, then add.",
         ),
@@ -454,10 +487,6 @@ REDUCE_SCATTER = Task(
             "rank must finish another chunk.",
         ),
         *OF_TRAFFIC,
-        Mistake(
-            when=says("IndexError", "index out of range"),
-            says="There are n chunks, 0 to n - 1. Count in a circle: `% world_size`.",
-        ),
         *OF_MESSAGES,
     ),
     otherwise="In step k rank r sends chunk (r - k) mod n to the next rank. It "
@@ -565,7 +594,8 @@ ALL_GATHER = Task(
         Mistake(
             when=lambda attempt: is_wrong("the chunks")(attempt) and unchanged(attempt),
             says="The chunks are as they were. Receive into them, or copy into them "
-            "what has arrived: `chunks[i].copy_(incoming)`.",
+            "what has arrived: `chunks[i].copy_(incoming)`. Not into the chunk that "
+            "was sent, but into the one before it.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -599,10 +629,6 @@ ALL_GATHER = Task(
             "`mine` need not be rank + 1: use `mine`.",
         ),
         *OF_TRAFFIC,
-        Mistake(
-            when=says("IndexError", "index out of range"),
-            says="There are n chunks, 0 to n - 1. Count in a circle: `% world_size`.",
-        ),
         *OF_MESSAGES,
     ),
     otherwise="In step k send chunk (mine - k) mod n, and receive chunk "
@@ -688,14 +714,15 @@ ONE_HALF = Mistake(
     when=lambda attempt: is_wrong("the tensor")(attempt) and one_half_sent(attempt),
     says="There were n - 1 messages or fewer from this rank: that is one half. A "
     "reduce-scatter leaves each rank with one finished chunk; the all-gather, as many "
-    "messages again, brings it to all.",
+    "messages again, brings it to all. And does each loop have n - 1 steps?",
 )
 PARTLY_RIGHT = Mistake(
     when=lambda attempt: is_wrong("the tensor")(attempt) and is_partly_right(attempt),
     says="Some elements are right, others are not. Is every chunk reduced, and "
-    "gathered again? `size // n` elements in each chunk leave out the last ones; "
-    "`tensor_split(n)` makes n chunks of nearly one size. And does each loop have "
-    "n - 1 steps?",
+    "gathered again? The second half begins with the chunk that is finished here, and "
+    "in each step sends what has arrived in the one before. (If only the last elements "
+    "are wrong: `size // n` elements in each chunk leave them out. `tensor_split(n)` "
+    "makes n chunks of nearly one size.)",
 )
 
 ALL_REDUCE = Task(
@@ -756,13 +783,21 @@ ALL_REDUCE = Task(
         Mistake(
             when=lambda attempt: (
                 is_wrong("the tensor")(attempt)
-                and bool((attempt.args[0].abs() > 2**24).any())
+                and bool((attempt.args[0].double().abs() > 2**24).any())
             ),
             says="The numbers are large here, and digits were lost: float32 has all "
             "whole numbers to 2^24 only, float64 to 2^53. Leave the dtype as it is, "
             "also on the way.",
         ),
         ONE_HALF,
+        Mistake(
+            when=lambda attempt: (
+                is_wrong("the tensor")(attempt) and not attempt.args[0].is_contiguous()
+            ),
+            says="This tensor is not contiguous; contiguous ones came out right. Work "
+            "on `tensor.contiguous()`, which is a copy here, and copy the result back "
+            "when both halves are done.",
+        ),
         PARTLY_RIGHT,
         Mistake(
             when=is_wrong("the tensor"),
@@ -783,6 +818,11 @@ ALL_REDUCE = Task(
             says="A message must be contiguous. Work on `tensor.contiguous()`, and "
             "copy the result back. (`reshape(-1)` of a column is a view of it, with "
             "all its gaps, if it has some.)",
+        ),
+        Mistake(
+            when=says("refer to a single memory location"),
+            says="Is one row, as `flat`, copied into a tensor of another shape? Give "
+            "it that shape first: `tensor.copy_(flat.view(tensor.shape))`.",
         ),
         Mistake(
             when=says("index out of range", "zero-dimensional", "at least a 1-d"),
@@ -900,12 +940,14 @@ TREE_WINS = Task(
         ),
         Mistake(
             like=lambda n, a, b: 8 * costs.tree_wins_below(n, latency=a, bandwidth=b),
-            says="Those are bits. The bandwidth is in bytes a second, so α·B is in "
-            "bytes already.",
+            says="Are those bits? The bandwidth is in bytes a second, so α·B is in "
+            "bytes already. Or is it n times the size, with n = 8?",
         ),
         Mistake(
             like=lambda n, a, b: costs.tree_wins_below(n, latency=a, bandwidth=b) / 4,
-            says="Those are numbers of float32. The size in bytes was asked for.",
+            says="That is a quarter. Are those numbers of float32? The size in bytes "
+            "was asked for. Or is n - 1 - d missing, the steps that a tree saves? With "
+            "8 ranks it is 4.",
         ),
         Mistake(
             like=lambda n, a, b: (
@@ -967,6 +1009,20 @@ def a_half_is_right(attempt):
     return any(difference(one, other, 1e-5) is None for one, other in pairs)
 
 
+def nothing_is_added(attempt):
+    """On two ranks: has each chunk the numbers of one of them?"""
+    got, own = attempt.got["the tensor"], attempt.args[0]
+    other = attempt.expected["the tensor"] - own
+    triples = zip(*(one.tensor_split(2) for one in (got, own, other)), strict=True)
+    return all(torch.equal(g, a) or torch.equal(g, b) for g, a, b in triples)
+
+
+def wrong_if_even(attempt):
+    """Is it wrong though all chunks have one size?"""
+    is_even = attempt.args[0].numel() % attempt.world_size == 0
+    return is_even and is_wrong("the tensor")(attempt)
+
+
 SPOT_THE_RING = Task(
     id="07.spot_the_ring",
     title="Spot the bugs of a ring",
@@ -986,23 +1042,36 @@ SPOT_THE_RING = Task(
     instead="Keep isend and recv, and repair what is around them.",
     keeps_inputs=False,
     mistakes=(
+        SOME_HAVE_RETURNED,
         Mistake(
             when=waits,
             says="Everybody waits: look for a `send` that all ranks make before they "
-            "receive, or a `recv` before anybody has sent. isend, recv, wait.",
+            "receive, or a `recv` before anybody has sent. isend to the right, recv "
+            "from the left, wait.",
         ),
+        ONE_HALF,
         Mistake(
-            when=lambda attempt: (
-                is_wrong("the tensor")(attempt) and attempt.world_size > 2
-            ),
+            when=lambda attempt: wrong_if_even(attempt) and attempt.world_size > 2,
             says="It is right on two ranks, and wrong on more. Write down for 3 ranks "
-            "which chunk each one sends in step 0 and step 1, and to which chunk it "
-            "adds what arrives. Modulo 2, +1 and -1 are the same; modulo 3 they are "
-            "not.",
+            "and both loops which chunk each one sends in step 0 and step 1, and to "
+            "which chunk goes what arrives. Modulo 2, +1 and -1 are the same; modulo "
+            "3 they are not.",
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong("the tensor")(attempt)
+                wrong_if_even(attempt)
+                and attempt.world_size == 2
+                and nothing_is_added(attempt)
+            ),
+            says="It is wrong on two ranks already: in the end each chunk has the "
+            "numbers of one rank, and none is a sum. Is what arrives added in place? "
+            "(`chunk = chunk + buffer` makes another tensor.) Or was the index changed "
+            "by one in place of two? What arrives belongs to the chunk before the one "
+            "that is sent.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_if_even(attempt)
                 and attempt.world_size == 2
                 and not tensor_is_own(attempt)
                 and not a_half_is_right(attempt)
@@ -1014,7 +1083,10 @@ SPOT_THE_RING = Task(
         ),
         PARTLY_RIGHT,
         Mistake(
-            when=says("index out of range"),
+            when=lambda attempt: (
+                IN_A_CIRCLE.when(attempt)
+                and len(attempt.args[0].chunk(attempt.world_size)) < attempt.world_size
+            ),
             says="There are fewer chunks than ranks. `chunk(n)` makes pieces of "
             "ceil(size / n), and that may be fewer than n of them.",
         ),

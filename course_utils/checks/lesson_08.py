@@ -146,6 +146,11 @@ ZERO_TABLE = Task(
             like=lambda psi, n, k: zero_table(1, n, k),
             says="That is for one parameter. The model has `parameters` of them.",
         ),
+        Mistake(
+            like=lambda psi, n, k: zero_table(psi, n, k / psi),
+            says="optimizer_bytes is for one parameter. Multiply it by `parameters`, "
+            "too.",
+        ),
         Mistake(like=scaled(8), says="That is in bits. The task asks for bytes."),
         Mistake(like=scaled(1e-9), says="That is in GB. The task asks for bytes."),
         Mistake(like=scaled(2.0**-30), says="That is in GiB. The task asks for bytes."),
@@ -334,6 +339,13 @@ def settled(count, limit, seconds=2.0):
     return found
 
 
+def copied(whole):
+    """On one rank unshard() may return views of the shard, which is changed below."""
+    if not isinstance(whole, list):
+        return whole
+    return [one.detach().clone() if torch.is_tensor(one) else one for one in whole]
+
+
 def try_flat_shard(answer, kind):
     rank = dist.get_rank()
     before = alive()
@@ -352,7 +364,7 @@ def try_flat_shard(answer, kind):
     report[AFTERWARDS] = settled(
         lambda: new_bytes(before) - noted, unit.shard.detach().nbytes
     ) + listed_in(unit)
-    report["unshard()"] = unit.unshard()
+    report["unshard()"] = copied(unit.unshard())
     report["the shard after unshard()"] = unit.shard.detach().clone()
     with torch.no_grad():
         unit.shard += rank + 1  # as an optimizer would
@@ -423,6 +435,11 @@ def padded_always(kind, rank, n):
     return F.pad(flat, (0, n - len(flat) % n)).chunk(n)[rank]
 
 
+def padded_in_front(kind, rank, n):
+    flat = flat_of(kind)
+    return F.pad(flat, (-len(flat) % n, 0)).chunk(n)[rank]
+
+
 def interleaved(kind, rank, n):
     flat = flat_of(kind)
     return F.pad(flat, (0, -len(flat) % n))[rank::n]
@@ -442,6 +459,12 @@ def numbers_left(message):
     """How many numbers split() had too many, according to its error."""
     found = re.search(r"split_sizes to sum exactly to (\d+).*=\[([\d, ]*)\]", message)
     return int(found[1]) - sum(map(int, found[2].split(","))) if found else 0
+
+
+def rounded_down(attempt):
+    """Are just those numbers missing that a size rounded down leaves out?"""
+    rest = len(flat_of(attempt.args[0])) % attempt.world_size
+    return 0 < rest == -numbers_left(attempt.message)
 
 
 FLAT_SHARD = Task(
@@ -475,14 +498,19 @@ FLAT_SHARD = Task(
         Mistake(
             when=out_of_step,
             says="An all-gather wants a shard of the same size from every rank: append "
-            "zeros before you cut. And every rank must call it, also one that has "
-            "nothing but padding.",
+            "zeros before you cut, then cut from rank · size to (rank + 1) · size. And "
+            "every rank must call it, also one that has nothing but padding.",
         ),
         Mistake(
             when=shard_is(padded_always),
             says="world_size divides the length already, and still zeros were "
             "appended: `n - len(flat) % n` is n then, and `len(flat) // n + 1` one too "
             "many. `-len(flat) % n` is 0.",
+        ),
+        Mistake(
+            when=shard_is(padded_in_front),
+            says="The zeros stand in front. They belong behind the numbers: "
+            "`F.pad(flat, (0, zeros))`.",
         ),
         Mistake(
             when=shard_is(interleaved),
@@ -511,10 +539,9 @@ FLAT_SHARD = Task(
             "all of them first: it needs less padding, and one all-gather.",
         ),
         Mistake(
-            when=shard_is(
-                lambda kind, rank, n: (
-                    torch.cat(shards_of(kind, n)) if n > 1 else torch.zeros(0)
-                )
+            when=lambda attempt: (
+                shard_is(lambda kind, rank, n: torch.cat(shards_of(kind, n)))(attempt)
+                or shard_is(lambda kind, rank, n: flat_of(kind))(attempt)
             ),
             says="That is the whole flat tensor. Cut out this rank's piece.",
         ),
@@ -557,19 +584,42 @@ FLAT_SHARD = Task(
             "shapes of the tensors that were given.",
         ),
         Mistake(
-            when=says("is invalid for input of size"),
+            when=says(
+                "Sizes of tensors must match",
+                "same number of dimensions",
+                "zero-dimensional tensor",
+            ),
+            says="The tensors have several shapes, and some have no dimension at all. "
+            "Make each of them flat first: `tensor.reshape(-1)`.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                numbers_left(attempt.message) > 0
+                or attempt.world_size > 1  # one rank alone has no padding
+                and "is invalid for input of size" in attempt.message
+            ),
             says="After the all-gather the padding is still there. Cut it off before "
             "you split.",
         ),
         Mistake(
-            when=lambda attempt: numbers_left(attempt.message) < 0,
+            when=rounded_down,
             says="Numbers got lost: the shards together have fewer than the tensors. "
             "Their size must be rounded *up*.",
         ),
         Mistake(
-            when=lambda attempt: numbers_left(attempt.message) > 0,
-            says="After the all-gather the padding is still there. Cut it off before "
-            "you split.",
+            when=lambda attempt: numbers_left(attempt.message) < 0,
+            says="Numbers got lost: the shards together have fewer than the tensors. "
+            "The shard is the piece from rank · size to (rank + 1) · size of all "
+            "numbers, with the zeros behind them.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                first_wrong(attempt) == "unshard()"
+                and isinstance(attempt.got["unshard()"], list)
+            ),
+            says="The shard is right, what unshard() makes of all shards is not. It "
+            "gathers them, puts them behind each other, cuts the zeros off, and gives "
+            "the tensors their shapes back, in their order.",
         ),
         Mistake(
             when=wrong_in("the shard after unshard()"),
@@ -1179,14 +1229,18 @@ ONE_UNIT = Task(
             says="forward returns nothing. It must return what the module returns.",
         ),
         Mistake(
-            when=says(
-                "must match the size of tensor",
-                "stack expects each tensor to be equal size",
-                "is invalid for input of size",
-                "Sizes of tensors must match",
-                "does not divide equally",
-                "must be divisible",
-                "the same number of elements",  # of a send and a recv
+            when=lambda attempt: (
+                attempt.world_size > 1  # one rank alone needs no padding
+                and says(
+                    "must match the size of tensor",
+                    "must match the existing size",
+                    "stack expects each tensor to be equal size",
+                    "is invalid for input of size",
+                    "Sizes of tensors must match",
+                    "does not divide equally",
+                    "must be divisible",
+                    "the same number of elements",  # of a send and a recv
+                )(attempt)
             ),
             says="Is the flat gradient padded before the reduce-scatter? It must be as "
             "long as `self.whole`, so that the ranks can share it equally.",
@@ -1196,6 +1250,20 @@ ONE_UNIT = Task(
             says="The gradients have the shapes of their parameters: a matrix and a "
             "vector cannot be put behind each other. Make each flat first: "
             "`p.grad.reshape(-1)`.",
+        ),
+        Mistake(
+            when=says("assign a gradient of size"),
+            says="What is put into `self.shard.grad` must be as long as the shard: the "
+            "rank's part of a flat gradient that is as long as `self.whole`.",
+        ),
+        Mistake(
+            when=says(
+                "'NoneType' object has no attribute 'reshape'",
+                "'NoneType' object has no attribute 'flatten'",
+                "'NoneType' object has no attribute 'view'",
+            ),
+            says="Something is None that should be a gradient. Put the gradients "
+            "behind each other before you set `.grad` to None.",
         ),
         Mistake(
             when=says("+=: 'NoneType'", "+: 'NoneType'"),
@@ -1556,6 +1624,11 @@ SPOT_THE_OPTIMIZER = Task(
             "parameter, also those ranks that return nothing.",
         ),
         Mistake(
+            when=says("can only be applied to a module once"),
+            says="fully_shard was called twice for the same module. Call it for each "
+            "layer, then for the model, once.",
+        ),
+        Mistake(
             when=says("Invariant encountered"),
             says="fully_shard of the whole model takes all parameters that are in no "
             "unit yet. Layers first, then the model.",
@@ -1588,9 +1661,9 @@ SPOT_THE_OPTIMIZER = Task(
         ),
         Mistake(
             when=result_is(untrained),
-            says="The parameters are those of the start. The optimizer was made before "
-            "`fully_shard`, and holds parameters that nobody uses any more. They get "
-            "no gradient, so its steps do nothing.",
+            says="The parameters are those of the start. Was the optimizer made before "
+            "`fully_shard`? Then it holds parameters that nobody uses any more. They "
+            "get no gradient, so its steps do nothing.",
         ),
         Mistake(
             when=lambda attempt: any(
@@ -1601,7 +1674,8 @@ SPOT_THE_OPTIMIZER = Task(
         ),
         Mistake(
             when=result_is(lambda steps, n: trained_alone(steps, n, clip=False)),
-            says="The gradients were not clipped. Leave that line in.",
+            says="The optimizer's steps were made with gradients that were not "
+            "clipped. Leave that line between `backward()` and `step()`.",
         ),
         Mistake(
             when=result_is(lambda steps, n: trained_alone(steps, n, by_own_norm=True)),

@@ -486,6 +486,7 @@ class _Look:
             self.inputs[rank],
             error=failure.error,
             message=failure.message,
+            returned=tuple(error.finished),
         )
 
 

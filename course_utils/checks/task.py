@@ -38,6 +38,7 @@ class Attempt:
         expected: what it should have returned.
         right: the ranks that returned the right value.
         error, message: the exception's class and text after a failure, else "".
+        returned: the ranks that had returned when this one failed or was stuck.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Attempt:
     right: tuple[int, ...] = ()
     error: str = ""
     message: str = ""
+    returned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

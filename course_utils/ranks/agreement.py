@@ -270,6 +270,11 @@ class Agreement:
                 f"to {self.world_size - 1}. In a ring the neighbours are (rank + 1) % "
                 "world_size and (rank - 1) % world_size."
             )
+        if peer == self.rank and name != "send" and uses_gloo():
+            raise ValueError(  # as dist.send does; gloo's own words tell nobody
+                f"{name}: rank {peer} is this rank itself, and gloo has no connection "
+                "from a rank to itself. Keep the tensor, or copy it."
+            )
         tensor = arguments["tensor"]
         if not sending and peer is None:
             self.any_source = True  # any sender may come: nothing to pair up with

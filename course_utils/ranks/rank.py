@@ -38,11 +38,13 @@ from course_utils.ranks.loopback import bind_stores_to_loopback, end_init_togeth
 from course_utils.ranks.output import output_mark
 from course_utils.ranks.zygote import own_random_numbers
 
-# How gloo, NCCL and the store say that another process is gone.
+# How gloo, NCCL and the store say that another process is gone. ("Pair is not
+# connected" says gloo of a rank that means itself.)
 PEER_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|likely)|closed by (remote )?peer|"
-    r"broken pipe|socket (timeout|closed|is not connected)|remote process exit|"
-    r"failed to (recv|send)|(recv|send)value failed|end of file|not connected",
+    r"broken pipe|socket (timeout|closed)|remote process exit|"
+    r"failed to (recv|send)|(recv|send)value failed|end of file|"
+    r"(?<!pair is )not connected",
     re.IGNORECASE,
 )
 LOST_SECONDS = 0.3  # after a sever, gloo's own error comes within milliseconds
