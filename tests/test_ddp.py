@@ -366,6 +366,32 @@ def test_accumulated_gradients_are_those_of_the_big_batch(ranks):
     ranks.run(check_no_sync)
 
 
+def check_two_backwards():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    model = ddp.DDP(nn.Linear(3, 2, bias=False))
+    first, second = (model(torch.full((1, 3), rank + k)).sum() for k in (1.0, 10.0))
+    first.backward()
+    second.backward()  # with no forward in between
+    mean = (n - 1) / 2
+    torch.testing.assert_close(
+        model.module.weight.grad, torch.full((2, 3), 2 * mean + 11)
+    )
+
+
+def test_two_forwards_then_two_backwards(ranks):
+    ranks.run(check_two_backwards)
+
+
+def test_buckets_are_as_large_as_torchs(started):
+    started[2].run(check_default_buckets)
+
+
+def check_default_buckets():
+    layers = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(9)])
+    sizes = [bucket.flat.nbytes >> 20 for bucket in ddp.DDP(layers).buckets]
+    assert sizes == [4, 28, 4]  # at least 1 MiB, at least 25 MiB, and the rest
+
+
 def check_repeated():
     rank, n = dist.get_rank(), dist.get_world_size()
     module = nn.Linear(2, 1, bias=False)
