@@ -433,6 +433,11 @@ def check_tied():
         fsdp.FSDP(module, [module.embedding])
     with pytest.raises(ValueError, match="out.weight of unit 'out' are one parameter"):
         fsdp.FSDP(module, [module.embedding, module.out])
+    fsdp.FSDP(module)  # now under both of its names
+    with pytest.raises(RuntimeError, match="'embedding.weight' is called while"):
+        module.embedding(torch.tensor([0]))
+    with pytest.raises(RuntimeError, match="'out.weight' is called while"):
+        module.out(torch.ones(1, module.out.in_features))
     # One layer, called twice in a forward, is no tied parameter.
     layer = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
@@ -754,6 +759,7 @@ def check_repeated():
         job.optimizer.zero_grad(), expected.optimizer.zero_grad()
 
     inputs, others = (batch_of("perceptron", step)[0] for step in (0, 1))
+    model(inputs)  # a forward that has no backward leaves nothing behind
     for each in (model, expected.model):  # two forwards, one backward
         (each(inputs).sum() + 2 * each(others).sum()).backward()
     compare()
