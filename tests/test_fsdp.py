@@ -178,6 +178,7 @@ def check_pieces():
         total = torch.arange(3 * n, dtype=dtype) * sum(range(1, n + 1))
         assert torch.equal(part, total.view(n, 3)[rank])
         assert torch.equal(flat, before)
+    assert fsdp.shard(nn.Parameter(torch.ones(3))).is_leaf, "autograd knows nothing"
     assert fsdp.padded(torch.ones(5), 4).tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
     with pytest.raises(ValueError, match=r"shape \(2, 3\).*Flatten it"):
         fsdp.reduce_scatter(torch.ones(2, 3))
