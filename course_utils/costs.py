@@ -440,11 +440,12 @@ def collective_cost(name: str, world_size: int, nbytes: float) -> CollectiveCost
 
 
 def bus_bandwidth_factor(collective: str, world_size: int) -> float:
-    """Bytes that each link must carry at least, as a part of the size: busbw / algbw.
+    """Bytes that the busiest link must carry at least, as a part of the size.
 
-    Whatever the algorithm, an all-reduce of n ranks has to move 2(n-1)/n of the
-    tensor through each rank's link, and a broadcast all of it through the root's. The
-    factor does not hold for switches that add up the data themselves.
+    It is busbw / algbw. Whatever the algorithm, an all-reduce of n ranks has to move
+    2(n-1)/n of the tensor through a rank's link on average, so as much or more through
+    the busiest; and a broadcast all of it through the root's. The factor does not hold
+    for switches that add up the data themselves.
 
         >>> [bus_bandwidth_factor("all_reduce", n) for n in (1, 2, 4, 8)]
         [0.0, 1.0, 1.5, 1.75]

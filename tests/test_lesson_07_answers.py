@@ -418,6 +418,63 @@ def n_steps(chunks):
     return (rank + 1) % n
 
 
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "another memory behind the tensor")
+def another_memory_behind_the_chunks(chunks):
+    """The tensors have the sums. What they were parts of has not."""
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step) % n], incoming)
+        mine.data = mine + incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "another memory behind the tensor")
+def chunks_set_to_another_memory(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step) % n], incoming)
+        mine.set_(mine + incoming)
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "crashed", "not like the one that is sent")
+def buffer_like_what_is_sent(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        sending = chunks[(rank - step) % n]
+        incoming = torch.empty_like(sending)
+        exchange(sending, incoming)
+        chunks[(rank - step - 1) % n].add_(incoming)
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "That is the mean over the ranks.")
+def divided_as_well(chunks):
+    number = reduce_scatter_ours(chunks)
+    if chunks[number].is_floating_point():
+        chunks[number] /= dist.get_world_size()
+    return number
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "this rank has received none. A ring is")
+def a_chain(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine, sending = chunks[(rank - step - 1) % n], chunks[(rank - step) % n]
+        request = dist.isend(sending, rank + 1) if rank < n - 1 else None
+        if rank:
+            incoming = torch.empty_like(mine)
+            dist.recv(incoming, rank - 1)
+            mine += incoming
+        if request:
+            request.wait()
+    return (rank + 1) % n
+
+
 @ANSWERS.right("07.reduce_scatter")
 def reduce_scatter_ours(chunks):
     rank, n = me()
@@ -543,6 +600,28 @@ def to_everybody(chunks, mine):
         request = dist.isend(chunks[mine], (rank + step) % n)
         dist.recv(chunks[(mine - step) % n], (rank - step) % n)
         request.wait()
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "another memory behind the tensor")
+def gathered_into_another_memory(chunks, mine):
+    n = dist.get_world_size()
+    for step in range(n - 1):
+        arriving = chunks[(mine - step - 1) % n]
+        incoming = torch.empty_like(arriving)
+        exchange(chunks[(mine - step) % n], incoming)
+        arriving.data = incoming
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "this rank has received none. A ring is")
+def gathered_along_a_chain(chunks, mine):
+    rank, n = me()
+    for step in range(n - 1):
+        sending = chunks[(mine - step) % n]
+        request = dist.isend(sending, rank + 1) if rank < n - 1 else None
+        if rank:
+            dist.recv(chunks[(mine - step - 1) % n], rank - 1)
+        if request:
+            request.wait()
 
 
 @ANSWERS.right("07.all_gather")
@@ -788,6 +867,22 @@ def into_a_tuple(tensor):
     tensor.copy_(flat.view(tensor.shape))
 
 
+@ANSWERS.wrong("07.all_reduce", "wrong", "put another memory behind the tensor")
+def another_memory_behind_it(tensor):
+    """A column of a matrix would have the sum, and the matrix would not."""
+    flat = tensor.flatten().clone()
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.data = flat.view(tensor.shape)
+
+
+@ANSWERS.wrong("07.all_reduce", "wrong", "`chunks[i] = ...` puts another tensor into a")
+def added_into_a_list(tensor):
+    flat = tensor.contiguous().view(-1)
+    chunks = list(flat.tensor_split(dist.get_world_size()))
+    all_gather_ours(chunks, into_the_list(chunks))
+    tensor.copy_(flat.view(tensor.shape))
+
+
 @ANSWERS.right("07.all_reduce")
 def split_and_both_halves(tensor):
     flat = tensor.contiguous().view(-1)
@@ -992,6 +1087,26 @@ def one_step_too_few(tensor):
     reduce_scatter_ours(chunks)
     for step in range(n - 2):
         exchange(chunks[(rank + 1 - step) % n], chunks[(rank - step) % n])
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "put another memory behind the tensor")
+def repaired_in_another_memory(tensor):
+    flat = tensor.clone()
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.set_(flat)
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "`F.pad`, `torch.cat` and `clone()` make")
+def padded_and_not_written_back(tensor):
+    n = dist.get_world_size()
+    flat = torch.nn.functional.pad(tensor, (0, -len(tensor) % n))
+    both_halves(flat.chunk(n))
+
+
+@ANSWERS.wrong("07.spot_the_ring", "wrong", "the others are as they were: nothing was")
+def repaired_with_a_list(tensor):
+    chunks = list(tensor.tensor_split(dist.get_world_size()))
+    all_gather_ours(chunks, into_the_list(chunks))
 
 
 @ANSWERS.right("07.spot_the_ring")

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
@@ -51,6 +52,22 @@ def one_part_each(psi, n, k):
 def stage_two_twice(psi, n, k):
     right = right_table(psi, n, k)
     return [*right[:3], right[2]]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "The float32 copy of the weights is the")
+def copy_on_every_rank(psi, n, k):
+    means = k - 4
+    return [
+        (4 + k) * psi,
+        (4 + 4 + means / n) * psi,
+        (2 + 4 + (2 + means) / n) * psi,
+        (4 + (4 + means) / n) * psi,
+    ]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "What is not shared out is still there")
+def shared_parts_alone(psi, n, k):
+    return [(4 + k) * psi, k / n * psi, (2 + k) / n * psi, (4 + k) / n * psi]
 
 
 @ANSWERS.wrong("08.zero_table", "wrong", "2 bytes each, not 4")
@@ -155,6 +172,12 @@ ANSWERS.wrong("08.predict_peak", "wrong", "Those are the shards of all layers")(
     (2000, 2500)
 )
 ANSWERS.wrong("08.predict_peak", "wrong", "Never is all of it there")((16000, 16000))
+ANSWERS.wrong("08.predict_peak", "wrong", "Only an eighth of each layer lies there")(
+    (16500, 17000)
+)
+ANSWERS.wrong("08.predict_peak", "wrong", "The shards of the other layers lie there")(
+    (562.5, 1062.5)
+)
 ANSWERS.wrong("08.predict_peak", "wrong", "You took the layer's own shard away")(
     (2437.5, 2875)
 )
@@ -446,6 +469,16 @@ class KeepsTheWhole(Shard):
 class TheCourses(Shard):
     def cut(self, flat):
         return fsdp.shard(flat)
+
+
+@ANSWERS.right("08.flat_shard")
+class WithSizesInATensor(Shard):
+    """Whole numbers, of which each tensor has one: no copy of anything."""
+
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.sizes = torch.tensor([tensor.numel() for tensor in tensors])
+        self.ends = np.cumsum([tensor.numel() for tensor in tensors])
 
 
 @ANSWERS.right("08.flat_shard")
@@ -1192,6 +1225,30 @@ class AddsToNothing(OneUnit):
         self.shard.grad += part
 
 
+@ANSWERS.wrong("08.one_unit", "wrong", "did the backward come to the module at all?")
+class CutsTheOutputOff(OneUnit):
+    def forward(self, *args):
+        self.gather()
+        output = self.module(*args).detach().requires_grad_()
+        self.free()
+        output.register_hook(self.before_backward)
+        return output
+
+
+@ANSWERS.right("08.one_unit")
+class Recomputes(OneUnit):
+    """The second gather is that of the forward that is made again in the backward."""
+
+    def forward(self, *args):
+        def whole(*args):
+            self.gather()
+            return self.module(*args)
+
+        output = torch.utils.checkpoint.checkpoint(whole, *args, use_reentrant=False)
+        self.free()
+        return output
+
+
 @ANSWERS.right("08.one_unit")
 class GathersTwice(OneUnit):
     pass
@@ -1404,6 +1461,28 @@ def every_second_layer(model, batches, lr):
     return whole(model) if dist.get_rank() == 0 else whole(model) and None
 
 
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "keeps one whole tensor after the")
+def whole_on_all_ranks_and_thrown_away(model, batches, lr):
+    train_with(model, batches, sharded_first)
+    state = whole(model)
+    return state if dist.get_rank() == 0 else None
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "Or is there a MixedPrecisionPolicy,")
+def in_bfloat16(model, batches, lr):
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    def make(model):
+        for layer in model:
+            if list(layer.parameters()):
+                fully_shard(layer, mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+        fully_shard(model)
+        return torch.optim.AdamW(model.parameters(), lr=0.05)
+
+    train_with(model, batches, make)
+    return whole_on_rank_0(model)
+
+
 @ANSWERS.right("08.spot_the_optimizer")
 def layers_first(model, batches, lr):
     train_with(model, batches, lambda model: sharded_first(model, lr))
@@ -1448,7 +1527,7 @@ def every_layer(model, batches, lr):
         return torch.optim.AdamW(model.parameters(), lr=lr)
 
     train_with(model, batches, make)
-    state = whole(model)
+    state = whole_on_rank_0(model)
     return {k: v.clone() for k, v in state.items()} if dist.get_rank() == 0 else None
 
 
@@ -1616,6 +1695,18 @@ def mean_over_the_units(units, grad):
         unit.grad = unit.reduce_scatter(gradient).wait() / len(units)
 
 
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "The gradient is what its wait() returns.")
+def the_request_itself(units, grad):
+    before = None
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        if before:
+            before.wait()
+        before = unit.grad = unit.reduce_scatter(gradient)
+
+
 @ANSWERS.right("08.spot_the_pile")
 def divided_in_place(units, grad):
     before = None
@@ -1680,5 +1771,5 @@ def test_what_goes_during_a_case_does_not_hide_what_is_new():
     old = torch.zeros(4)
     before = lesson_08.alive()
     del old
-    new = torch.zeros(4)
-    assert lesson_08.new_bytes(before) == new.nbytes == 16
+    new, sizes = torch.zeros(4), torch.ones(4, dtype=torch.int64)
+    assert lesson_08.new_bytes(before) == new.nbytes == 16 < sizes.nbytes

@@ -30,7 +30,9 @@ from course_utils.messages import in_steps
 
 OF_ALL = "bytes sent by all ranks together"
 MOST = "bytes sent by this rank"
+RECEIVED = "messages received"
 SAME = "the tensors in the list are the same ones"
+SAME_MEMORY = "the tensor has the memory that it was given with"
 
 
 def traffic(calls, logs):
@@ -53,6 +55,7 @@ def traffic(calls, logs):
         OF_ALL: of_all,
         MOST: sum(call.nbytes for call in sends),
         "messages sent": len(sends),
+        RECEIVED: sum(call.kind == "recv" for call in calls),
         "steps": steps,
     }
 
@@ -75,6 +78,7 @@ def allowed(rank, n, least_of_all, most_bytes, most_steps=math.inf):
         ),
         MOST: Such(f"at most {most_bytes:,}", lambda b: b <= most_bytes),
         "messages sent": ANYTHING,
+        RECEIVED: ANYTHING,
         "steps": Such(
             f"at most {most_steps}", lambda steps: steps is None or steps <= most_steps
         ),
@@ -163,8 +167,9 @@ NO_SOURCE = Mistake(
 )
 IN_PLACE = (
     "Write into the chunks, in place. `chunks[i] = ...` puts another tensor into the "
-    "list, and the memory of the old one, where the result is wanted, stays as it was. "
-    "`chunks[i].add_(incoming)` adds in place, `chunks[i].copy_(incoming)` copies."
+    "list, and `chunks[i].data = ...` another memory behind the tensor: the old one, "
+    "where the result is wanted, stays as it was. `chunks[i].add_(incoming)` adds in "
+    "place, `chunks[i].copy_(incoming)` copies."
 )
 A_TUPLE = Mistake(
     when=says("does not support item assignment"),
@@ -182,10 +187,31 @@ IN_A_CIRCLE = Mistake(
     when=says("index out of range"),
     says="There are n chunks, 0 to n - 1. Count in a circle: `% world_size`.",
 )
+ANOTHER_CHUNKS_SIZE = replace(
+    OTHER_SIZE,
+    says="What one rank sends must fit what the other receives, in size and dtype. "
+    "Chunks may differ in size: make the buffer like the chunk that *arrives*, not "
+    "like the one that is sent. Or does one rank leave out a message, an empty one for "
+    "example, that the other one expects?",
+)
 OF_MESSAGES = (
     *(SOME_HAVE_RETURNED, ALL_SEND_FIRST, ALONE, NO_SUCH_RANK, POLLED, STILL_BUSY),
-    *(NO_SOURCE, A_TUPLE, OTHER_SIZE, IN_A_CIRCLE),
+    *(NO_SOURCE, A_TUPLE, ANOTHER_CHUNKS_SIZE, IN_A_CIRCLE),
 )
+
+
+def nothing_came(part):
+    """Where this is wrong, and ranks send: has this rank received no message?"""
+    return Mistake(
+        when=lambda attempt: (
+            is_wrong(part)(attempt)
+            and attempt.got[RECEIVED] == 0 != (attempt.got[OF_ALL] or 0)
+        ),
+        says="Messages were sent, but this rank has received none. A ring is closed: "
+        "the last rank and rank 0 are neighbours, too. `(rank + 1) % n` and "
+        "`(rank - 1) % n` are right for all ranks.",
+    )
+
 
 # ----------------------------------------------------------------------- predict_bytes
 
@@ -297,25 +323,31 @@ def number_of(value):
 
 
 def try_reduce_scatter(answer, chunks):
-    given = list(chunks)
+    given, memory = list(chunks), views_of(chunks)
     with watched(answer) as calls:
         returned = answer(chunks)
     report = {"the number that it returned": plain(returned)}
     number = number_of(returned)
     if number is not None and 0 <= number < len(given):
-        report["that chunk"] = (number, given[number].clone())
+        report["that chunk"] = (number, memory[number].clone())
     told = told_by_all((number, list(calls)))
     if told is not None:
         report["the chunks that the ranks finish"] = [one for one, _ in told]
-    report["all chunks"] = [chunk.clone() for chunk in given]
-    report[SAME] = are_same(chunks, given)
+    report["all chunks"] = [chunk.clone() for chunk in memory]
+    report[SAME] = are_same(chunks, given, memory)
     return report | traffic(calls, told and [calls for _, calls in told])
 
 
-def are_same(chunks, given):
-    """Does the list still hold the tensors that it was given with?"""
+def views_of(chunks):
+    """The same memory in other tensors: they keep it, whatever becomes of `.data`."""
+    return [chunk.detach() for chunk in chunks]
+
+
+def are_same(chunks, given, memory):
+    """Does the list still hold the tensors that it was given with, and these theirs?"""
     return len(chunks) == len(given) and all(
-        one is other for one, other in zip(chunks, given, strict=True)
+        one is other and one.data_ptr() == view.data_ptr()
+        for one, other, view in zip(chunks, given, memory, strict=True)
     )
 
 
@@ -354,6 +386,12 @@ def another_is_finished(attempt):
     number = attempt.got["that chunk"][0]
     others = [i for i in range(attempt.world_size) if i != number]
     return any(map(_finished(attempt), others))
+
+
+def is_mean(attempt):
+    """Is that chunk the sum, divided by the world size?"""
+    number, chunk = attempt.got["that chunk"]
+    return attempt.expected["that chunk"].test((number, chunk * attempt.world_size))
 
 
 def _finished(attempt):
@@ -424,6 +462,12 @@ REDUCE_SCATTER = Task(
                 is_wrong("that chunk")(attempt) and attempt.got[SAME] is False
             ),
             says=IN_PLACE,
+        ),
+        nothing_came("that chunk"),
+        Mistake(
+            when=lambda attempt: is_wrong("that chunk")(attempt) and is_mean(attempt),
+            says="That is the mean over the ranks. This reduce-scatter adds up, and "
+            "does not divide.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -521,11 +565,11 @@ def half_done(case, rank, world_size):
 
 
 def try_all_gather(answer, chunks, mine):
-    given = list(chunks)
+    given, memory = list(chunks), views_of(chunks)
     with watched(answer) as calls:
         answer(chunks, mine)
-    report = {"the chunks": [chunk.clone() for chunk in given]}
-    report[SAME] = are_same(chunks, given)
+    report = {"the chunks": [chunk.clone() for chunk in memory]}
+    report[SAME] = are_same(chunks, given, memory)
     return report | traffic(calls, told_by_all(list(calls)))
 
 
@@ -582,6 +626,7 @@ ALL_GATHER = Task(
             ),
             says=IN_PLACE,
         ),
+        nothing_came("the chunks"),
         Mistake(
             when=lambda attempt: (
                 is_wrong("the chunks")(attempt)
@@ -670,10 +715,12 @@ def any_tensor(case, rank, world_size):
 
 
 def try_all_reduce(answer, tensor):
+    (memory,) = views_of([tensor])
     with watched(answer) as calls:
         answer(tensor)
-    held = tensor.clone()
-    return {"the tensor": held} | traffic(calls, told_by_all(list(calls)))
+    report = {"the tensor": memory.clone()}
+    report[SAME_MEMORY] = tensor.data_ptr() == memory.data_ptr()
+    return report | traffic(calls, told_by_all(list(calls)))
 
 
 def all_reduced(rank, inputs):
@@ -682,7 +729,8 @@ def all_reduced(rank, inputs):
     steps = 2 * (n - 1)
     chunk = math.ceil(tensor.numel() / n) * tensor.element_size()
     least = steps * tensor.nbytes  # in the lesson: "The least that is possible"
-    return {"the tensor": total.clone()} | allowed(rank, n, least, steps * chunk, steps)
+    expected = {"the tensor": total.clone(), SAME_MEMORY: ANYTHING}
+    return expected | allowed(rank, n, least, steps * chunk, steps)
 
 
 def all_reduced_in_any_steps(rank, inputs):
@@ -705,6 +753,17 @@ def is_partly_right(attempt):
     return got.shape == want.shape and bool((got == want).any())
 
 
+def rest_is_own(attempt):
+    """Is it right but for a chunk or more that has not changed?"""
+    got, want = attempt.got["the tensor"], attempt.expected["the tensor"]
+    if not is_partly_right(attempt):
+        return False
+    wrong = got != want
+    # Fewer than n may be what `size // n` leaves out.
+    many = int(wrong.sum()) >= attempt.world_size
+    return many and torch.equal(got[wrong], attempt.args[0][wrong])
+
+
 def one_half_sent(attempt):
     """Were there messages, but no more of them than a reduce-scatter has?"""
     return 0 < attempt.got["messages sent"] < attempt.world_size
@@ -715,6 +774,21 @@ ONE_HALF = Mistake(
     says="There were n - 1 messages or fewer from this rank: that is one half. A "
     "reduce-scatter leaves each rank with one finished chunk; the all-gather, as many "
     "messages again, brings it to all. And does each loop have n - 1 steps?",
+)
+ANOTHER_MEMORY = Mistake(
+    when=lambda attempt: (
+        is_wrong("the tensor")(attempt) and attempt.got[SAME_MEMORY] is False
+    ),
+    says="`tensor.data = ...` and `set_` put another memory behind the tensor. The old "
+    "one, which may be a part of a larger tensor, stays as it was, and there the sum "
+    "is wanted. Write into it: `tensor.copy_(...)`.",
+)
+AS_THEY_WERE = Mistake(
+    when=lambda attempt: is_wrong("the tensor")(attempt) and rest_is_own(attempt),
+    says="Some elements are right, the others are as they were: nothing was written "
+    "there. Is every chunk reduced, and gathered again? And in place? `chunks[i] = "
+    "...` puts another tensor into a list; `chunks[i].add_(...)` and "
+    "`chunks[i].copy_(...)` write into the chunk.",
 )
 PARTLY_RIGHT = Mistake(
     when=lambda attempt: is_wrong("the tensor")(attempt) and is_partly_right(attempt),
@@ -750,6 +824,7 @@ ALL_REDUCE = Task(
     instead=INSTEAD,
     keeps_inputs=False,
     mistakes=(
+        ANOTHER_MEMORY,
         Mistake(
             when=lambda attempt: (
                 attempt.error == ""
@@ -798,6 +873,7 @@ ALL_REDUCE = Task(
             "on `tensor.contiguous()`, which is a copy here, and copy the result back "
             "when both halves are done.",
         ),
+        AS_THEY_WERE,
         PARTLY_RIGHT,
         Mistake(
             when=is_wrong("the tensor"),
@@ -1049,7 +1125,18 @@ SPOT_THE_RING = Task(
             "receive, or a `recv` before anybody has sent. isend to the right, recv "
             "from the left, wait.",
         ),
+        ANOTHER_MEMORY,
         ONE_HALF,
+        Mistake(
+            when=lambda attempt: (
+                is_wrong("the tensor")(attempt)
+                and tensor_is_own(attempt)
+                and attempt.got[MOST] > 0
+            ),
+            says="Messages were sent, but the tensor is as it was. The work was done "
+            "on a copy: `F.pad`, `torch.cat` and `clone()` make one. Write the result "
+            "back, `tensor.copy_(...)`.",
+        ),
         Mistake(
             when=lambda attempt: wrong_if_even(attempt) and attempt.world_size > 2,
             says="It is right on two ranks, and wrong on more. Write down for 3 ranks "
@@ -1081,6 +1168,7 @@ SPOT_THE_RING = Task(
             "of two, or the one in the other loop? In each step a rank sends one "
             "chunk, and what arrives belongs to the chunk before that one.",
         ),
+        AS_THEY_WERE,
         PARTLY_RIGHT,
         Mistake(
             when=lambda attempt: (

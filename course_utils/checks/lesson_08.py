@@ -111,6 +111,26 @@ ZERO_TABLE = Task(
         ),
         Mistake(
             like=lambda psi, n, k: [
+                (4 + k) * psi,
+                (4 + 4 + (k - 4) / n) * psi,
+                (2 + 4 + (2 + k - 4) / n) * psi,
+                (4 + (4 + k - 4) / n) * psi,
+            ],
+            says="The float32 copy of the weights is the optimizer's, and shared out "
+            "with the rest of its state: all of optimizer_bytes, from stage 1 on.",
+        ),
+        Mistake(
+            like=lambda psi, n, k: [
+                (4 + k) * psi,
+                k / n * psi,
+                (2 + k) / n * psi,
+                (4 + k) / n * psi,
+            ],
+            says="What is not shared out is still there, whole: in stage 1 weights and "
+            "gradients, in stage 2 the weights.",
+        ),
+        Mistake(
+            like=lambda psi, n, k: [
                 (8 + k) * psi,
                 (8 + k / n) * psi,
                 (4 + (4 + k) / n) * psi,
@@ -224,6 +244,16 @@ PREDICT_PEAK = Task(
             "whole, in memory of its own.",
         ),
         Mistake(
+            when=first_is(LAYER_MB + LAYER_MB / GPUS),
+            says="That is one layer, whole, and its shard. The shards of the other "
+            "layers lie there as well.",
+        ),
+        Mistake(
+            when=first_is(LAYERS * LAYER_MB + LAYER_MB),
+            says="Only an eighth of each layer lies there all the time. The rest comes "
+            "while the layer computes.",
+        ),
+        Mistake(
             when=first_is(LAYERS * LAYER_MB),
             says="That is the whole model. Never is all of it there at once.",
         ),
@@ -294,12 +324,17 @@ def tensors_of(kind):
 def alive():
     """The memory of all tensors of this process, each once; kept while this is kept.
 
+    Only those of floating point: sizes, the ranks of a mesh and the state of a random
+    generator are whole numbers, and may be kept.
+
     What was there before a case may go meanwhile (gloo lets go of a tensor late), and
     a new tensor may take its place. To count what is new, hold on to the old.
     """
     gc.collect()
     tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
-    tensors = [one for one in tensors if one.device.type != "meta"]
+    tensors = [
+        one for one in tensors if one.is_floating_point() and one.device.type != "meta"
+    ]
     storages = (one.untyped_storage() for one in tensors)
     return {storage._cdata: storage for storage in storages}
 
@@ -312,10 +347,11 @@ def new_bytes(before):
 def listed_bytes(value):
     """Bytes of NumPy arrays, and of numbers in lists and the like, as float32.
 
-    Tensors do not count here, nor what only looks at their memory.
+    Whole numbers do not count, which may be sizes; nor do tensors, or what only looks
+    at their memory.
     """
     if isinstance(value, np.ndarray):
-        return value.nbytes * value.flags.owndata
+        return value.nbytes * value.flags.owndata * (value.dtype.kind == "f")
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple | set):
@@ -1317,6 +1353,17 @@ ONE_UNIT = Task(
             "unit's backward; what is summed up afterwards is a reduce-scatter.",
         ),
         Mistake(
+            when=lambda attempt: (
+                wrong_in(BEFORE)(attempt)
+                and attempt.got[LEFT] == 0
+                and attempt.got["step 0: gradient of the shard"] is None
+            ),
+            says="After the backward the parameters are still whole. And neither they "
+            "nor the shard have a gradient: did the backward come to the module at "
+            "all? It does not if what forward returns is cut off from the graph, by "
+            "`detach()` for example.",
+        ),
+        Mistake(
             when=wrong_in(BEFORE),
             says="After the backward the parameters are still whole. Free them, too.",
         ),
@@ -1469,6 +1516,8 @@ def sharded_batches(steps, rank, n):
 LARGEST = "the largest all-gather, in bytes"
 AGAIN = "all-gathers in all backwards"
 OF_OTHERS = "the result of the other ranks"
+KEPT_WHOLE = "whole tensors that a rank keeps which returns nothing"
+FEW = 4  # of the ten; one is left from the last round of a loop
 
 
 class Gathers(Watch):
@@ -1495,19 +1544,26 @@ def announced():
     """Let a `full_tensor()` that others do not call be found within seconds.
 
     Its all-gather does not pass torch.distributed, where a rank is seen to wait.
+
+    Yields a list: of each call, how many of the tensors before it were still there.
     """
     from torch.distributed.tensor import DTensor
 
-    original = DTensor.full_tensor
+    original, made, kept = DTensor.full_tensor, [], []
 
     def full_tensor(self, *args, **kwargs):
         gathered = [torch.empty(1) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, torch.ones(1))
-        return original(self, *args, **kwargs)
+        kept.append(
+            settled(lambda: sum(not one.expired() for one in made), FEW, seconds=0.2)
+        )
+        whole = original(self, *args, **kwargs)
+        made.append(StorageWeakRef(whole.untyped_storage()))
+        return whole
 
     DTensor.full_tensor = full_tensor
     try:
-        yield
+        yield kept
     finally:
         DTensor.full_tensor = original
 
@@ -1516,7 +1572,7 @@ def try_training(answer, steps):
     rank = dist.get_rank()
     model = network()
     batches = [rows_of(rank, step) for step in range(steps)]
-    with Gathers() as gathers, announced():
+    with Gathers() as gathers, announced() as kept:
         state = answer(model, batches, TRAIN_RATE)
     is_none = rank == 0 or state is None or state == {}  # torch returns {} there
     return {
@@ -1524,6 +1580,7 @@ def try_training(answer, steps):
         AGAIN: gathers.in_backward,
         "rank 0's result": whole_state(state) if rank == 0 else "of rank 0",
         OF_OTHERS: "None" if is_none else f"a {type(state).__name__}",
+        KEPT_WHOLE: max(kept, default=0) if rank else 0,
     }
 
 
@@ -1587,6 +1644,7 @@ def trained_right(rank, inputs):
         AGAIN: Such(f"at least {least}", lambda value: value >= least),
         "rank 0's result": (trained_alone(steps, n) if rank == 0 else "of rank 0"),
         OF_OTHERS: "None",
+        KEPT_WHOLE: Such(f"at most {FEW}", lambda value: value <= FEW),
     }
 
 
@@ -1632,6 +1690,23 @@ SPOT_THE_OPTIMIZER = Task(
             when=says("Invariant encountered"),
             says="fully_shard of the whole model takes all parameters that are in no "
             "unit yet. Layers first, then the model.",
+        ),
+        Mistake(
+            when=wrong_in(KEPT_WHOLE),
+            says="All ranks call full_tensor(), as they must. But this one returns "
+            "nothing, and still keeps one whole tensor after the other: in the end the "
+            "whole model, on every rank. Go tensor by tensor, and let only rank 0 put "
+            "them into a dictionary.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                wrong_in(LARGEST)(attempt)
+                and attempt.got[LARGEST] < largest_layer(1)
+                and attempt.got[AGAIN] > 0
+            ),
+            says="Layers were gathered, but the largest one never whole and in "
+            "float32. Is it sharded? Or is there a MixedPrecisionPolicy, with which "
+            "half of the bytes are gathered? This script computes in float32.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1931,6 +2006,13 @@ SPOT_THE_PILE = Task(
         Mistake(
             when=wrong_in("whole units in the end"),
             says="A unit is still whole when the backward is over.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                first_wrong(attempt).startswith("gradient of unit")
+                and getattr(attempt.got[first_wrong(attempt)], "kind", "") == "Request"
+            ),
+            says="That is the request. The gradient is what its wait() returns.",
         ),
         Mistake(
             when=unit_gradients_are(sum),

@@ -261,7 +261,7 @@ QUESTIONS = lesson(
             Slip(1.1, "As if a chunk used some of the links only. It uses them all."),
             Slip(1.14, "That is the mean of 64 links. But nobody can go around it."),
             Slip(2.125, "That is the mean of 8 links. But nobody can go around it."),
-            Slip(2, "Every chunk has to pass over it, in both halves."),
+            Slip(2, "Every chunk has to pass over it, nearly all in both halves."),
             Slip(64, "It is ten times slower, so it can't be worse than ten."),
         ],
         purpose="The next cell simulates it.",
