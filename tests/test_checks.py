@@ -1259,6 +1259,7 @@ def test_these_are_the_same(got, want):
         ("a", "b", ""),
         ([1, 2], [1, 2, 3], "It has 2 items; 3 were expected."),
         ([1, 5], [1, 2], "The item at index 1 is wrong."),
+        ([1, None], [1, 2], "The item at index 1 is wrong. It is None."),
         (
             [1, "2"],
             [1, 2],

@@ -360,6 +360,19 @@ def did_not_wait(tensor):
     return mean
 
 
+@ANSWERS.wrong("00.average", "wrong", "the sum is there only after wait()")
+def half_of_the_sum_was_there(tensor):
+    mean = add_then_divide(tensor)
+    if mean.dim() and dist.get_world_size() > 1:
+        mean[0] = tensor[0] / dist.get_world_size()
+    return mean
+
+
+@ANSWERS.wrong("00.average", "wrong", "These are means of the elements of one tensor.")
+def mean_of_the_elements_in_the_old_shape(tensor):
+    return torch.full_like(tensor, tensor.mean())
+
+
 @ANSWERS.right("00.average")
 def add_then_divide(tensor):
     total = tensor.clone()

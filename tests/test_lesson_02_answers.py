@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from course_utils import costs
 from course_utils.checks import find_task, run_check
@@ -273,6 +274,44 @@ class FourParts(nn.Module):
             layer.to(f"cuda:{k + 1}")
 
     forward = InTurns.forward
+
+
+@ANSWERS.wrong(SPLIT, "crashed", "Was the batch cut? Here the model is cut")
+class DataParallel(nn.Module):
+    """A model on each GPU, and a part of the batch for each."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.models = nn.ModuleList(copy.deepcopy(layers).to(name) for name in NAMES)
+
+    def forward(self, x):
+        parts = zip(self.models, x.chunk(3), NAMES, strict=False)
+        return torch.cat([m(part.to(name)).to(NAMES[2]) for m, part, name in parts])
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "Did layers move to them in `forward`?")
+class LayersComeToTheData(Thirds):
+    def forward(self, x):
+        x = x.to(NAMES[2])
+        for part in self.parts:
+            x = part.to(NAMES[2])(x)
+        return x
+
+
+@ANSWERS.right(SPLIT)
+class MovedByHooks(nn.Module):
+    """The parts are a Sequential; each takes its input to its GPU by itself."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.net = nn.Sequential(layers[:1], layers[1:2], layers[2:])
+        for part, name in zip(self.net, NAMES, strict=True):
+            part.to(name).register_forward_pre_hook(
+                lambda module, args, name=name: args[0].to(name)
+            )
+
+    def forward(self, x):
+        return self.net(x)
 
 
 @ANSWERS.right(SPLIT)
@@ -610,6 +649,40 @@ def keeps_the_inputs(stages, devices, batch, micro_batches):
     return torch.cat(outputs)
 
 
+@ANSWERS.wrong(MICRO, "crashed", "each micro-batch goes through all stages")
+def one_stage_for_each(stages, devices, batch, micro_batches):
+    """As if each GPU had the whole model."""
+    outputs = []
+    for i, x in enumerate(batch.chunk(micro_batches)):
+        k = i % len(stages)
+        outputs.append(stages[k](x.to(devices[k])).to(devices[-1]))
+    return torch.cat(outputs)
+
+
+@ANSWERS.wrong(MICRO, "crashed", "The batch is cut along its rows")
+def cuts_the_features(stages, devices, batch, micro_batches):
+    parts = batch.chunk(micro_batches, dim=1)
+    return torch.cat([through(stages, devices, part) for part in parts], dim=1)
+
+
+@ANSWERS.wrong(MICRO, "crashed", "Was `backward()` called already?")
+def with_a_backward(stages, devices, batch, micro_batches):
+    outputs = [through(stages, devices, x) for x in batch.chunk(micro_batches)]
+    for output in outputs:
+        output.square().mean().backward()
+    return torch.cat(outputs)
+
+
+@ANSWERS.wrong(MICRO, "wrong", "a stage has moved to the data")
+def stages_come_to_the_data(stages, devices, batch, micro_batches):
+    outputs = []
+    for x in batch.chunk(micro_batches):
+        for stage in stages:
+            x = stage.to(x.device)(x)
+        outputs.append(x.to(devices[-1]))
+    return torch.cat(outputs)
+
+
 @ANSWERS.wrong(MICRO, "wrong", "did you forget `return`?")
 def forgot_to_return(stages, devices, batch, micro_batches):
     in_order(stages, devices, batch, micro_batches)
@@ -640,6 +713,31 @@ def first_stage_first(stages, devices, batch, micro_batches):
             if 0 <= tick - k < len(parts):
                 parts[tick - k] = stages[k](parts[tick - k].to(devices[k]))
     return torch.cat(parts)
+
+
+@ANSWERS.right(MICRO)
+def with_generators(stages, devices, batch, micro_batches):
+    """Each stage asks the one before it for the next micro-batch."""
+
+    def outputs_of(stage, device, inputs):
+        for x in inputs:
+            yield stage(x.to(device))
+
+    parts = iter(batch.chunk(micro_batches))
+    for stage, device in zip(stages, devices, strict=True):
+        parts = outputs_of(stage, device, parts)
+    return torch.cat(list(parts))
+
+
+@ANSWERS.right(MICRO)
+def with_checkpoints(stages, devices, batch, micro_batches):
+    """As the GPipe of the paper: inside a stage, activations are computed again."""
+    outputs = []
+    for x in batch.chunk(micro_batches):
+        for stage, device in zip(stages, devices, strict=True):
+            x = checkpoint(stage, x.to(device), use_reentrant=False)
+        outputs.append(x)
+    return torch.cat(outputs)
 
 
 @ANSWERS.right(MICRO)
@@ -684,6 +782,15 @@ for formula, says in (
     (lambda k, m: ((k - 1) / (m + k - 1), m), "of the whole time is ri"),
     (lambda k, m: (0.5, (k - 1) / m), "of the ideal time is right"),
     (lambda k, m: (1 - k / m, 1 - k / (m + k)), "Draw it for 3 stages and 2"),
+    (lambda k, m: (1 - 1 / k, k - 1), "That is so with a single micro-batch."),
+    (
+        lambda k, m: (2 * (k - 1) / (m + 2 * (k - 1)), 2 * (k - 1) / m),
+        "The waiting is counted twice.",
+    ),
+    (
+        lambda k, m: ((k - 1) / (2 * m + k - 1), (k - 1) / (2 * m)),
+        "The work is counted twice.",
+    ),
     (
         lambda k, m: ((k - 1) / (m + k - 1), m / (k - 1)),
         "The share of the whole time is right",
@@ -938,6 +1045,11 @@ def divided_twice(model, images, labels, micro_batches):
     return step(model, images, labels, micro_batches, lambda r, of, n: r / of / n)
 
 
+@ANSWERS.wrong(STEP, "wrong", "must be divided by the rows of the whole batch.")
+def rows_over_micro_batches(model, images, labels, micro_batches):
+    return step(model, images, labels, micro_batches, lambda rows, of, n: rows / n)
+
+
 @ANSWERS.wrong(STEP, "wrong", "These are the gradients of a sum over the rows.")
 def a_sum(model, images, labels, micro_batches):
     return step(
@@ -971,6 +1083,17 @@ def without_the_last(model, images, labels, micro_batches):
 @ANSWERS.right(STEP)
 def weighted_by_rows(model, images, labels, micro_batches):
     return step(model, images, labels, micro_batches, lambda rows, of, n: rows / of)
+
+
+@ANSWERS.right(STEP)
+def with_activations_computed_again(model, images, labels, micro_batches):
+    def recomputing(part):
+        return checkpoint(model, part, use_reentrant=False)
+
+    def share(rows, of, n):
+        return rows / of
+
+    return step(recomputing, images, labels, micro_batches, share)
 
 
 @ANSWERS.right(STEP)

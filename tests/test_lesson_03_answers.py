@@ -3,6 +3,7 @@
 import concurrent.futures
 import copy
 import itertools
+import multiprocessing.pool
 import threading
 
 import torch
@@ -231,6 +232,31 @@ def detached_pieces(inputs, target_gpus, dim=0):
             inputs.chunk(len(target_gpus), dim), target_gpus, strict=False
         )
     ]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "Here only the first GPU got it")
+def text_for_one(inputs, target_gpus, dim=0):
+    if isinstance(inputs, (tuple, list)) and inputs:
+        items = [text_for_one(item, target_gpus, dim) for item in inputs]
+        return [type(inputs)(part) for part in itertools.zip_longest(*items)]
+    if isinstance(inputs, dict) and inputs:
+        parts = text_for_one(tuple(inputs.values()), target_gpus, dim)
+        return [dict(zip(inputs, part, strict=True)) for part in parts]
+    if isinstance(inputs, torch.Tensor):
+        return scatter_by_recursion(inputs, target_gpus, dim)
+    return [inputs]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "`[{}] * n` is one dict, n times")
+def one_dict_for_all(inputs, target_gpus, dim=0):
+    if not isinstance(inputs, dict):
+        return scatter_by_recursion(inputs, target_gpus, dim)
+    parts = [{}] * len(target_gpus)
+    for key, item in inputs.items():
+        pieces = scatter_by_recursion(item, target_gpus, dim)
+        for part, piece in zip(parts, pieces, strict=True):
+            part[key] = piece
+    return parts
 
 
 @ANSWERS.wrong("03.scatter", "wrong", "did you forget `return`?")
@@ -506,6 +532,16 @@ def moves_all_but_one(outputs, target_device, dim=0):
     return torch.stack(here) if here[0].dim() == 0 else torch.cat(here, dim)
 
 
+@ANSWERS.wrong("03.gather", "wrong", "they are joined, not added and not averaged")
+def adds_the_outputs(outputs, target_device, dim=0):
+    return sum(output.to(target_device) for output in outputs)
+
+
+@ANSWERS.wrong("03.gather", "wrong", "they are joined, not added and not averaged")
+def averages_the_outputs(outputs, target_device, dim=0):
+    return adds_the_outputs(outputs, target_device) / len(outputs)
+
+
 @ANSWERS.wrong("03.gather", "wrong", "its dtype is float32; int64 was expected.")
 def into_a_float_tensor(outputs, target_device, dim=0):
     first = outputs[0]
@@ -622,6 +658,27 @@ def detached_weights(network, devices):
         copies = {id(tensor): tensor.detach().to(device) for tensor in tensors}
         replicas.append(copy.deepcopy(network, copies))
     return replicas
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "Only the replica on the network's own GPU")
+def under_no_grad(network, devices):
+    with torch.no_grad():
+        return deepcopies_with_memo(network, devices)
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "a module of the network's own class")
+def modules_that_call_the_network(network, devices):
+    class Replica(nn.Module):
+        def __init__(self, device):
+            super().__init__()
+            self.device = device
+
+        def forward(self, x):
+            named = [*network.named_parameters(), *network.named_buffers()]
+            weights = {name: tensor.to(self.device) for name, tensor in named}
+            return torch.func.functional_call(network, weights, x)
+
+    return [Replica(device) for device in devices]
 
 
 @ANSWERS.wrong("03.replicate", "wrong", "one and the same network several times")
@@ -1210,12 +1267,54 @@ def with_a_pool(modules, inputs, kwargs_tup=None, devices=None):
     return [one.result() for one in calls]
 
 
+@ANSWERS.right("03.parallel_apply")
+def with_a_pool_of_idle_threads(modules, inputs, kwargs_tup=None, devices=None):
+    """Its threads wait for more work, and end a moment after the `with`."""
+    wanted = torch.is_grad_enabled()
+
+    def call(module, x, kwargs, device):
+        with torch.set_grad_enabled(wanted), torch.cuda.device(device):
+            return module(*(x if isinstance(x, tuple) else (x,)), **kwargs)
+
+    kwargs_tup = kwargs_tup or [{}] * len(modules)
+    with multiprocessing.pool.ThreadPool(len(modules)) as pool:
+        calls = [
+            pool.apply_async(call, arguments)
+            for arguments in zip(modules, inputs, kwargs_tup, devices, strict=True)
+        ]
+        for one in calls:
+            one.wait()
+        return [one.get() for one in calls]
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "Nor may a lock let them in one by one.")
+def with_a_lock(modules, inputs, kwargs_tup=None, devices=None):
+    outputs, lock = {}, threading.Lock()
+
+    def call(i):
+        args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)
+        with lock, torch.cuda.device(devices[i]):
+            outputs[i] = modules[i](*args)
+
+    started_and_joined(call, len(modules))
+    return [outputs[i] for i in range(len(modules))]
+
+
 # ---------------------------------------------------------------- 03.data_parallel
 
 
 @ANSWERS.wrong("03.data_parallel", "not attempted", "still raises NotImplementedError")
 def data_parallel_stub(module, inputs, device_ids, output_device=None):
     raise NotImplementedError("Write your code here.")
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "The module itself has moved")
+def moves_the_module(module, inputs, device_ids, output_device=None):
+    parts = parallel.scatter((inputs,), device_ids)
+    outputs = [
+        module.to(device)(*part) for part, device in zip(parts, device_ids, strict=True)
+    ]
+    return parallel.gather(outputs, device_ids[0])
 
 
 @ANSWERS.wrong("03.data_parallel", "wrong", "Only one GPU has seen any rows.")
@@ -1603,6 +1702,27 @@ class WithoutTheLabels(LossInside):
 class AKeyThatIsNotThere(LossInside):
     def forward(self, x, y):
         return {"losses": F.cross_entropy(self.model(x), y)}["loss"]
+
+
+@ANSWERS.wrong("03.spot_the_mean", "crashed", "Pass it by its position")
+class ANumberByName(LossInside):
+    """PyTorch gives it to all GPUs, also to those that get no rows."""
+
+    def forward(self, x, y, rows):
+        return (F.cross_entropy(self.model(x), y) * len(x) / rows)[None]
+
+    def training_step(self, x, y, device_ids):
+        loss = nn.DataParallel(self, device_ids)(x, y, rows=len(x)).sum()
+        loss.backward()
+        return loss
+
+
+@ANSWERS.right("03.spot_the_mean")
+class ANumberByItsPosition(ANumberByName):
+    def training_step(self, x, y, device_ids):
+        loss = nn.DataParallel(self, device_ids)(x, y, len(x)).sum()
+        loss.backward()
+        return loss
 
 
 @ANSWERS.wrong("03.spot_the_mean", "wrong", "Call `loss.backward()` on the loss that")

@@ -239,6 +239,7 @@ def _list_difference(got: Any, want: list | tuple, tolerance: float) -> str | No
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
         found = difference(one, other, tolerance)
         if found is not None:
+            found = found.replace(RETURNED_NONE, "It is None.")
             return f"The item at index {index} is wrong. {found}".rstrip()
     return None
 

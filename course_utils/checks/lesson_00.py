@@ -163,6 +163,11 @@ AVERAGE = Task(
             "averaged over the ranks, and the shape stays.",
         ),
         Mistake(
+            like=lambda rank, inputs: inputs[rank][0] * 0 + inputs[rank][0].mean(),
+            says="These are means of the elements of one tensor. Here every element is "
+            "averaged over the ranks.",
+        ),
+        Mistake(
             like=lambda rank, inputs: sum(x for (x,) in inputs) / inputs[0][0].numel(),
             says="You divided by the number of elements. Divide by the number of "
             "ranks: the world size.",
@@ -192,7 +197,7 @@ AVERAGE = Task(
     ),
     otherwise="Add up each element over all ranks, in float32 (ReduceOp.SUM, which is "
     "the default), then divide it once by the world size. With one rank the mean is "
-    "the tensor itself.",
+    "the tensor itself. (With async_op=True the sum is there only after wait().)",
     hints=(
         "A mean is a sum and a division. Which of the two is a matter between ranks?",
         "all_reduce replaces the tensor that it is given by the sum over all ranks. "

@@ -111,6 +111,11 @@ FEWER_PIECES = Mistake(
 )
 
 
+def recomputes() -> bool:
+    """Does a backward run this forward again, as activation checkpointing does?"""
+    return torch._C._current_autograd_node() is not None
+
+
 def has_fewer_pieces(attempt: Any) -> bool:
     """Does `chunk` cut this batch into fewer pieces than asked for?"""
     case = attempt.args[0]
@@ -276,6 +281,15 @@ SPLIT_OVER_THREE = Task(
             "one for each cut.",
         ),
         Mistake(
+            when=lambda attempt: (
+                len(attempt.got["copies"]) < 3
+                and not is_wrong("output")(attempt)
+                and is_in_order(attempt.got["GPU of each layer"])
+            ),
+            says="The output is right, but the activations did not go from GPU to GPU. "
+            "Did layers move to them in `forward`? Layers move once, in `__init__`.",
+        ),
+        Mistake(
             when=lambda attempt: isinstance(attempt.got["gradients"], str),
             says="Some parameters got no gradient. Has a tensor been detached on its "
             "way, or a layer been left out?",
@@ -307,6 +321,11 @@ SPLIT_OVER_THREE = Task(
             says="A layer got rows of another width than it takes. Has each layer "
             "before it run once, in its order? None may be left out, and none may be "
             "in two parts.",
+        ),
+        Mistake(
+            when=says("more than 1 value per channel"),
+            says="A BatchNorm got a single row. Was the batch cut? Here the model is "
+            "cut: every layer gets all rows.",
         ),
         Mistake(
             when=lambda attempt: "invalid device ordinal" in attempt.message,
@@ -384,7 +403,9 @@ def run_micro_batches(answer: Any, gpus: Any, case: dict[str, Any]) -> dict[str,
     for k, (part, device) in enumerate(zip(parts, devices, strict=True)):
         part.to(device)
         part.register_forward_pre_hook(
-            lambda module, args, k=k: seen[k].append(len(args[0]))
+            lambda module, args, k=k: (
+                None if recomputes() else seen[k].append(len(args[0]))
+            )
         )
     batch = a_batch(rows).to(devices[0])
     gpus.clear()
@@ -404,6 +425,7 @@ def run_micro_batches(answer: Any, gpus: Any, case: dict[str, Any]) -> dict[str,
         "GPU of the output": str(output.device),
         "output": output,
         "gradients": gradients_of(nn.ModuleList(parts)),
+        "GPU of each stage": [str(next(part.parameters()).device) for part in parts],
         "over the CPU": over_the_cpu,
         "GPUs at the same time": together,
     }
@@ -428,6 +450,7 @@ def expect_micro_batches(case: dict[str, Any]) -> dict[str, Any]:
         ),
         "GPU of the output": devices[-1],
         **expected_run(nn.Sequential(*parts), a_batch(rows)),
+        "GPU of each stage": devices,
         "over the CPU": False,
         "GPUs at the same time": micro_batches > 1,
     }
@@ -558,6 +581,11 @@ MICRO_BATCHES = Task(
             "use `.detach()` or `no_grad()`?",
         ),
         Mistake(
+            when=right_but("GPU of each stage"),
+            says="The result is right, but a stage has moved to the data. Each stage "
+            "stays on its GPU: what travels are the activations, `x.to(device)`.",
+        ),
+        Mistake(
             when=lambda attempt: attempt.got["over the CPU"],
             says="The result is right. But a tensor went over the CPU, and until it is "
             "there the CPU waits and hands out no other work. `x.to(device)` goes from "
@@ -572,12 +600,24 @@ MICRO_BATCHES = Task(
             "before it did: there nothing was won. A GPU works through its queue in "
             "order. So each stage must get its first micro-batch before the stage "
             "before it gets its last one. And Python must not wait in the loop: "
-            "`synchronize()`, `.item()` and `print` of a tensor do.",
+            "`synchronize()`, `.item()` and `print` of a tensor do. (With a thread for "
+            "each stage it is chance who comes first. No threads are needed.)",
         ),
         Mistake(
             when=same_device,
             says="A micro-batch met a stage on another GPU. Stage k wants its input on "
             f"`devices[k]`, which need not be cuda:k. {A_NEW_TENSOR}",
+        ),
+        Mistake(
+            when=says("shapes cannot be multiplied"),
+            says="A stage got rows of another width than it takes. The batch is cut "
+            "along its rows, and each micro-batch goes through all stages, in their "
+            "order.",
+        ),
+        Mistake(
+            when=says("second time"),
+            says="Was `backward()` called already? Only the forward is asked for. The "
+            "caller computes a loss from the outputs of all rows.",
         ),
     ),
     otherwise="Try it with a single micro-batch first: that is the plain model.",
@@ -614,7 +654,7 @@ BUBBLE = Task(
     id="02.bubble",
     title="The bubble, twice",
     stars=1,
-    cases=((3, 7), (4, 16), (8, 64), (1, 5), (4, 1), (2, 1), (16, 3), (64, 512)),
+    cases=((3, 11), (4, 16), (8, 64), (1, 5), (4, 1), (2, 1), (16, 3), (64, 512)),
     expect=lambda k, m: ((k - 1) / (m + k - 1), (k - 1) / m),
     forbids=(
         "course_utils.costs.bubble_of_total",
@@ -668,6 +708,22 @@ BUBBLE = Task(
         Mistake(
             like=lambda k, m: ((k - 1) / (k * (m + k - 1)), (k - 1) / (k * m)),
             says="Each stage waits for K - 1 micro-batches, not all of them together.",
+        ),
+        Mistake(
+            like=lambda k, m: ((k - 1) / k, k - 1),
+            says="That is so with a single micro-batch. With M of them each stage "
+            "works M times as long as it takes for one.",
+        ),
+        Mistake(
+            like=lambda k, m: (2 * (k - 1) / (m + 2 * (k - 1)), 2 * (k - 1) / m),
+            says="The waiting is counted twice. A stage that waits long at the "
+            "beginning waits less at the end: together K - 1 micro-batches. (The "
+            "backward has a bubble, too, but also M micro-batches of work.)",
+        ),
+        Mistake(
+            like=lambda k, m: ((k - 1) / (2 * m + k - 1), (k - 1) / (2 * m)),
+            says="The work is counted twice. The backward has work, but also a bubble: "
+            "both shares are the same with and without it.",
         ),
         Mistake(
             like=lambda k, m: (k - 1) / (m + k - 1),
@@ -753,6 +809,8 @@ def run_step(answer: Any, gpus: Any, case: dict[str, int]) -> dict[str, Any]:
     left: list[int] = []  # bytes of activations when a micro-batch begins
 
     def begin(module: nn.Module, args: tuple) -> None:
+        if recomputes():
+            return
         seen.append(len(args[0]))
         modes.append(module.training)
         left.append(gpus.memory()["cuda:0"].now_by_kind["activations"])
@@ -901,6 +959,16 @@ SPOT_THE_GRADIENT = Task(
             says="The gradients are too small: by the number of rows in a micro-batch. "
             "`cross_entropy` has divided by these rows already. Multiply by them "
             "before you divide by the rows of the whole batch.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                len(set(rows := attempt.got["rows of each micro-batch"])) == 1
+                and 1 < rows[0] < attempt.args[0]["rows of the batch"]
+                and scaled(attempt, rows[0])
+            ),
+            says="The gradients are too large: by the number of rows in a micro-batch. "
+            "What was multiplied by these rows must be divided by the rows of the "
+            "whole batch.",
         ),
         Mistake(
             when=lambda attempt: scaled(attempt, attempt.args[0]["rows of the batch"]),

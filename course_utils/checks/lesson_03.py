@@ -213,6 +213,26 @@ def nothing_was_cut(attempt):
     )
 
 
+def all_like_the_last(attempt):
+    """Has each GPU the part that belongs to the last one?"""
+    parts, wanted = attempt.got["parts"], attempt.expected["parts"]
+    return (
+        len(parts) == len(wanted) > 1
+        and difference(wanted[0], wanted[-1], 0.0) is not None
+        and all(difference(part, wanted[-1], 0.0) is None for part in parts)
+    )
+
+
+def lacks_what_is_no_tensor(attempt):
+    """Has part 0 what is no tensor, and part 1 None in its place?"""
+    first, *others = attempt.got["parts"]
+    wanted = attempt.expected["parts"]
+    return difference(first, wanted[0], 0.0) is None and any(
+        form(part).count("None") > form(one).count("None")
+        for part, one in zip(others, wanted[1:], strict=True)
+    )
+
+
 NOTHING_CUT = (
     "Nothing was cut: each part has all the rows. Are tensors, tuples, lists and dicts "
     "all handled?"
@@ -333,6 +353,19 @@ SCATTER = Task(
             ),
             says="What is no tensor goes to every GPU: repeat it, once for each of "
             "`target_gpus`. Where it is there only once, `zip` ends after one part.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                lacks_what_is_no_tensor(attempt) and has_others(attempt.args[0])
+            ),
+            says="What is no tensor goes to every GPU: repeat it, once for each of "
+            "`target_gpus`. Here only the first GPU got it, the others have None.",
+        ),
+        Mistake(
+            when=all_like_the_last,
+            says="All GPUs have the part of the last one. Are all parts one and the "
+            "same dict or list? `[{}] * n` is one dict, n times: make a new one for "
+            "each GPU, `[{} for _ in target_gpus]`.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -464,6 +497,14 @@ def gathered(outputs, target, dim=0, one=torch.cat):
     }
 
 
+def added(tensors, dim):
+    return sum(tensors)
+
+
+def averaged(tensors, dim):
+    return sum(tensors) / len(tensors)
+
+
 def pieces_of(*rows):
     """One tensor for each device, with that many rows."""
     return [whole_numbers((count, 2), rank=i) for i, count in enumerate(rows)]
@@ -551,6 +592,15 @@ GATHER = Task(
                 *args, one=lambda tensors, dim: torch.cat(tensors, 0)
             ),
             says="You joined along dimension 0. The third argument says which one.",
+        ),
+        *(
+            Mistake(
+                like=lambda *args, one=one: gathered(*args, one=one),
+                says="The outputs belong to different rows: they are joined, not added "
+                "and not averaged. (What is added up are the gradients, and autograd "
+                "does that.)",
+            )
+            for one in (added, averaged)
         ),
         Mistake(
             when=lambda attempt: (
@@ -671,6 +721,11 @@ def gradients_of(network):
     }
 
 
+def of_a(value):
+    """What stands in the place of a replica: "a Linear"."""
+    return f"a {type(value).__name__}, not a {Network.__name__}"
+
+
 def weights_seen(network):
     """What one replica works with: its weights and its buffers."""
     buffers = [b for b in (network.scale, network.rows) if b is not None]
@@ -699,7 +754,7 @@ def try_replicate(answer, gpus, kind, devices):
         "the replicas are different objects": len(set(map(id, replicas)))
         == len(replicas),
         "devices of the replicas": [
-            devices_of(weights_seen(one)) if isinstance(one, nn.Module) else form(one)
+            devices_of(weights_seen(one)) if isinstance(one, Network) else of_a(one)
             for one in replicas
         ],
     }
@@ -729,10 +784,11 @@ def try_replicate(answer, gpus, kind, devices):
     }
 
 
-def replicated(kind, devices, rows=1):
+def replicated(kind, devices, rows=1, arriving=None):
+    """What the check expects; a mistake leaves gradients of some replicas behind."""
     network = Network(kind)
     outputs = [network(whole_numbers((i + 1, 3), i)) for i in range(len(devices))]
-    differently(outputs).backward()
+    differently(outputs[:arriving]).backward()
     return {
         "replicas": f"a list of {len(devices)}",
         "device of the network": f"cuda:{devices[0]}",
@@ -818,6 +874,15 @@ REPLICATE = Task(
         ),
         Mistake(
             when=lambda attempt: (
+                wrong_in("devices of the replicas")(attempt)
+                and "not a Network" in str(attempt.got["devices of the replicas"])
+            ),
+            says="A replica must be a module of the network's own class, with "
+            "submodules and tensors under the same names: whoever uses it may ask for "
+            "`replica.layer.weight`. A shallow or deep copy of the network is one.",
+        ),
+        Mistake(
+            when=lambda attempt: (
                 is_misplaced(PLAIN)(attempt)
                 and attempt.got["devices of the replicas"]
                 == [f"cuda:{attempt.args[1][0]}"] * len(attempt.args[1])
@@ -887,6 +952,12 @@ REPLICATE = Task(
             "kept. There, `buffer.to(device)` is no copy: it is the buffer itself.",
         ),
         Mistake(
+            like=lambda kind, devices: replicated(kind, devices, arriving=1),
+            says="Only the replica on the network's own GPU has sent gradients. The "
+            "copies on the other GPUs are cut off from the network: by "
+            "`torch.no_grad()`, `detach` or `.data`?",
+        ),
+        Mistake(
             when=wrong_in("gradient of "),
             says="The gradients of all replicas must add up in the network.",
         ),
@@ -927,6 +998,7 @@ REPLICATE = Task(
 
 LATE = 0.05  # seconds that the first module takes longer than the last
 MEETING = 1.0  # seconds that modules wait for each other
+GRACE = 0.2  # seconds in which a thread without work must end
 
 
 class Part(nn.Module):
@@ -1016,6 +1088,10 @@ def try_parallel_apply(answer, gpus, kind, devices):
         except ArithmeticError as error:
             failed = str(error)
     running = set(threading.enumerate()) - before
+    if all(part.ended for part in parts):  # a pool's idle threads end a bit later
+        for thread in running:
+            thread.join(GRACE)
+        running = set(filter(threading.Thread.is_alive, running))
     if hasattr(outputs, "__next__"):
         outputs = list(outputs)
     there = outputs if isinstance(outputs, (list, tuple)) else ()
@@ -1119,7 +1195,8 @@ PARALLEL_APPLY = Task(
             ),
             says="The modules ran one after the other. Start all threads first, and "
             "`join()` them in a second loop: `start(); join()` in one loop waits for "
-            "each thread before it starts the next.",
+            "each thread before it starts the next. Nor may a lock let them in one by "
+            "one.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1294,13 +1371,16 @@ def try_data_parallel(answer, gpus, kind, rows, device_ids, output_device):
     inputs = mapped(lambda x: x.to(f"cuda:{device_ids[0]}"), inputs_of(kind, rows))
     _rows_by_device.clear()
     output = answer(network, inputs, device_ids, output_device)
+    home = devices_of(list(network.parameters()))
     result = {
+        "device of the module": home,
         "output": output,
         "rows on each device": dict(sorted(_rows_by_device)),
         "device of the output": devices_of(output),
     }
     tensors = tensors_in(output)[:1]
-    if tensors:  # there is none where the `return` was forgotten
+    has_moved = home != f"cuda:{device_ids[0]}"  # then its backward would fail
+    if tensors and not has_moved:  # none where the `return` was forgotten
         differently(tensors).backward()
     return result | gradients_of(network)
 
@@ -1313,6 +1393,7 @@ def data_paralleled(kind, rows, device_ids, output_device):
     pieces = torch.zeros(rows_in(rows)).chunk(len(device_ids))
     home = device_ids[0] if output_device is None else output_device
     return {
+        "device of the module": f"cuda:{device_ids[0]}",
         "output": settled(output),
         "rows on each device": {
             f"cuda:{i}": len(piece)
@@ -1348,6 +1429,11 @@ DATA_PARALLEL = Task(
     ),
     instead="Put it together from replicate, scatter, parallel_apply and gather.",
     mistakes=(
+        Mistake(
+            when=wrong_in("device of the module"),
+            says="The module itself has moved: `module.to(device)` changes the module "
+            "that it is called on. It stays where it is, and `replicate` makes copies.",
+        ),
         Mistake(
             when=lambda attempt: (
                 len(attempt.got["rows on each device"]) == 1
@@ -1656,6 +1742,16 @@ SPOT_THE_MEAN = Task(
             when=lambda attempt: wrong_in("gradient of the weight")(attempt),
             says="The loss is right, but the gradients are not those of this loss. "
             "Call `loss.backward()` on the loss that you return.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                "required positional argument" in attempt.message
+                and rows_in(attempt.args[0]) < len(attempt.args[1])
+            ),
+            says="2 rows on 4 GPUs are 2 pieces. But a number among the keyword "
+            "arguments goes to all four GPUs, and nn.DataParallel calls the last two "
+            "replicas without any rows. Pass it by its position, or compute with it "
+            "in `training_step`.",
         ),
         Mistake(
             when=says("can be implicitly created only for scalar"),
