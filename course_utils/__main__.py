@@ -55,7 +55,9 @@ def main(argv=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
-        return fail("stopped; run the same command again to go on", code=130)
+        goes_on = command in ("start", "test")  # a set-up; the others begin anew
+        again = "; run the same command again to go on" if goes_on else ""
+        return fail("stopped" + again, code=130)
 
 
 def start(argv):
@@ -77,7 +79,10 @@ def doctor(argv):
 
 
 def progress(argv):
-    return inside("course_utils.progress", ["progress"] + argv)
+    # Whoever sends in a progress file may have no environment in this terminal.
+    from course_utils import progress
+
+    return progress.main(argv)
 
 
 def cohort(argv):

@@ -413,17 +413,20 @@ def current_environment(root: Path = ROOT) -> Path:
 
 
 def enter(argv: Sequence[str], root: Path = ROOT, *, dev: bool = False) -> None:
-    """Return if this Python has what the course needs; else run again in ``.venv``.
+    """Run again in ``.venv`` if it has what the course needs; else stay, if this has.
 
     ``argv`` is the command of course_utils to run there; with ``dev`` it needs what the
     tests need. Raises SetupError, which names the command that sets it up, if a package
-    is missing there.
+    is missing in both.
     """
     pins = read_requirements(root, dev=dev).pins
     inside = Path(sys.prefix).resolve() == venv_folder(root).resolve()
     elsewhere = None if inside else site_packages(root)
     have = installed([elsewhere] if elsewhere else sys.path)
     if missing := compare(pins, have)[0]:
+        # A set-up that was stopped may be there beside an environment of one's own.
+        if elsewhere and not compare(pins, installed(sys.path))[0]:
+            return
         raise SetupError(
             f"The course is not set up: {missing[0]} is missing. Run first: "
             + (TEST if dev else START)

@@ -228,6 +228,8 @@ def execute_notebooks(paths: list[Path]) -> None:
                 record_timing=False,
                 store_widget_state=False,
                 coalesce_streams=True,
+                # Its warning that others might listen is not about loopback.
+                extra_arguments=["--log-level=ERROR"],
                 resources={"metadata": {"path": str(path.parent)}},
             )
             try:
@@ -284,6 +286,9 @@ def main(argv: list[str] | None = None) -> int:
             return _check(ROOT)
         if options.execute is not None:
             chosen = [path.resolve() for path in options.execute]
+            for path in chosen:  # before the first of them takes minutes
+                if not path.is_file():
+                    raise ValueError(f"There is no notebook {path}.")
             for path in chosen or [
                 *_notebooks(ROOT / "notebooks"),
                 *_notebooks(ROOT / "solutions"),

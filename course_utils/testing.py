@@ -3,6 +3,7 @@
 Standard library only: pytest itself runs in the course's environment.
 """
 
+import difflib
 import os
 import shutil
 import sys
@@ -34,6 +35,7 @@ exit code is pytest's.
   -k, -x, -q, ...    see: python3 -m pytest --help
 """
 PLACES = ("course_utils", "tests", "notebooks", "solutions")
+FILES = (".py", ".ipynb")
 
 
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
@@ -42,6 +44,7 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(HELP, end="")
         return 0
+    _must_exist(root, arguments)
     ends = arguments.index("--") if "--" in arguments else len(arguments)
     own = "--no-venv" in arguments[:ends]
     if own:
@@ -64,6 +67,27 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     os.chdir(root)
     command = [str(python), "-m", "pytest", *pytest_arguments(root, arguments)]
     replace_process(command, env)
+
+
+def _must_exist(root: Path, arguments: Sequence[str]) -> None:
+    """Raise SetupError for a file that is not there: pytest would run nothing.
+
+    On several processes it would not even say so.
+    """
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        name = argument.partition("::")[0]
+        is_file = name.endswith(FILES) and not name.startswith("-") and before != "-k"
+        if not is_file or (root / name).exists():
+            continue
+        files = [
+            path.relative_to(root).as_posix()
+            for place in PLACES
+            for path in (root / place).rglob("*")
+            if path.suffix in FILES
+        ]
+        close = difflib.get_close_matches(name, files, n=1)
+        meant = f". Did you mean {close[0]}?" if close else ""
+        raise SetupError(f"There is no {name} in {root}{meant}")
 
 
 def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:

@@ -1087,7 +1087,7 @@ mistake(
     command=seen(
         "The course is not set up: torch is missing.",
         "Run first: python3 -m course_utils start",
-        do=lambda place: place.run("progress"),
+        do=lambda place: place.run("slides"),
     ),
 )
 mistake(

@@ -117,6 +117,9 @@ CHECKED = notebook(cell('check("00.average", average)', "✓ 00.average: passed\
         ("Anna Kim_4711_assignsubmission_file_/00_start_here.ipynb", "Anna Kim"),
         ("kimanna_LATE_4711_99_progress.json", "kimanna"),
         ("DDP_kimanna_attempt_2026-03-01-10-00-00_00.ipynb", "kimanna"),
+        ("kimanna_4711_99_00_start_here-1.ipynb", "kimanna"),
+        ("team_3_00_start_here.ipynb", "team_3"),  # a number, and no platform's
+        ("team_3_00_Start_here_new.ipynb", "team_3_new"),
         ("progress.json", "class"),  # one learner's own folder
         ("exercises/00_start_here.ipynb", "class"),
     ],
@@ -151,15 +154,24 @@ def test_copies_of_one_person_are_one_row_and_perhaps_copies_have_a_note(write):
     write("Ben_progress.json", PASSED_AVERAGE)
     write("ben_00_start_here-Copy1.ipynb", notebook(cell('check("00.average", f)')))
     write("ben_progress (1).json", progress({"00.average": ("wrong", 2)}))
+    write("ben_progress(2).json", PASSED_AVERAGE)  # Firefox leaves no space
     write("chloe (1).json", PASSED_AVERAGE)  # there is no other
     learners = collect(write.folder)
-    assert names(learners) == ["Ben", "ben (1)", "chloe (1)"]
-    assert [one.notes for one in learners] == [
-        [],
-        ["perhaps the same person as Ben: a browser numbers a second file of one name"],
-        [],
-    ]
+    assert names(learners) == ["Ben", "ben (1)", "ben(2)", "chloe (1)"]
+    again = (
+        "perhaps the same person as Ben: a browser numbers a second file of one name"
+    )
+    assert [one.notes for one in learners] == [[], [again], [again], []]
     assert len(learners[0].notebooks) == 1
+
+
+def test_a_file_that_names_nobody_has_a_note(write):
+    write("anna_progress.json", PASSED_AVERAGE)
+    write("progress (1).json", PASSED_AVERAGE)
+    write("progress(2).json", PASSED_AVERAGE)
+    note = "the name does not say whose it is: rename it"
+    found = {learner.label: learner.notes for learner in collect(write.folder)}
+    assert found == {"(1)": [note], "(2)": [note], "anna": []}
 
 
 def test_letters_in_pieces_and_whole_are_one_name(write):

@@ -22,7 +22,8 @@ from course_utils.lessons import LESSONS, lesson_of
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / ".github" / "CONTRIBUTING.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
-SLUG = "09_sharded_norm"
+NUMBER = f"{len(LESSONS):02}"  # of the lesson that the steps make
+SLUG = f"{NUMBER}_sharded_norm"
 
 Run = Callable[..., subprocess.CompletedProcess]
 
@@ -48,6 +49,7 @@ def insert_after_last(path: Path, beginning: str, line: str) -> None:
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what is, or is to be, in the repository."""
+    test_the_steps_are_there_and_the_number_is_free()  # or they would fail, one by one
     folder = tmp_path_factory.mktemp("contributor") / "course"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -108,7 +110,7 @@ def copied(clone: Path, run: Run) -> Path:
 def forgotten(copied: Path, run: Run) -> str:
     """What the tests say before the other steps."""
     done = run(
-        "python3 -m course_utils test -k 'lessons or 09' -p no:cacheprovider "
+        f"python3 -m course_utils test -k 'lessons or {NUMBER}' -p no:cacheprovider "
         "tests/test_lessons.py tests/test_instructor_guide.py"
     )
     assert done.returncode == 1, done.stdout
@@ -139,21 +141,22 @@ def test_the_steps_are_there_and_the_number_is_free():
         *("sh", "text", "markdown"),
         *("sh", "sh", "sh"),
     ]
-    number = f"{len(LESSONS):02}"
-    assert SLUG.startswith(number), (
-        f"lesson {SLUG[:2]} exists: write {number} in {DOCUMENT.name}, and here"
+    made = re.findall(r"> notebooks/(\d\d)_", COPY[1])
+    assert made == [NUMBER], (
+        f"the next lesson is {NUMBER}: write it for {made[0]} below 'Add a lesson' in "
+        f"{DOCUMENT.name}"
     )
 
 
 def test_every_file_of_the_template_is_copied():
-    used = re.findall(r"^sed s/NN/09/g tests/template/(\S+) > ", COPY[1], re.M)
+    used = re.findall(rf"^sed s/NN/{NUMBER}/g tests/template/(\S+) > ", COPY[1], re.M)
     there = {path.name for path in (ROOT / "tests" / "template").iterdir()}
     assert set(used) == there - {"conftest.py", "__pycache__"}
 
 
 def test_a_step_left_out_is_noticed(forgotten: str):
     failed = re.findall(r"^FAILED tests/(\w+).py::(\w+)", forgotten, re.M)
-    assert {name for file, name in failed if file == "test_lessons"} == {
+    assert {name for file, name in failed if file == "test_lessons"} >= {
         "test_the_readme_lists_every_lesson",
         "test_every_notebook_of_a_lesson_is_on_the_map",
         "test_the_map_in_the_first_lesson_has_every_lesson",
@@ -184,12 +187,12 @@ def test_the_notebooks_are_run(made: Path):
 
 
 def test_the_pictures_and_the_progress_have_it(made: Path, run: Run):
-    done = run("""python3 -c 'from course_utils import pictures
-print(pictures.course_map(here="09"))'
+    done = run(f"""python3 -c 'from course_utils import pictures
+print(pictures.course_map(here="{NUMBER}"))'
 python3 -m course_utils progress""")
     assert done.returncode == 0, done.stdout
-    assert "09 The norm of a sharded vector. Done" in done.stdout
-    assert "09  The norm of a sharded vector  0 of 3 tasks done" in done.stdout
+    assert f"{NUMBER} The norm of a sharded vector. Done" in done.stdout
+    assert f"{NUMBER}  The norm of a sharded vector  0 of 3 tasks done" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -197,13 +200,15 @@ python3 -m course_utils progress""")
     [
         f"test_exercises.py::test_an_unsolved_exercise_passes_nothing[{SLUG}]",
         f"test_exercises.py::test_a_solved_exercise_passes_everything[{SLUG}]",
-        "test_exercises.py::test_wrong_and_right_answers_are_kept_as_tests[09.clip]",
-        "test_lesson_09_answers.py::test_wrong[09.global_norm-sum_of_norms-wrong-You",
-        "test_lesson_09_answers.py::test_right[09.global_norm-gathered]",
-        "test_truth.py::test_every_link_has_a_title_and_a_date[lesson 09]",
-        "test_glossary.py::test_a_lesson_links_the_first_use_of_each_word[09]",
+        "test_exercises.py::test_wrong_and_right_answers_are_kept_as_tests"
+        f"[{NUMBER}.clip]",
+        f"test_lesson_{NUMBER}_answers.py::test_wrong"
+        f"[{NUMBER}.global_norm-sum_of_norms-wrong-You",
+        f"test_lesson_{NUMBER}_answers.py::test_right[{NUMBER}.global_norm-gathered]",
+        f"test_truth.py::test_every_link_has_a_title_and_a_date[lesson {NUMBER}]",
+        f"test_glossary.py::test_a_lesson_links_the_first_use_of_each_word[{NUMBER}]",
         f"test_lessons.py::test_every_question_is_asked_in_its_lesson[{SLUG}]",
-        "test_quiz.py::test_the_right_answer_and_only_it_is_accepted[09.norm]",
+        f"test_quiz.py::test_the_right_answer_and_only_it_is_accepted[{NUMBER}.norm]",
     ],
 )
 def test_its_tests_pass(tested: subprocess.CompletedProcess, name: str):
@@ -213,16 +218,26 @@ def test_its_tests_pass(tested: subprocess.CompletedProcess, name: str):
     assert all(" PASSED" in line for line in lines), lines
 
 
+def test_what_a_new_lesson_needs_elsewhere_is_said(made: Path, run: Run):
+    done = run(
+        "python3 -m course_utils test -k 'lesson or map' -p no:cacheprovider "
+        "tests/test_doctor.py tests/test_pictures.py"
+    )
+    failed = re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.M)
+    assert failed == ["test_every_lesson_has_its_memory"], done.stdout
+    assert "`LESSON_MEMORY`" in TEXT and "LESSON_MEMORY in doctor.py" in done.stdout
+
+
 def test_its_question_answers(made: Path, run: Run):
-    done = run("""python3 -c 'from course_utils import quiz
-quiz("09.norm", answer=9)
-quiz("09.norm", answer=9)
-quiz("09.what_to_send", answer=3)'""")
+    done = run(f"""python3 -c 'from course_utils import quiz
+quiz("{NUMBER}.norm", answer=9)
+quiz("{NUMBER}.norm", answer=9)
+quiz("{NUMBER}.what_to_send", answer=3)'""")
     assert done.returncode == 0, done.stdout
     text = " ".join(done.stdout.split())
     assert "Not quite. Too high. 9 is the sum of the numbers." in text
     assert "Right. Sums of sums are sums" in text
-    assert "Lesson 09: 1 of 1 right, 1 at the first try." in text
+    assert f"Lesson {NUMBER}: 1 of 1 right, 1 at the first try." in text
 
 
 # ------------------------------------------------------------- what the document names
@@ -261,7 +276,10 @@ def test_every_command_that_it_names_exists():
 def test_the_example_of_a_task_is_of_a_lesson_with_room_for_it():
     (number,) = set(re.findall(r"^\| `(\d\d)\.\w+` \| belongs", TEXT, re.M))
     lesson = lesson_of(number)
-    assert len(lesson.tasks) < 7, "a lesson has three to seven tasks"
+    assert len(lesson.tasks) < 7, (
+        f"lesson {number} is full: let 'Change a notebook' and 'Add a task' in "
+        f"{DOCUMENT.name} name a lesson with fewer than seven tasks"
+    )
     section = TEXT[TEXT.index("## Add a task") : TEXT.index("## Add a question")]
     numbers = {
         n for pair in re.findall(r"`(\d\d)\.|lesson_(\d\d)", section) for n in pair

@@ -159,7 +159,7 @@ def test_a_task_is_complete(task):
     ours = reference(task.id)
     ast.parse(ours.code)
     assert "SOLUTION" not in ours.code
-    assert len(ours.why) > 80
+    assert len(ours.why) > 80, "`why`: the reason, in more than 80 letters"
 
 
 @each_task
@@ -169,11 +169,12 @@ def test_a_task_has_its_cells_in_the_notebook(task):
     mine = [cell for cell in cells if task.id in tags_of(cell)]
     sources = [cell.source for cell in mine]
     calls = [source for source in sources if f'check("{task.id}"' in source]
-    assert len(calls) == 1
-    assert any(f'# hint("{task.id}")' in source for source in sources)
+    assert len(calls) == 1, f'one cell check("{task.id}", ...) with the tag {task.id}'
+    assert any(f'# hint("{task.id}")' in source for source in sources), "hints"
     heading = rf"^## \d+\. {re.escape(task.title)} \({re.escape('*' * task.stars)}\)$"
     statements = [c.source for c in cells if c.cell_type == "markdown"]
-    assert sum(bool(re.search(heading, s, re.MULTILINE)) for s in statements) == 1
+    found = sum(bool(re.search(heading, s, re.MULTILINE)) for s in statements)
+    assert found == 1, f"one heading: ## 1. {task.title} ({'*' * task.stars})"
 
 
 @each_solution
@@ -181,7 +182,7 @@ def test_notebook_checks_and_map_agree_on_the_tasks(path):
     lesson = next(lesson for lesson in LESSONS if lesson.slug == path.stem)
     ids = tuple(task.id for task in tasks_of(lesson.number))
     assert lesson.tasks == ids
-    assert 3 <= len(ids) <= 7
+    assert 3 <= len(ids) <= 7, "a lesson has three to seven tasks"
 
 
 @each_task
@@ -198,8 +199,9 @@ def test_a_stub_says_what_is_wanted(task):
         for node in ast.parse(source).body
         if isinstance(node, documented)
     ]
-    assert any("Returns:" in doc for doc in docs)
-    assert any("Example" in doc or "such as" in doc for doc in docs)
+    assert any("Returns:" in doc for doc in docs), "Returns: in the docstring"
+    shown = any("Example" in doc or "such as" in doc for doc in docs)
+    assert shown, "an example in the docstring"
 
 
 @each_task
@@ -207,8 +209,9 @@ def test_wrong_and_right_answers_are_kept_as_tests(task):
     number = lesson_of(task.id).number
     answers = importlib.import_module(f"tests.test_lesson_{number}_answers").ANSWERS
     wrong, right = answers.counts()
-    assert wrong[task.id] >= 3
-    assert right[task.id] >= 2
+    where = f"answers to {task.id} in tests/test_lesson_{number}_answers.py"
+    assert wrong[task.id] >= 3, f"at least three wrong {where}"
+    assert right[task.id] >= 2, f"at least two right {where}"
 
 
 # --------------------------------------------------------------- unsolved and solved
@@ -383,7 +386,7 @@ def test_an_unfinished_region_is_an_error_in_words(course, capsys):
 # -------------------------------------------------------------------------- executing
 
 
-def test_execute_leaves_outputs_and_nothing_of_this_run(course, tmp_path):
+def test_execute_leaves_outputs_and_nothing_of_this_run(course, tmp_path, capfd):
     path = course / "notebooks" / "00_start_here.ipynb"
     notebook = notebook_with(
         ("import os, sys\nprint('a')\nprint('b', file=sys.stderr)\nprint('c')",),
@@ -397,6 +400,7 @@ def test_execute_leaves_outputs_and_nothing_of_this_run(course, tmp_path):
     first = path.read_bytes()
     execute_notebooks([path])
     assert path.read_bytes() == first
+    assert capfd.readouterr() == ("", "")  # no warnings of the kernel
 
     done = json.loads(first)
     assert done["metadata"] == exercises.METADATA
@@ -419,6 +423,15 @@ def test_a_notebook_that_fails_is_left_as_it_was(course, capsys):
     assert "00_start_here.ipynb fails" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_notebook_that_is_not_there_is_said_before_any_runs(course, capsys):
+    path = course / "solutions" / "00_start_here.ipynb"
+    before = path.read_bytes()
+    for other in (course / "notebooks" / "nowhere.ipynb", course / "notebooks"):
+        assert main(["--execute", str(path), str(other)]) == 1
+        assert capsys.readouterr() == ("", f"There is no notebook {other}.\n")
+    assert path.read_bytes() == before
 
 
 STOPPABLE = """

@@ -90,6 +90,11 @@ def with_the_rank(worker, n):
     mp.spawn(worker, args=(0, n), nprocs=n)
 
 
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "with parentheses, `worker(n)` is a")
+def called_instead_of_handed_over(worker, n):
+    mp.spawn(worker(n), nprocs=n)
+
+
 @ANSWERS.wrong("04.spot_the_tuple", "crashed", "takes 2 arguments, but it got 3")
 def twice_the_number(worker, n):
     mp.spawn(worker, args=(n, n), nprocs=n)
@@ -638,6 +643,17 @@ def exchanged_and_left_as_float32(tensor):
     return with_isend(tensor.float())
 
 
+@ANSWERS.wrong("04.exchange", "wrong", "Is it received into memory of its own?")
+def into_the_tensor_that_is_sent(tensor):
+    rank, n = me()
+    both = tensor.clone()
+    request = isend(both, (rank + 1) % n)
+    time.sleep(0.2 * rank)  # so rank 0 receives before rank 1 does
+    recv(both, (rank - 1) % n)
+    request.wait()
+    return both
+
+
 @ANSWERS.wrong("04.exchange", "wrong", "Rank r returns the tensor of rank r - 1")
 def in_pairs_if_even(tensor):
     rank, n = me()
@@ -1023,6 +1039,38 @@ def overwritten(tensor):
     else:
         dist.send(tensor, 0)
     return from_rank_0(total)
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "plus that of the last rank")
+def adds_after_the_loop(tensor):
+    rank, n = me()
+    total, incoming = tensor.clone(), torch.zeros_like(tensor)
+    if rank > 0:
+        dist.send(tensor, 0)
+        dist.recv(total, 0)
+        return total
+    for other in range(1, n):
+        dist.recv(incoming, other)
+    total += incoming
+    for other in range(1, n):
+        dist.send(total, other)
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "the number of ranks is a power of two")
+def with_partners_only(tensor):
+    rank, n = me()
+    total, distance = tensor.clone(), 1
+    while distance < n:
+        partner = rank ^ distance
+        if partner < n:
+            incoming = torch.empty_like(total)
+            request = dist.isend(total, partner)
+            dist.recv(incoming, partner)
+            request.wait()
+            total = total + incoming
+        distance *= 2
+    return total
 
 
 @ANSWERS.wrong("04.all_reduce", "wrong", "own tensor is missing in its sum")
@@ -1479,6 +1527,19 @@ def a_group_for_show(tensor):
     total = tensor.clone() if rank % 2 == 0 else torch.zeros_like(tensor)
     dist.all_reduce(total)
     return total if rank % 2 == 0 else None
+
+
+@ANSWERS.wrong("04.even_group", "crashed", "`src` and `dst` are ranks of the whole job")
+def counts_in_the_group(tensor):
+    rank, n = me()
+    evens = list(range(0, n, 2))
+    group = dist.new_group(evens)
+    if rank % 2:
+        return None
+    total, last = tensor.clone(), len(evens) - 1
+    dist.reduce(total, dst=last, group=group)
+    dist.broadcast(total, src=last, group=group)
+    return total
 
 
 @ANSWERS.wrong("04.even_group", "crashed", "The even ranks depend on the world size")

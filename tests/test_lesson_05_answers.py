@@ -180,6 +180,12 @@ def seeded_by_a_hash(n_items, world_size, seed):
     return [order[rank::world_size] for rank in range(world_size)]
 
 
+@ANSWERS.wrong("05.partition", "wrong", "The `hash` of a text differs, too.")
+def sorted_by_hashes_with_a_text(n_items, world_size, seed):
+    order = sorted(range(n_items), key=lambda item: hash((seed, str(item))))
+    return [order[rank::world_size] for rank in range(world_size)]
+
+
 @ANSWERS.wrong("05.partition", "wrong", "it gave different shares")
 def not_seeded(n_items, world_size, seed):
     order = list(range(n_items))
@@ -836,6 +842,18 @@ def coalesced(model):
             dist.all_reduce(gradient)
     manager.wait()
     torch._foreach_div_(gradients, dist.get_world_size())
+
+
+@ANSWERS.right("05.average_gradients")
+@torch.inference_mode()
+def in_inference_mode(model):
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for parameter in parameters:
+        missing = parameter.grad is None
+        mean = torch.zeros_like(parameter) if missing else parameter.grad + 0
+        mean /= dist.get_world_size()
+        dist.all_reduce(mean)
+        parameter.grad = mean
 
 
 @ANSWERS.right("05.average_gradients")

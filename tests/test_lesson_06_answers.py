@@ -580,6 +580,15 @@ class MadeInALoop(Right):
 ANSWERS.wrong("06.async_ddp", "wrong", "a function that is made in a loop")(MadeInALoop)
 
 
+@ANSWERS.wrong("06.async_ddp", "wrong", "are hooks registered anew in each forward?")
+class HooksInEachForward(Right):
+    def forward(self, *args):
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.send)
+        return super().forward(*args)
+
+
 @ANSWERS.wrong("06.async_ddp", "wrong", "a function that is made in a loop")
 class MadeInALoopAndDividesAfterwards(MadeInALoop):
     def send(self, parameter):
@@ -957,6 +966,23 @@ class DividesAfterwards(Right):
         for parameter, future in there:
             future.wait()
             parameter.grad /= dist.get_world_size()
+
+
+@ANSWERS.right("06.async_ddp")
+class InInferenceMode(Right):
+    """What travels is an inference tensor, which has no number of its changes."""
+
+    @torch.inference_mode()
+    def send(self, parameter):
+        mean = parameter.grad / dist.get_world_size()
+        request = dist.all_reduce(mean, async_op=True)
+        self.requests.append((parameter, mean, request))
+
+    def finish(self):
+        for parameter, mean, request in self.requests:
+            request.wait()
+            parameter.grad.copy_(mean)
+        self.requests.clear()
 
 
 @ANSWERS.right("06.async_ddp")
@@ -1347,6 +1373,25 @@ class SumOfFlatParameters(Buckets):
     def send(self, bucket):
         flat = torch.cat([p.data.flatten() for p in bucket])
         self.sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "wrong", "Join them in the order of the bucket")
+class JoinedAsTheyGotReady(Buckets):
+    """On odd ranks that is another order."""
+
+    def begin(self):
+        super().begin()
+        self.joined = [[] for _ in self.buckets]
+
+    def hook_up(self, parameter, number):
+        def hook(parameter):
+            self.joined[number].append(parameter)
+            self.ready(number)
+
+        parameter.register_post_accumulate_grad_hook(hook)
+
+    def send(self, bucket):
+        super().send(self.joined[self.next])
 
 
 @ANSWERS.wrong("06.bucketed_ddp", "wrong", "where does each part begin?")
@@ -1755,6 +1800,28 @@ def pops(model, micro_batches):
         inputs, labels = micro_batches.pop()
         with model.no_sync() if micro_batches else contextlib.nullcontext():
             (F.cross_entropy(model(inputs), labels) / k).backward()
+
+
+@ANSWERS.wrong(
+    "06.accumulate", "wrong", "some losses are divided by k, and some are not"
+)
+def all_but_the_last_divided(model, micro_batches):
+    *others, (inputs, labels) = micro_batches
+    with model.no_sync():
+        for some, theirs in others:
+            (F.cross_entropy(model(some), theirs) / len(micro_batches)).backward()
+    F.cross_entropy(model(inputs), labels).backward()
+
+
+@ANSWERS.wrong(
+    "06.accumulate", "wrong", "some losses are divided by k, and some are not"
+)
+def only_the_last_divided(model, micro_batches):
+    *others, (inputs, labels) = micro_batches
+    with model.no_sync():
+        for some, theirs in others:
+            F.cross_entropy(model(some), theirs).backward()
+    (F.cross_entropy(model(inputs), labels) / len(micro_batches)).backward()
 
 
 @ANSWERS.wrong("06.accumulate", "wrong", "each gradient is that of the mean loss")

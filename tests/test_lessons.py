@@ -112,10 +112,8 @@ def test_the_readme_says_how_long_all_takes():
     )
     lessons = sum(stated_minutes(lesson.notebook) for lesson in LESSONS)
     exercises = sum(stated_minutes(lesson.solution) for lesson in LESSONS)
-    assert tuple(map(int, said.groups())) == (
-        round(lessons / 60),
-        round(exercises / 60),
-    )
+    hours = round(lessons / 60), round(exercises / 60)
+    assert tuple(map(int, said.groups())) == hours, "below the table in README.md"
 
 
 @each_lesson

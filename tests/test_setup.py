@@ -31,6 +31,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from course_utils import __main__ as command_line
 from course_utils import environment, installer, lab
 from course_utils import testing as test_command
 
@@ -1079,7 +1080,6 @@ def test_help_and_mistakes(clone: Clone) -> None:
 @pytest.mark.parametrize(
     ("command", "module"),
     [
-        ("progress", "progress"),
         ("cohort", "cohort"),
         ("slides", "slides"),
         ("build-exercises", "exercises"),
@@ -1108,12 +1108,46 @@ def test_commands_that_need_the_packages_run_in_the_venv(
         text=True,
     )
     assert inside.returncode == 7
+    # The set-up was stopped, and another environment has all that it takes.
+    stopped = environment.site_packages(ready.folder)
+    own = shutil.copytree(stopped, ready.folder.parent / "own")
+    shutil.rmtree(stopped / "torch-2.14.1.dist-info")
+    result = ready.run(command, PYTHONPATH=str(own))
+    assert result.returncode == 7, result.stderr
+    assert not result.stdout.startswith(str(python))
     shutil.rmtree(ready.folder / ".venv")
     message = one_line(ready.run(command))
     sets_up = "test" if command == "build-exercises" else "start"
     assert message.endswith(
         f"not set up: torch is missing. Run first: python3 -m course_utils {sets_up}"
     )
+
+
+def test_ctrl_c_says_go_on_only_where_something_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def stopped(argv: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    for command in command_line.COMMANDS:
+        monkeypatch.setitem(command_line.COMMANDS, command, stopped)
+        assert command_line.main([command]) == 130
+        said = capsys.readouterr().err
+        goes_on = command in ("start", "test")
+        assert said == f"stopped{GOES_ON if goes_on else ''}\n"
+    signal.signal(signal.SIGINT, before)
+
+
+GOES_ON = "; run the same command again to go on"
+
+
+def test_progress_needs_no_environment(clone: Clone) -> None:
+    for name in ("progress.py", "lessons.py"):
+        shutil.copy(ROOT / "course_utils" / name, clone.folder / "course_utils")
+    result = clone.run("progress", "--file")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("progress.json\n")
 
 
 def test_a_command_that_needs_more_than_the_course_says_what_installs_it(
@@ -1248,7 +1282,7 @@ def write_notebook(clone: Clone, source: str, output: str) -> None:
     ("arguments", "places"),
     [
         ([], ["course_utils", "tests", "notebooks", "solutions"]),
-        (["-k", "quiz"], ["course_utils", "tests", "notebooks", "solutions"]),
+        (["-k", "quiz.py"], ["course_utils", "tests", "notebooks", "solutions"]),
         (["tests/test_a.py::test_b"], []),
         (["solutions"], []),
     ],
@@ -1259,9 +1293,23 @@ def test_named_places_replace_all_places(
     for name in ("course_utils", "tests", "notebooks", "solutions"):
         (tmp_path / name).mkdir()
     (tmp_path / "tests" / "test_a.py").touch()
+    test_command._must_exist(tmp_path, arguments)  # of these nothing is missing
     made = test_command.pytest_arguments(tmp_path, arguments)
     assert [a for a in made if not a.startswith("--")] == places + arguments
     assert {"--nbval", "--doctest-modules"} <= set(made)
+
+
+def test_a_file_that_is_not_there_is_named(clone: Clone) -> None:
+    (clone.folder / "tests").mkdir()
+    (clone.folder / "tests" / "test_quiz.py").touch()
+    for asked in ("test_quiz.py::test_a", "tests/test_qiuz.py"):
+        message = one_line(clone.run("test", "--no-venv", "-q", asked))
+        assert message == (
+            f"There is no {asked.partition('::')[0]} in {clone.folder}. "
+            "Did you mean tests/test_quiz.py?"
+        )
+    message = one_line(clone.run("test", "zzz.ipynb"))
+    assert message == f"There is no zzz.ipynb in {clone.folder}"
 
 
 # The files of this repository

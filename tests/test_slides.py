@@ -298,6 +298,13 @@ def test_a_lesson_that_is_none(tmp_path, capsys, name, said):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_has_a_name(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["00", "--out", ""])
+    assert stopped.value.code == 2
+    assert "argument --out: '' is no name for a folder" in capsys.readouterr().err
+
+
 def test_without_nbconvert_it_says_what_to_install(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "nbconvert", None)
     assert main(["00", "--out", str(tmp_path)]) == 1

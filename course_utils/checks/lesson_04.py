@@ -305,6 +305,15 @@ SPOT_THE_TUPLE = Task(
             "them. Start `worker` itself, and give it n in `args`.",
         ),
         Mistake(
+            when=lambda attempt: (
+                attempt.error == "TypeError"
+                and "worker(process, n) takes" in attempt.message
+            ),
+            says="The worker ran in the process that was to start it: with "
+            "parentheses, `worker(n)` is a call. Hand over the function itself, and n "
+            "in `args`.",
+        ),
+        Mistake(
             when=says("worker(process, n) takes 2 arguments"),
             says="Count the arguments of the worker: spawn itself puts the number of "
             "the process first. `args` holds what comes after it: n, once.",
@@ -601,7 +610,7 @@ EXCHANGE = Task(
         Mistake(
             like=lambda rank, inputs: exchanged(rank, inputs, distance=-rank),
             says="Every rank has rank 0's tensor. Each gets that of the rank before "
-            "it.",
+            "it. (Or was it received into the tensor that was still being sent?)",
         ),
         POLLED,
         TO_ITSELF,
@@ -610,7 +619,8 @@ EXCHANGE = Task(
         OTHER_SIZE,
     ),
     otherwise="Rank r returns the tensor of rank r - 1, and rank 0 that of the last "
-    "rank.",
+    "rank. Is it received into memory of its own? A tensor that is being sent must not "
+    "be written before the `wait()`.",
     hints=(
         "If every rank sends first, everybody waits for somebody to receive. Who could "
         "receive first? And with one rank: what is there to send?",
@@ -685,6 +695,19 @@ def on_rank_0_only(rank, tensors):
 def sum_and_own_again(rank, tensors):
     """The others add their own tensor to the sum that rank 0 sends them."""
     return sum(tensors) + (tensors[rank] if rank else 0)
+
+
+def by_partners(rank, tensors):
+    """Each exchanges its sum with rank ^ 1, rank ^ 2, rank ^ 4, where there is one."""
+    sums, distance = list(tensors), 1
+    while distance < len(sums):
+        partners = [r ^ distance for r in range(len(sums))]
+        sums = [
+            sums[r] + sums[p] if p < len(sums) else sums[r]
+            for r, p in enumerate(partners)
+        ]
+        distance *= 2
+    return sums[rank]
 
 
 def ranks_of_senders(rank, tensors):
@@ -767,6 +790,13 @@ ALL_REDUCE = Task(
             says="That is the sum of two ranks. It must be the sum of all.",
         ),
         Mistake(
+            like=returned(by_partners),
+            says="Partners at the distances 1, 2, 4, ... make the sum where the number "
+            "of ranks is a power of two. With 3 ranks some have no partner. Let the "
+            "ranks that are too many hand in their tensors first, and get the sum at "
+            "the end; or take a way that needs no partners.",
+        ),
+        Mistake(
             like=returned(running_sums),
             says="You pass on the running sum, so tensors are counted more than once. "
             "Pass on what you received last.",
@@ -790,6 +820,12 @@ ALL_REDUCE = Task(
         Mistake(
             like=returned(on_rank_0_only),
             says="Rank 0 has the sum. It must be sent back to all the others.",
+        ),
+        Mistake(
+            like=returned(lambda rank, tensors: tensors[0] + tensors[-1]),
+            says="That is rank 0's tensor plus that of the last rank: what came before "
+            "is lost. Each recv overwrites its buffer, so add each one to the sum "
+            "before the next one comes: `+=`, inside the loop.",
         ),
         *(
             Mistake(
@@ -1162,6 +1198,11 @@ EVEN_GROUP = Task(
             when=says("Group rank must be specified"),
             says="The list of the group's ranks is empty. Rank 0 is even, so with one "
             "rank there is one: of n ranks, (n + 1) // 2 are even.",
+        ),
+        Mistake(
+            when=says("is not part of group"),
+            says="`src` and `dst` are ranks of the whole job, also in a group. "
+            "`group_src` and `group_dst` count its members: 0, 1, 2, ...",
         ),
         Mistake(
             when=says("out of range", "should be less or equal", "world size should"),

@@ -291,13 +291,20 @@ def other_hashes():
     rank, original = dist.get_rank(), builtins.hash
 
     def of_this_rank(value):
-        return original(f"{value} on {rank}" if isinstance(value, str) else value)
+        return original((value, f"on {rank}") if has_text(value) else value)
 
     builtins.hash = of_this_rank
     try:
         yield
     finally:
         builtins.hash = original
+
+
+def has_text(value):
+    """Is it a text, or a tuple with one in it?"""
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(has_text, value))
+    return isinstance(value, (str, bytes))
 
 
 def try_partition(answer, n_items, parts, seed):

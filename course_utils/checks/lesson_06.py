@@ -606,6 +606,7 @@ NET_TWO_ORDERS = "a network whose order of gradients is another one on odd ranks
 ZERO_OUT = "zero_grad(set_to_none=False)"
 NONE = "zero_grad()"
 NEVER = "no zero_grad()"
+ONE_BUCKET = 10_000  # bytes: all gradients of these networks
 
 
 class Net(nn.Module):
@@ -979,7 +980,8 @@ SENT_AGAIN = Mistake(
     ),
     says="In one step the same tensor is sent several times. Is the hook a function "
     "that is made in a loop? Then it sees the *last* value of the loop's variable. "
-    "Each hook gets its own parameter as the argument: send that one's .grad.",
+    "Each hook gets its own parameter as the argument: send that one's .grad. (Or are "
+    "hooks registered anew in each forward? Once, in `__init__`, is enough.)",
 )
 UNDER_WAY = (
     Mistake(
@@ -1165,7 +1167,8 @@ BUCKETED_DDP = Task(
         (NET_FROZEN, NEVER, 32),
         (NET_TURNED, NONE, 60),
         (NET_TWO_ORDERS, ZERO_OUT, 60),
-        (NET_TIED, NONE, 10_000),
+        (NET_TWO_ORDERS, NONE, ONE_BUCKET),
+        (NET_TIED, NONE, ONE_BUCKET),
     ),
     expect=wrapped_right,
     keeps_inputs=False,
@@ -1226,6 +1229,16 @@ BUCKETED_DDP = Task(
             "parameter.",
         ),
         *GRADIENTS,
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0] == NET_TWO_ORDERS
+                and first_wrong(attempt).startswith("step 0: gradient of")
+            ),
+            says="On odd ranks the gradients get ready in another order. Are they "
+            "joined in that order? Then a place in the flat tensor belongs to one "
+            "parameter on this rank, and to another one on the next. Join them in the "
+            "order of the bucket, which is the same on all ranks.",
+        ),
         Mistake(
             when=at_other_places,
             says="The numbers are right, but they lie at other places. Each gradient "
@@ -1436,6 +1449,25 @@ def sent_too_early(attempt):
     return False
 
 
+def divided_in_part(attempt):
+    """Is the last loss divided by k and are the others not, or the other way round?"""
+    (k,) = attempt.args
+    if k == 1:
+        return False
+    all_of = [micro_batches(k, rank) for rank in range(attempt.world_size)]
+    first = gradients_of([batch for of_rank in all_of for batch in of_rank[:-1]])
+    last = gradients_of([of_rank[-1] for of_rank in all_of])
+    for of_first, of_last in ((1, k), (k, 1)):  # how many times as large
+        like = {
+            name: (of_first * (k - 1) * first[name] + of_last * last[name]) / k
+            for name in first
+        }
+        got = {name: attempt.got[name] for name in like}
+        if difference(got, like, 1e-4) is None:
+            return True
+    return False
+
+
 def gradient_as(**parts):
     """Are the gradients what this mistake makes, however often it has sent?"""
 
@@ -1533,6 +1565,11 @@ ACCUMULATE = Task(
         Mistake(
             when=gradient_as(scale=lambda k, n: 1 / k),
             says="It is divided by k twice.",
+        ),
+        Mistake(
+            when=divided_in_part,
+            says="The last micro-batch does not count as much as each of the others: "
+            "some losses are divided by k, and some are not.",
         ),
         Mistake(
             when=lambda attempt: (

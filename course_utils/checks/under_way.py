@@ -24,7 +24,7 @@ class Sent:
         self.step = step
         self.tensors = tensors
         self.copies = [tensor.detach().clone() for tensor in tensors]
-        self.versions = [tensor._version for tensor in tensors]
+        self.versions = versions_of(tensors)
         self.numbers = sum(tensor.numel() for tensor in tensors)
         self.work = None
         self.handed_over = self.changed = False
@@ -34,10 +34,15 @@ class Sent:
         if self.handed_over:
             return
         self.handed_over = True
-        self.changed = self.versions != [tensor._version for tensor in self.tensors]
-        with torch.no_grad():
-            for tensor, result in zip(self.tensors, self.copies, strict=True):
+        self.changed = self.versions != versions_of(self.tensors)
+        for tensor, result in zip(self.tensors, self.copies, strict=True):
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                 tensor.copy_(result)
+
+
+def versions_of(tensors: list[torch.Tensor]) -> list[int]:
+    """A number for each that grows with every change; inference tensors have none."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 @dataclass

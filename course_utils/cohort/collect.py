@@ -55,18 +55,19 @@ VERDICT = re.compile(
     rf"^[✓·✗] (?P<id>\d\d\.[a-z0-9_]+): (?P<status>{'|'.join(STATUSES)})$",
     re.MULTILINE,
 )
+_SLUGS = "|".join(re.escape(lesson.slug) for lesson in LESSONS)
 # How learning platforms name what they hand out.
 PLATFORMS = tuple(
     re.compile(pattern)
     for pattern in (
         r"(?P<name>.+?)_(?P<number>\d+)_assignsubmission_\w+_?",
         r".+?_(?P<name>[^_]+)(?P<number>)_attempt_\d{4}-\d\d-\d\d[-\d]*(?:_.*)?",
-        r"(?P<name>[^_]+?)(?:_LATE)?_(?P<number>\d+)_\d+_.+",
+        # In team_3_06_ddp the second number belongs to the lesson.
+        rf"(?P<name>[^_]+?)(?:_LATE)?_(?P<number>\d+)_(?!(?i:{_SLUGS}))\d+_.+",
     )
 )
-_SLUGS = "|".join(re.escape(lesson.slug) for lesson in LESSONS)
 # What a file's name says besides the learner's.
-_REST = re.compile(rf"(?:^|[-_. ]+)(?:{_SLUGS}|progress|exercises?)(?=$|[-_. ])", re.I)
+_REST = re.compile(rf"(?:^|[-_. ]+)(?:{_SLUGS}|progress|exercises?)(?=$|[-_. (])", re.I)
 _OLD_COPY = re.compile(r"progress\.(damaged|before-reset)\b.*")
 _JUPYTER_COPY = re.compile(r"-Copy\d+$")  # of one's own file
 _NUMBERED = re.compile(r"[-_. ]*\(\d+\)$")  # by a browser: a second file of that name
@@ -211,8 +212,11 @@ def collect(folder: Path) -> list[Learner]:
                 if learner.progress_files
                 else "no progress file and no exercise notebook was found"
             )
-        other = learners.get(_NUMBERED.sub("", learner.name).casefold(), learner)
-        if other is not learner:
+        unnumbered = _NUMBERED.sub("", learner.name)
+        other = learners.get(unnumbered.casefold(), learner)
+        if not unnumbered:
+            learner.notes.append("the name does not say whose it is: rename it")
+        elif other is not learner:
             learner.notes.append(
                 f"perhaps the same person as {other.name}: a browser numbers a second "
                 "file of one name"

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out",
         metavar="FOLDER",
-        type=Path,
+        type=_folder,
         default=STATE / "slides",
         help="where to write them (default: .course/slides)",
     )
@@ -71,6 +71,12 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("'' is no name for a folder")
+    return Path(text)
 
 
 def _lesson_named(given: str) -> Lesson:
