@@ -9,6 +9,7 @@ import socket
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from ranks_support import (
 )
 
 from course_utils.ranks import RankFailure, Ranks, RanksError, agreement
+from course_utils.ranks.driver import QUIET_SAMPLES, Round
 from course_utils.ranks.magic import run_on_ranks
 from course_utils.ranks.output import HEAD_LINES, LINE_CHARS, Printer, choose_output
 from course_utils.ranks.processes import Zygote
@@ -990,6 +992,28 @@ dist.init_process_group("gloo")
 """
         )
         works(ranks)
+
+
+def test_a_rank_that_finishes_while_all_are_asked_is_progress(monkeypatch):
+    ask = Round._ask_where
+
+    def ask_until_one_finishes(self, seconds):
+        ask(self, seconds)
+        pending, end = set(self.pending), time.monotonic() + 10
+        while len(self.samples) == QUIET_SAMPLES and self.pending == pending:
+            assert time.monotonic() < end
+            self._step(0.02)
+
+    monkeypatch.setattr(Round, "_ask_where", ask_until_one_finishes)
+    with Ranks(2, init=False, output="grouped", quiet=True) as ranks:
+        ranks.run_cell(
+            """
+import ctypes
+from course_utils.ranks import loopback
+pause = f"ctypes.CDLL(None).sleep({5 - rank})"  # as in a store's constructor
+exec(compile(pause, loopback.__file__, "exec"))
+"""
+        )
 
 
 @pytest.mark.skipif(not LINUX, reason="the watch looks at sockets on Linux only")

@@ -859,6 +859,9 @@ class Round:
             self.samples = [(now, used)]
             return False
         self._ask_where(0.2)
+        if time.monotonic() - self.last_event < QUIET_SECONDS:
+            self.samples.clear()  # one has answered: others may go on now
+            return False
         used = cpu_seconds(pids)
         computing = {r for r in self.pending if spent.get(r, 0.0) > QUIET_CPU}
         asked = self.pending & self.frames.keys()
