@@ -17,7 +17,7 @@ from course_utils.checks.compare import difference
 from course_utils.checks.devices import on_gpus
 from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.mistakes import says, wrong_in
-from course_utils.checks.task import Mistake, Task
+from course_utils.checks.task import Mistake, Task, cut_off
 from course_utils.ranks.report import is_learners, learner_lines, place
 
 in_eighths = functools.partial(linear, divided_by=8)
@@ -1586,7 +1586,7 @@ def replicas_tell():
             lines = words.splitlines()[:2]
             frames = [(file, int(line), name) for file, line, name in frames]
             for at in learner_lines(frames).splitlines()[-1:]:
-                lines.append(f"  {at if len(at) <= 74 else at[:70] + ' ...'}")
+                lines.append(f"  {cut_off(at, 74)}")
             # The same kind of text: that of a KeyError is shown without quotes.
             error.args = (type(error.args[0])("\n".join(lines)),)
         raise

@@ -231,7 +231,11 @@ NOT_WAITED_FOR = Mistake(
     "may be incomplete, and what is sent may still be read.",
 )
 TO_ITSELF = Mistake(
-    when=says("same as the rank", "is this rank itself", "Pair is not connected"),
+    when=says(
+        "should not be the same as the rank",
+        "is this rank itself",
+        "Pair is not connected",
+    ),
     says="A rank cannot send to itself. With several ranks, it has taken its own "
     "number for another one's. One rank alone is its own neighbour, and has nothing to "
     "send at all.",

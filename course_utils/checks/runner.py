@@ -24,7 +24,14 @@ from course_utils.checks.learner_code import (
     pack,
 )
 from course_utils.checks.on_rank import call_on_rank, full_name, places_of
-from course_utils.checks.task import Attempt, Mistake, Outcome, Task, call_it
+from course_utils.checks.task import (
+    Attempt,
+    Mistake,
+    Outcome,
+    Task,
+    call_it,
+    cut_off,
+)
 from course_utils.exercises import reference
 from course_utils.ranks import RankFailure, Ranks, RanksError
 from course_utils.ranks.processes import Zygote, start_method
@@ -543,9 +550,7 @@ def _fits(mistake: Mistake, attempt: Attempt) -> bool:
 def _indented(text: str) -> list[str]:
     """The last lines; one that comes again and again (a recursion) only once."""
     lines = [line for line, _ in itertools.groupby(text.splitlines())]
-    return [
-        f"  {line if len(line) <= 76 else line[:72] + ' ...'}" for line in lines[-4:]
-    ]
+    return [f"  {cut_off(line, 76)}" for line in lines[-4:]]
 
 
 def _without_frames(lines: list[str]) -> list[str]:
