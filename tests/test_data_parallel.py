@@ -100,6 +100,16 @@ def test_equals_torch_and_one_device(n, rows):
     same(own, torchs)
 
 
+@pytest.mark.parametrize("current", [0, 1])
+def test_cuda_without_a_number_is_the_gpu_that_is_current(current):
+    with torch.cuda.device(current):
+        module = nn.Linear(6, 2).to("cuda")
+        devices = ["cuda", f"cuda:{1 - current}"]
+        output = ours.data_parallel(module, torch.randn(8, 6), devices)
+        assert output.device == torch.device("cuda", current)
+        assert ours.gather([output.cpu(), output.cpu()], "cuda").device == output.device
+
+
 @every_number
 def test_output_is_on_the_first_device_or_where_it_was_asked_for(n):
     module = nn.Linear(6, 2).to("cuda:0")

@@ -506,7 +506,7 @@ SPOT_THE_UNITS = Task(
         Mistake(
             like=partial(sending, bits_per_byte=16),
             says="The speed is halved. A network port of 400 Gb/s carries 400 each "
-            "way. Only the figures of NVLink and PCIe count both directions together.",
+            "way. It is figures of NVLink and PCIe that may count both directions.",
         ),
         Mistake(
             like=lambda n, size, ports, gbit: sending(n, size, 1 / ports, gbit),

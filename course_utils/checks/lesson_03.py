@@ -860,7 +860,7 @@ REPLICATE = Task(
             when=wrong_in("device of the network"),
             says="The network itself has moved. `module.to(device)` changes the module "
             "that it is called on, and returns it: your list holds one and the same "
-            "network several times. (A tensor's `.to` does return a copy.)",
+            "network several times. (A tensor's `.to` leaves the tensor where it is.)",
         ),
         Mistake(
             when=wrong_in("replicas"),

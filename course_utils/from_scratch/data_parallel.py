@@ -232,7 +232,10 @@ def data_parallel(
 def _device(name: Device) -> torch.device:
     if isinstance(name, int):
         return torch.device("cpu") if name == -1 else torch.device("cuda", name)
-    return torch.device(name)
+    device = torch.device(name)
+    if device == torch.device("cuda"):  # the GPU that is current, as tensors take it
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _has_tensors(value: Any) -> bool:

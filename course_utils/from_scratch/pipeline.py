@@ -88,7 +88,8 @@ class GPipe(ModelParallel):
     """The same stages, with the batch in micro-batches that follow each other.
 
     Output and gradients are those of `ModelParallel`, unless a layer mixes the samples
-    of a batch: in training, BatchNorm normalizes each micro-batch by itself.
+    of a batch or draws random numbers: in training, BatchNorm normalizes each
+    micro-batch by itself, and dropout draws for each anew.
 
     A GPU computes while Python goes on, so this loop keeps all devices busy: it only
     has to hand out the work in an order in which no device waits for later work.

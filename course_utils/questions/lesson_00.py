@@ -82,7 +82,7 @@ QUESTIONS = lesson(
             Choice(
                 "They wait for rank 2.",
                 right=True,
-                why="A collective is complete only when every rank of the group has "
+                why="An all-reduce is complete only when every rank of the group has "
                 "joined. The three wait until something stops them. Here `%%ranks` "
                 "does so when nothing moves any more, and names the ranks that are "
                 "stuck.",

@@ -297,7 +297,7 @@ QUESTIONS = lesson(
     SingleChoice(
         "02.batchnorm",
         "A ResNet-50 in training mode gives other outputs in micro-batches than with "
-        "the whole batch. A transformer gives the same. Why?",
+        "the whole batch. A transformer without dropout gives the same. Why?",
         [
             Choice(
                 "The copies between the GPUs round the numbers.",
