@@ -75,7 +75,8 @@ class HookedDDP(nn.Module):
 
     Call `wait()` between backward() and step(): until then a gradient may still be a
     sum in the making. Every parameter that requires a gradient must get one on every
-    rank; where one has none, the others wait for it for ever.
+    rank. A rank that has none leaves an all-reduce out: its next one meets that of
+    another parameter, or the others wait for ever.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -236,8 +236,9 @@ def average_gradients_naive(model: nn.Module) -> None:
 
     Every rank calls it, after `backward()` and before `step()`. A rank that has no
     gradient for a parameter takes part with zeros: if it stayed away, the others would
-    wait for it. So a parameter that no rank has used gets zeros, where one process
-    leaves None. Momentum and weight decay move it then.
+    wait for it, or get its next tensor in its place. So a parameter that no rank has
+    used gets zeros, where one process leaves None. Momentum and weight decay move it
+    then.
 
     Raises:
         TypeError: a gradient is sparse.

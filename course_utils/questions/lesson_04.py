@@ -302,7 +302,7 @@ QUESTIONS = lesson(
                 "An all-reduce gives the same result as a reduce-scatter followed by "
                 "an all-gather.",
                 right=True,
-                why="Up to rounding. The algorithms for large tensors even work this "
+                why="Up to rounding. Many algorithms for large tensors even work this "
                 "way: each rank reduces one n-th, then all collect the parts.",
             ),
             Choice(

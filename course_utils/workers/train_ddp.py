@@ -27,7 +27,7 @@ Rank 0 prints one JSON line an epoch. --batch-size is the batch of all ranks tog
 so the loss does not depend on how many they are. With --checkpoint FILE rank 0 saves
 after every epoch; a file that is already there is never overwritten, unless --resume
 says to go on from it. (--resume without a file starts anew, so one and the same line
-starts a job and restarts it.)
+starts a job and restarts it.) With several nodes, FILE is on a disk that they share.
 """
 
 import argparse
