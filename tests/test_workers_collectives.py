@@ -20,7 +20,8 @@ import torch.distributed as dist
 from course_utils import costs
 from course_utils.environment import ROOT
 from course_utils.ranks import Ranks
-from course_utils.workers import launch
+from course_utils.tensor_bytes import record_tensor_bytes
+from course_utils.workers import bench_all_reduce, launch
 
 # The ranks get the functions below as they are, and need not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -227,6 +228,22 @@ def test_every_op(started, collective, op):
     (line,) = run(started[3], "bench_all_reduce", *arguments)
     row = json.loads(line)
     assert (row["redop"], row["wrong"]) == (op, 0)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_check_takes_as_much_memory_as_the_docstring_says(monkeypatch, collective):
+    """On a GPU the largest size must fit as often; with more ranks not more often."""
+    monkeypatch.setattr(bench_all_reduce, "WORLD_SIZE", 4)
+    monkeypatch.setattr(bench_all_reduce, "PIECE", 1 << 10)
+    monkeypatch.setattr(bench_all_reduce, "call", lambda *args: None)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: None)
+    with record_tensor_bytes() as record:
+        array = torch.empty(1 << 16)
+        bench_all_reduce.count_wrong(collective, array, "sum")
+    times = 4 if collective == "all_to_all" else 3
+    assert record.peak < 1.1 * times * array.nbytes
+    said = " ".join(bench_all_reduce.__doc__.split())
+    assert "three times the largest size, and for four times with all_to_all" in said
 
 
 def test_a_size_is_not_measured_twice(started):

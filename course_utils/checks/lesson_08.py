@@ -940,9 +940,9 @@ REDUCE_SCATTER = Task(
             when=lambda attempt: (
                 wrong_in("bytes sent")(attempt) and attempt.got["collectives"] > 0
             ),
-            says="The result is right, but too much was sent. An all-reduce, or a "
-            "gather, brings every rank the whole sum, and most of it is thrown away. "
-            "Send each rank only the piece that it needs.",
+            says="The result is right, but too much was sent. An all-reduce brings "
+            "every rank the whole sum, an all-gather all gradients, and most of it is "
+            "thrown away. Send each rank only the piece that it needs.",
         ),
         UNSEEN,
         Mistake(

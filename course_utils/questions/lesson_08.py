@@ -288,8 +288,9 @@ QUESTIONS = lesson(
                 "Mostly not: it sends half as much again.",
                 right=True,
                 why="With a fast network most of it is hidden, with a slow one it is "
-                "not. FSDP buys memory. It pays off where that memory is used, say for "
-                "a larger batch.",
+                "not. (With weights gathered in bfloat16, and gradients in float32, it "
+                "sends about what DDP sends.) FSDP buys memory. It pays off where that "
+                "memory is used, say for a larger batch.",
             ),
             Choice(
                 "It is exactly as fast, because all messages are hidden.",
