@@ -65,6 +65,7 @@ ORIGINALS = {
     if (function := getattr(distributed_c10d, name, None)) is not None
 }
 
+WAIT, DESTROY = dist.Work.wait, distributed_c10d.destroy_process_group
 WAIT_STEP = datetime.timedelta(seconds=0.25)
 REST_SECONDS = 0.002  # after the key of a record the rest of it is there, too
 
@@ -133,90 +134,70 @@ class Agreement:
         self.counts: Counter[Any] = Counter()
         self.any_source = False
 
-    def install(self, wait_gone: Callable[[], bool]) -> None:
-        """Put the comparison in front of the functions of ``torch.distributed``.
+    def begin(self, wait_gone: Callable[[], bool]) -> None:
+        """From now on it is this agreement that compares the calls of this process.
 
         Args:
             wait_gone: asked now and then during a wait; True ends the wait with an
                 error, because nobody is left to wait for.
         """
-        # Also where a module has them by name, as those of DTensor have: which of them
-        # were imported before differs from rank to rank.
-        modules = [
-            m for n, m in sys.modules.items() if n.startswith("torch.distributed")
-        ]
-        for name, (original, _) in ORIGINALS.items():
-            wrapped = self._wrap(name)
-            for module in modules:
-                if getattr(module, "__dict__", {}).get(name) is original:
-                    setattr(module, name, wrapped)
-        wait = dist.Work.wait
+        global _of_this_rank
+        self.wait_gone = wait_gone
+        _of_this_rank = self
 
-        @functools.wraps(wait)
-        def work_wait(work, *args, **kwargs):
-            # A frame of our own here tells a blocked wait from a busy line.
-            if args or kwargs or id(work) in self.p2p_works or not uses_gloo():
-                try:
-                    return wait(work, *args, **kwargs)
-                except BaseException:
+    def compare_and_call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Compare a call of the learner's with those of the other ranks, and make it.
+
+        Raises:
+            CollectiveMismatch: another rank has called something else in this place.
+        """
+        original, signature = ORIGINALS[name]
+        if getattr(self.inside, "call", False) or not self._numbered_as_started():
+            result = original(*args, **kwargs)
+            if name in ("isend", "irecv"):
+                self._remember_p2p(result)
+            return result
+        try:
+            arguments = signature.bind(*args, **kwargs)
+        except TypeError:
+            return original(*args, **kwargs)  # its own error is the better one
+        arguments.apply_defaults()
+        self.inside.call = True
+        try:
+            if name in POINT_TO_POINT:
+                self._announce_p2p(name, arguments.arguments)
+            else:
+                self._announce_collective(name, arguments.arguments)
+            result = original(*args, **kwargs)
+            if name in ("isend", "irecv"):
+                self._remember_p2p(result)
+            return result
+        except BaseException as error:
+            # PyTorch looks at the arguments before it sends.
+            self.refused += 1
+            self.broken |= not isinstance(error, (TypeError, ValueError))
+            raise
+        finally:
+            self.inside.call = False
+
+    def wait(self, work: dist.Work, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Wait for a call to end, as long as there is somebody to wait for."""
+        # A frame of our own here tells a blocked wait from a busy line.
+        if args or kwargs or id(work) in self.p2p_works or not uses_gloo():
+            try:
+                return WAIT(work, *args, **kwargs)
+            except BaseException:
+                self.broken = True
+                raise
+        while True:
+            try:
+                return WAIT(work, WAIT_STEP)
+            except RuntimeError as error:
+                if "Operation timed out" not in str(error):
                     self.broken = True
                     raise
-            while True:
-                try:
-                    return wait(work, WAIT_STEP)
-                except RuntimeError as error:
-                    if "Operation timed out" not in str(error):
-                        self.broken = True
-                        raise
-                    if wait_gone():
-                        raise RuntimeError("Connection closed by peer") from None
-
-        dist.Work.wait = work_wait
-        original_destroy = dist.destroy_process_group
-
-        @functools.wraps(original_destroy)
-        def destroy_process_group(group=None):
-            original_destroy(group)
-            if not dist.is_initialized():
-                self.forget_group()
-
-        dist.destroy_process_group = destroy_process_group
-        distributed_c10d.destroy_process_group = destroy_process_group
-
-    def _wrap(self, name: str) -> Any:
-        original, signature = ORIGINALS[name]
-        announce = (
-            self._announce_p2p if name in POINT_TO_POINT else self._announce_collective
-        )
-
-        @functools.wraps(original)
-        def checked(*args, **kwargs):
-            if getattr(self.inside, "call", False) or not self._numbered_as_started():
-                result = original(*args, **kwargs)
-                if name in ("isend", "irecv"):
-                    self._remember_p2p(result)
-                return result
-            try:
-                arguments = signature.bind(*args, **kwargs)
-            except TypeError:
-                return original(*args, **kwargs)  # its own error is the better one
-            arguments.apply_defaults()
-            self.inside.call = True
-            try:
-                announce(name, arguments.arguments)
-                result = original(*args, **kwargs)
-                if name in ("isend", "irecv"):
-                    self._remember_p2p(result)
-                return result
-            except BaseException as error:
-                # PyTorch looks at the arguments before it sends.
-                self.refused += 1
-                self.broken |= not isinstance(error, (TypeError, ValueError))
-                raise
-            finally:
-                self.inside.call = False
-
-        return checked
+                if self.wait_gone():
+                    raise RuntimeError("Connection closed by peer") from None
 
     def _remember_p2p(self, work: Any) -> None:
         """A timeout in the wait of a send or recv breaks gloo's connection for good."""
@@ -329,6 +310,57 @@ class Agreement:
                 their_text = found[2].rstrip(b"\0").decode(errors="replace")
                 different.append((other, their_text))
         return different
+
+
+_of_this_rank: Agreement | None = None
+
+
+def stand_in_front() -> None:
+    """Put the comparison in front of the functions of ``torch.distributed``.
+
+    Only the first call in a process does anything. The zygote makes it, for all ranks
+    to come: to look through the modules writes into thousands of memory pages, which
+    each fork would have to copy. Until `Agreement.begin` a call is torch's own.
+    """
+    if dist.Work.wait is not WAIT:
+        return
+    # Also where a module has them by name, as those of DTensor have. What is imported
+    # later takes them from here.
+    modules = [m for n, m in sys.modules.items() if n.startswith("torch.distributed")]
+    for name, (original, _) in ORIGINALS.items():
+        compared = _compared(name)
+        for module in modules:
+            if getattr(module, "__dict__", {}).get(name) is original:
+                setattr(module, name, compared)
+
+    @functools.wraps(WAIT)
+    def wait(work, *args, **kwargs):
+        if _of_this_rank is None:
+            return WAIT(work, *args, **kwargs)
+        return _of_this_rank.wait(work, args, kwargs)
+
+    @functools.wraps(DESTROY)
+    def destroy_process_group(group=None):
+        DESTROY(group)
+        if _of_this_rank is not None and not dist.is_initialized():
+            _of_this_rank.forget_group()
+
+    dist.Work.wait = wait
+    dist.destroy_process_group = destroy_process_group
+    distributed_c10d.destroy_process_group = destroy_process_group
+
+
+def _compared(name: str) -> Callable[..., Any]:
+    """The function of this name, with the comparison in front of it."""
+    original = ORIGINALS[name][0]
+
+    @functools.wraps(original)
+    def checked(*args, **kwargs):
+        if _of_this_rank is None:
+            return original(*args, **kwargs)
+        return _of_this_rank.compare_and_call(name, args, kwargs)
+
+    return checked
 
 
 def uses_gloo() -> bool:

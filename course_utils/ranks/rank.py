@@ -33,7 +33,11 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from course_utils.ranks.agreement import Agreement, CollectiveMismatch
+from course_utils.ranks.agreement import (
+    Agreement,
+    CollectiveMismatch,
+    stand_in_front,
+)
 from course_utils.ranks.loopback import bind_stores_to_loopback, end_init_together
 from course_utils.ranks.output import output_mark
 from course_utils.ranks.zygote import own_random_numbers
@@ -89,7 +93,8 @@ class Rank:
         self.agreement = Agreement(board, rank, world_size)
         self.severed_at: float | None = None
         self.abandoned: list[Any] = []  # groups that gloo can't end; see wait_gone
-        self.agreement.install(self.wait_gone)
+        stand_in_front()  # the zygote has done so, a spawned process has not
+        self.agreement.begin(self.wait_gone)
         bind_stores_to_loopback()
         end_init_together()
         if dump is not None:

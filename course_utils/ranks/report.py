@@ -48,13 +48,13 @@ MEETING_SECONDS = 4.0  # for ranks that may find each other
 INNER_NAMES = (
     "wrapper",
     "checked",
+    "compare_and_call",
     "<lambda>",
     "decorate_context",
 )
 # Names of functions, in the words of a learner who has called them.
 CALLED = {
     "_wrapped_call_impl": "forward",
-    "work_wait": "wait",
 }
 
 

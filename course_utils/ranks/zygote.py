@@ -190,21 +190,23 @@ class Zygote:
             signal.signal(signal.SIGCHLD, nothing)
 
     def _report_ended(self) -> None:
-        while True:
-            try:
+        ended = {}
+        with contextlib.suppress(ChildProcessError):
+            while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            was_rank = pid in self.ranks
-            self.ranks.discard(pid)
-            # What it has started is ours now. After an orphan that is so again.
-            for child in children_of(os.getpid()):
-                if child not in self.ranks:
-                    kill(child)
-            if was_rank:
-                self._send({"ended": pid, "status": status})
+                if pid == 0:
+                    break
+                ended[pid] = status
+        if not ended:
+            return
+        were_ranks = self.ranks & ended.keys()
+        self.ranks -= ended.keys()
+        # What they have started is ours now. After an orphan that is so again.
+        for child in children_of(os.getpid()):
+            if child not in self.ranks:
+                kill(child)
+        for pid in sorted(were_ranks):
+            self._send({"ended": pid, "status": ended[pid]})
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> None:
         with contextlib.suppress(OSError):  # a rank may have removed it
@@ -306,6 +308,9 @@ def main() -> None:
     kernel = socket.socket(fileno=int(sys.argv[1]))
     try:
         import_all(FIRST_IMPORTS)
+        from course_utils.ranks.agreement import stand_in_front
+
+        stand_in_front()
     except BaseException as error:
         kernel.sendall(pickle.dumps({"failed": f"{type(error).__name__}: {error}"}))
         return
