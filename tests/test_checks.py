@@ -146,6 +146,21 @@ def test_wrong_reads_like_this():
     )
 
 
+def train_some(answer, kind, steps, rates, sizes):
+    return answer(steps)
+
+
+def test_what_a_check_has_tried_is_said_with_names():
+    """A number alone says nothing. A text describes what the check has made."""
+    case = ("a network", 4, [0.5, None], {"rows of a batch": 8})
+    task = here(lambda *case: 16, case, run=train_some)
+    outcome = run_task(task, lambda steps: steps)
+    assert outcome.lines[0] == (
+        "The check tried <lambda> with a network, steps=4, rates=[0.5, None], rows of "
+        "a batch: 8."
+    )
+
+
 def test_crashed_shows_the_learners_lines_only():
     def helper(tensor):
         return tensor.view(3, 5)
@@ -1151,7 +1166,7 @@ def test_a_class_and_a_missing_broadcast():
             self.module = module
 
     outcome = run_task(task, NoBroadcast)
-    assert "rank 0 tried NoBroadcast with (2, 3)." in text_of(outcome)
+    assert "rank 0 tried NoBroadcast with shape=(2, 3)." in text_of(outcome)
     assert "It returned False Expected True" in text_of(outcome)
 
 

@@ -641,9 +641,10 @@ def loss_of(network, rank, step):
     return network(whole_numbers((2, 4), 100 + 10 * rank + step), rank).sum()
 
 
-def try_wrapper(answer, kind, zero, *args):
+def try_wrapper(answer, kind, zero, bucket_bytes=None):
     """Train a few steps with the learner's wrapper, and report on everything."""
     rank = dist.get_rank()
+    args = () if bucket_bytes is None else (bucket_bytes,)
     network = Net(kind, seed=rank)
     report = {}
     most_sent = 0  # how often, at most, one tensor was sent in a step

@@ -1879,9 +1879,9 @@ def weights(count):
     return [whole_numbers((WIDTH, WIDTH), 60 + i) / 4 for i in range(count)]
 
 
-def try_backward(answer, count):
+def try_backward(answer, n_units):
     rank, counts = dist.get_rank(), Counts()
-    units = [LinearUnit(weight, counts) for weight in weights(count)]
+    units = [LinearUnit(weight, counts) for weight in weights(n_units)]
     x = whole_numbers((ROWS, WIDTH), 70 + rank)
     for unit in units:
         unit.gather()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import io
 import itertools
 import pickle
@@ -266,11 +267,14 @@ class _Look:
     # ------------------------------------------------------------------------ texts
     def _call(self, rank: int) -> str:
         """Who called what."""
-        args = ", ".join(show(arg) for arg in self.inputs[rank])
-        if self.task.run is call_it:
-            did = f"called {self.name}({args})"
+        inputs, run = self.inputs[rank], self.task.run
+        if run is call_it:
+            did = f"called {self.name}({', '.join(map(show, inputs))})"
         else:
-            did = f"tried {self.name}" + (f" with {args}" if args else "")
+            # The check calls it in its own way: these need not be its arguments.
+            names = [n for n in inspect.signature(run).parameters if n != "gpus"][1:]
+            given = map(_given_as, names, inputs)
+            did = " with ".join(filter(None, (f"tried {self.name}", ", ".join(given))))
         if self.task.where != "ranks":
             return f"The check {did}."
         number = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
@@ -545,6 +549,16 @@ def _fits(mistake: Mistake, attempt: Attempt) -> bool:
         return bool(mistake.when(attempt))
     except Exception:
         return False
+
+
+def _given_as(name: str, value: Any) -> str:
+    """An argument in a sentence. A number says nothing without its name."""
+    if isinstance(value, str):  # it describes what the check has made
+        return value
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {show(item)}" for key, item in value.items())
+    shown = show(value)
+    return shown if "tensor" in shown else f"{name}={shown}"
 
 
 def _indented(text: str) -> list[str]:
