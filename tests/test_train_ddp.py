@@ -199,6 +199,8 @@ def checkpoint(forks, three_ranks, tmp_path_factory) -> Path:
     settings = ("--batch-size", 63, "--epochs", 2, "--checkpoint", path, "--resume")
     first = forks(3, *settings)  # --resume without a file: from the start
     assert first.codes == [0, 0, 0]
+    said = f"--resume: there is no {path} yet, so it begins anew\n"
+    assert first.err == [said, "", ""]
     assert first.curve() == three_ranks.curve()[:2]
     assert list(path.parent.iterdir()) == [path]
     return path
@@ -217,6 +219,7 @@ def test_a_resumed_run_has_the_numbers_of_an_unbroken_one(
     settings = ("--batch-size", 63, "--epochs", 4, "--checkpoint", path, "--resume")
     second = forks(3, *settings)
     assert [metrics["epoch"] for metrics in second.metrics] == [3, 4]
+    assert second.err == [""] * 3
     assert second.curve() == three_ranks.curve()[2:]  # to the last bit
     assert second.curve("test_accuracy") == three_ranks.curve("test_accuracy")[2:]
     third = forks(3, *settings)

@@ -169,6 +169,11 @@ def saved(forks, tmp_path_factory) -> Path:
     runs = with_each(STRATEGIES, "--steps", 4, folder=folder / "new")
     run = forks.several(4, runs)  # --resume without a checkpoint: from the start
     assert run.codes == [0] * 4, run.err
+    places = [folder / "new" / strategy for strategy in STRATEGIES]
+    assert run.err[0].splitlines() == [
+        f"--resume: there is no checkpoint in {place} yet, so it begins anew"
+        for place in places
+    ]
     return folder / "new"
 
 

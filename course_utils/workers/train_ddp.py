@@ -26,8 +26,8 @@ One process without torchrun, to see that the numbers are the same:
 Rank 0 prints one JSON line an epoch. --batch-size is the batch of all ranks together,
 so the loss does not depend on how many they are. With --checkpoint FILE rank 0 saves
 after every epoch; a file that is already there is never overwritten, unless --resume
-says to go on from it. (--resume without a file starts anew, so one and the same line
-starts a job and restarts it.) With several nodes, FILE is on a disk that they share.
+says to go on from it. (--resume without a file says so, and starts anew: one and the
+same line starts a job and restarts it.) Several nodes need FILE on a disk they share.
 """
 
 import argparse
@@ -164,6 +164,9 @@ def train(args: argparse.Namespace, data: tuple[Tensor, ...], device) -> None:
     # order of the images follows from the seed and the number of the epoch.
     settings = {name: vars(args)[name] for name in ("data", "batch_size", "lr", "seed")}
     checkpoint = load_checkpoint(args.checkpoint, settings) if args.resume else None
+    if RANK == 0 and args.resume and not checkpoint:
+        begun = f"there is no {args.checkpoint} yet, so it begins anew"
+        print(f"--resume: {begun}", file=sys.stderr)
     if checkpoint:
         plain_model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])

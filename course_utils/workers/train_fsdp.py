@@ -42,7 +42,7 @@ all ranks; "best_loss" is the lowest that a model can reach in this language;
 they are. With --checkpoint DIR all ranks save together at each line. A folder that has
 checkpoints is left alone, unless --resume says to go on from the last one: with as many
 ranks or others, with the same strategy or another. (--resume without a checkpoint
-starts anew, and one after the last of --steps says that nothing is left.)
+says so, and starts anew; after the last of --steps it says that nothing is left.)
 """
 
 import argparse
@@ -283,6 +283,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         settings = {name: vars(args)[name] for name in SETTINGS}
         checkpoints = Checkpoints(args.checkpoint, settings, args.async_save)
         last = checkpoints.open(args.resume)
+        if RANK == 0 and args.resume and not last:
+            message = f"there is no checkpoint in {args.checkpoint} yet"
+            print(f"--resume: {message}, so it begins anew", file=sys.stderr)
     job = STRATEGIES[args.strategy](args, device)
     if last:
         state = job.state()
