@@ -200,7 +200,7 @@ class Zygote:
         if not ended:
             return
         were_ranks = self.ranks & ended.keys()
-        self.ranks -= ended.keys()
+        self.ranks.difference_update(ended)
         # What they have started is ours now. After an orphan that is so again.
         for child in children_of(os.getpid()):
             if child not in self.ranks:
