@@ -731,7 +731,10 @@ def own_helper(watch, monkeypatch):  # noqa: F811
     watch.assert_no_strays()
 
 
-def test_the_helper_process_is_killed(own_helper):
+def test_the_helper_process_is_killed(own_helper, tmp_path, monkeypatch):
+    # What it imports at its start is Python's own, whatever lies in this folder.
+    (tmp_path / "random.py").write_text("hides = 'Python has a module of this name'\n")
+    monkeypatch.chdir(tmp_path)
     with Ranks(2, output="grouped", quiet=True) as ranks:
         ranks.run_cell("x = 1")
         helper = ranks._team.zygote.process.pid

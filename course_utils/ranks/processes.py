@@ -103,6 +103,19 @@ def path_of_ranks() -> list[str]:
     return [PACKAGE_FOLDER, *(p for p in sys.path if p != PACKAGE_FOLDER)]
 
 
+def python_of(module: str) -> list[str]:
+    """The command for ``main()`` of a module beside this one, without its arguments.
+
+    ``-m`` would look into the working folder first, for all that Python and torch
+    import: a learner's ``random.py`` there would take the place of Python's.
+    """
+    code = (
+        "import sys; sys.path = [path for path in sys.path if path]; "
+        f"from course_utils.ranks.{module} import main; main()"
+    )
+    return [sys.executable, "-c", code]
+
+
 class RankProcess:
     """A running rank: where to talk to it and how to end it.
 
@@ -184,13 +197,7 @@ class Zygote:
         self.folder = temporary_folder()
         with theirs:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "course_utils.ranks.zygote",
-                    str(theirs.fileno()),
-                    self.folder,
-                ],
+                [*python_of("zygote"), str(theirs.fileno()), self.folder],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -457,7 +464,7 @@ class SpawnedRank(RankProcess):
         port = self.listener.getsockname()[1]
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "course_utils.ranks.rank"),
+                *python_of("rank"),
                 *map(str, (port, rank, world_size)),
                 shared.path,
             ],

@@ -427,7 +427,3 @@ def main() -> None:
         board = mmap.mmap(file.fileno(), 0)
     with open(os.path.join(folder, f"dump-{rank}-{port}"), "wb") as dump:
         Rank(rank, world_size, channel, dump.fileno(), board, spawned=True).serve()
-
-
-if __name__ == "__main__":
-    main()

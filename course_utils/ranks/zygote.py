@@ -315,7 +315,3 @@ def main() -> None:
         kernel.sendall(pickle.dumps({"failed": f"{type(error).__name__}: {error}"}))
         return
     Zygote(kernel, sys.argv[2]).serve()
-
-
-if __name__ == "__main__":
-    main()
