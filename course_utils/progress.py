@@ -501,8 +501,8 @@ class _CallableModule(types.ModuleType):
     its package. A notebook calls ``progress()`` and must not see the difference.
     """
 
-    def __call__(self) -> None:
-        progress()
+    def __call__(self, *args: object) -> None:
+        progress(*args)
 
 
 sys.modules[__name__].__class__ = _CallableModule

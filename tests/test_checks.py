@@ -1390,6 +1390,8 @@ def test_a_misspelt_id_is_answered_with_the_right_one(function):
         function("average")
     with pytest.raises(ValueError, match="There is no task '08.nothing'"):
         function("08.nothing")
+    with pytest.raises(TypeError, match=r'check\("00.average", len\) or .* not by <b'):
+        function(len)
 
 
 def test_hints_are_graded_and_end(capsys):

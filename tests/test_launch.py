@@ -686,6 +686,10 @@ def test_an_unknown_worker_lists_those_there_are(capsys):
     assert "_runner" not in str(info.value)
     with pytest.raises(LaunchError, match="there is no worker or script 'no/such.py'"):
         launch("no/such.py")
+    with pytest.raises(LaunchError, match="is a notebook, and every rank runs a Pyth"):
+        launch("../notebooks/00_start_here.ipynb")
+    with pytest.raises(TypeError, match=r"such as \"train_ddp\", not \['train_ddp'\]"):
+        launch(["train_ddp"])
     assert capsys.readouterr().out == ""
 
 

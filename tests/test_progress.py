@@ -466,9 +466,12 @@ def test_progress_is_a_function_before_and_after_its_module_is_imported(own_stat
         "import course_utils.progress\n"
         "from course_utils import progress\n"
         "progress()\n"
+        "try: progress('00')\n"
+        "except TypeError as error: print(error)\n"
     )
     out, err = python(code, state=own_state).communicate(timeout=30)
     assert (out.count("The course, and where you are"), err) == (2, "")
+    assert out.endswith("progress() takes 0 positional arguments but 1 was given\n")
 
 
 def test_the_command_needs_the_standard_library_alone(own_state):

@@ -139,8 +139,15 @@ def find_task(task_id: str) -> Task:
     """The task of that id.
 
     Raises:
+        TypeError: the id is not text, as in ``check(average)``.
         ValueError: there is none; the message names similar ones.
     """
+    if not isinstance(task_id, str):
+        name = getattr(task_id, "__name__", "my_function")
+        raise TypeError(
+            "A task is named by its id in quotes, as in "
+            f'check("00.average", {name}) or hint("00.average"), not by {task_id!r}.'
+        )
     if "." not in task_id:
         for task in all_tasks():
             if task.id.endswith(f".{task_id}"):

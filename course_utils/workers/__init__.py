@@ -190,6 +190,15 @@ def _check(nproc: int, timeout: float, show: str) -> None:
 
 def _find(worker: str | Path) -> Path:
     """The script that is meant, or a :class:`LaunchError` with those there are."""
+    if not isinstance(worker, (str, Path)):
+        raise TypeError(
+            f'launch() needs a name or a path, such as "train_ddp", not {worker!r}'
+        )
+    if str(worker).endswith(".ipynb"):
+        raise LaunchError(
+            f"{worker} is a notebook, and every rank runs a Python script. Put the "
+            "code into a file, such as my_script.py, and launch that."
+        )
     names = sorted(file.stem for file in FOLDER.glob("[!_]*.py"))
     if str(worker) in names:
         return FOLDER / f"{worker}.py"
