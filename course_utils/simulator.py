@@ -764,7 +764,7 @@ def ddp_step(
         free = start + durations[nbytes]
         buckets.append(Bucket(nbytes, ready[members[-1]], start, free))
 
-    seconds = max(backward_ends, free) if cluster.gpus > 1 else backward_ends
+    seconds = max(backward_ends, free)
     compute = backward_ends / slowest
     return Step(
         seconds=seconds,

@@ -101,7 +101,7 @@ def _counts(sizes: Sequence[float], total: int) -> list[int]:
                 "items. As integers they are numbers of items, as floats fractions."
             )
         return [int(size) for size in sizes]
-    if not isclose(fsum(sizes), 1, abs_tol=1e-9):
+    if not isclose(fsum(sizes), 1):
         raise ValueError(
             f"The fractions {list(sizes)} sum to {fsum(sizes):g}, not to 1: items "
             "would be lost or used twice."
