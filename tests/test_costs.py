@@ -519,6 +519,7 @@ def test_the_parameter_peak_of_the_fsdp_paper():
     assert costs.fsdp_memory([10_000], 4).parameter_peak == 1.25 * psi
     # A prefetched unit costs as much again; unequal units, as much as the largest.
     assert costs.fsdp_memory([1000] * 10, 4, prefetch=1).parameter_peak == 0.45 * psi
+    assert memory == costs.fsdp_memory([1000] * 10, 4, prefetch=0, reducing=0)
     unequal = costs.fsdp_memory([400, 8000, 1600], 4)
     assert unequal.parameter_peak == (0.25 + 0.8) * psi
     # Without freeing, everything is whole in the end.
@@ -850,6 +851,7 @@ BOTH = {"inside": Transfer(0, 1), "between": Transfer(0, 1)}
             "gpus is 0: expected a whole number from 1 up.",
         ),
         (lambda: costs.bubble_of_total(0, 4), "stages is 0: expected a whole number"),
+        (lambda: costs.bubble_of_ideal(0, 4), "stages is 0: expected a whole number"),
         (lambda: costs.bubble_of_total(4, 0), "micro_batches is 0: expected a whole"),
         (lambda: costs.bubble_of_ideal(4, 1.5), "micro_batches is 1.5: expected"),
         (lambda: costs.bubble_of_ideal(4, 8, chunks=0), "chunks is 0: expected a"),
