@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
+
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 @contextlib.contextmanager
@@ -20,7 +23,8 @@ def child_errors() -> Iterator[list[str]]:
 
     Yields:
         The list. It is filled when the block ends, also by an exception. What this
-        process itself writes past Python's `sys.stderr` is in it, too.
+        process itself writes past Python's `sys.stderr` is in it, too. Colours, which
+        tracebacks have in a notebook from Python 3.13 on, are taken out.
     """
     lines: list[str] = []
     with tempfile.TemporaryFile() as file:
@@ -32,4 +36,5 @@ def child_errors() -> Iterator[list[str]]:
             os.dup2(before, 2)
             os.close(before)
             file.seek(0)
-            lines += file.read().decode(errors="replace").splitlines()
+            text = file.read().decode(errors="replace")
+            lines += COLOURS.sub("", text).splitlines()

@@ -21,6 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+# gloo's threads let go of a tensor a little after the collective is done, on a busy
+# machine some milliseconds. What is asked for the bytes of now waits for them.
+MOMENT = 0.02  # seconds
+
 
 @dataclass
 class TensorBytes:
@@ -36,10 +40,16 @@ class TensorBytes:
     nbytes: list[int] = field(default_factory=list)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
     _began: float = field(default_factory=time.perf_counter, repr=False)
+    _recording: bool = field(default=False, repr=False)
 
     @property
     def end(self) -> int:
-        """The bytes at the end; while it records, the bytes now."""
+        """The bytes at the end; while it records, the bytes now (after 20 ms)."""
+        if self._recording:
+            time.sleep(MOMENT)
+        return self._last()
+
+    def _last(self) -> int:
         return self.nbytes[-1] if self.nbytes else 0
 
     @property
@@ -79,7 +89,7 @@ class TensorBytes:
 
     def _change(self, by: int) -> None:
         self.seconds.append(time.perf_counter() - self._began)
-        self.nbytes.append(self.end + by)
+        self.nbytes.append(self._last() + by)
 
 
 @contextlib.contextmanager
@@ -92,7 +102,7 @@ def record_tensor_bytes() -> Iterator[TensorBytes]:
     Python's garbage collector rests meanwhile. It would free objects that refer to
     each other in a circle, at a time that nobody can foretell.
 
-    Cost: some 20 microseconds for each operation.
+    Cost: some 20 microseconds for each operation, and 20 ms at the end.
     """
     import torch
 
@@ -109,10 +119,13 @@ def record_tensor_bytes() -> Iterator[TensorBytes]:
     gc.collect()
     gc.disable()
     torch.UntypedStorage.resize_ = resize_and_count
+    record._recording = True
     try:
         with _watching(ledger):
             yield record
+        time.sleep(MOMENT)
     finally:
+        record._recording = False
         torch.UntypedStorage.resize_ = resize
         ledger.close()
         if had_gc:

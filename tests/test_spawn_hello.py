@@ -35,7 +35,8 @@ def test_hello_answers_through_the_queue():
 
 def test_errors_of_a_child_are_collected_and_not_shown(capfd):
     with child_errors() as lines:
-        subprocess.run([sys.executable, "-c", "import sys; sys.exit('no, not today')"])
+        code = r"import sys; sys.exit('\x1b[1;35mno\x1b[0m, not today')"
+        subprocess.run([sys.executable, "-c", code])
     assert lines == ["no, not today"]
     assert capfd.readouterr().err == ""
     os.write(2, b"back again")  # stderr is what it was

@@ -4,12 +4,14 @@ import gc
 import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from course_utils import tensor_bytes
 from course_utils.ranks import Ranks
 from course_utils.tensor_bytes import TensorBytes, record_tensor_bytes
 
@@ -46,6 +48,18 @@ def test_tensors_count_as_long_as_their_memory_lives():
     assert record.seconds == sorted(record.seconds)
     assert record.at(-1.0) == 0 and record.at(record.seconds[-1] + 1) == 16
     assert record.at(record.seconds[0]) == 400
+
+
+def test_another_thread_has_a_moment_to_let_go(monkeypatch):
+    monkeypatch.setattr(tensor_bytes, "MOMENT", 1.0)
+    with record_tensor_bytes() as record:
+        for _ in range(2):
+            held = [torch.ones(100)]
+            threading.Timer(0.05, held.clear).start()
+            assert record.nbytes[-1] == 400
+            if len(record.nbytes) == 1:
+                assert record.end == 0
+    assert record.end == 0
 
 
 def test_a_training_step():
