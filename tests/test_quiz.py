@@ -383,6 +383,7 @@ def test_a_slip_is_known_without_all_its_digits() -> None:
         ("02.parameters_share", "43.75", "7 of 16 blocks"),
         ("02.parameters_share", "44", "7 of 16 blocks"),
         ("02.parameters_share", "0.0565", "Right as a share."),
+        ("02.parameters_share", "0.06", "Is that a share? In percent, please."),
     ],
 )
 def test_slips_as_people_type_them(name: str, typed: str, says: str) -> None:

@@ -364,6 +364,8 @@ class Number(Question):
             return Feedback(True, near + self.why)
         side = "Too high." if answer > self.answer else "Too low."
         near = [slip for slip in self.slips if slip.is_near(answer)]
+        if not near and self.unit == "%" and self._accepts(100 * answer):
+            return Feedback(False, f"{side} Is that a share? In percent, please.")
         if not near:
             return Feedback(False, f"{side} {self.hint}")
         nearest = min(near, key=lambda slip: abs(answer - slip.value))
