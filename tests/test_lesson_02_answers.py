@@ -432,6 +432,22 @@ def through(stages, devices, x):
     return x
 
 
+@ANSWERS.wrong(MICRO, "wrong", "`stages` or `devices` is not the list that it was")
+def pops_the_first_stage(stages, devices, batch, micro_batches):
+    first, outputs = stages.pop(0), []
+    for part in batch.chunk(micro_batches):
+        outputs.append(through(stages, devices[1:], first(part)))
+    return torch.cat(outputs)
+
+
+@ANSWERS.wrong(MICRO, "wrong", "`stages` or `devices` is not the list that it was")
+def pops_the_first_device(stages, devices, batch, micro_batches):
+    outputs, _ = [], devices.pop(0)
+    for part in batch.chunk(micro_batches):
+        outputs.append(through(stages[1:], devices, stages[0](part)))
+    return torch.cat(outputs)
+
+
 @ANSWERS.wrong(MICRO, "wrong", "The whole batch went through at once.")
 def not_cut(stages, devices, batch, micro_batches):
     return through(stages, devices, batch)

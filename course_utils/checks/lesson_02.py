@@ -394,6 +394,9 @@ def stages_of_two_layers(number: int) -> list[nn.Sequential]:
     return [layers[2 * k : 2 * k + 2] for k in range(number)]
 
 
+LISTS_KEPT = "the lists are as before"
+
+
 @on_gpus(3)
 def run_micro_batches(answer: Any, gpus: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Run the pipeline, and write down which stage got how many rows."""
@@ -409,7 +412,8 @@ def run_micro_batches(answer: Any, gpus: Any, case: dict[str, Any]) -> dict[str,
         )
     batch = a_batch(rows).to(devices[0])
     gpus.clear()
-    output = answer(parts, devices, batch, micro_batches)
+    lists = list(parts), list(devices)
+    output = answer(*lists, batch, micro_batches)
     if not isinstance(output, torch.Tensor):
         return {"output": output}
     together = all(at_the_same_time(gpus, *pair) for pair in pairwise(devices))
@@ -428,6 +432,7 @@ def run_micro_batches(answer: Any, gpus: Any, case: dict[str, Any]) -> dict[str,
         "GPU of each stage": [str(next(part.parameters()).device) for part in parts],
         "over the CPU": over_the_cpu,
         "GPUs at the same time": together,
+        LISTS_KEPT: lists == (parts, devices),
     }
 
 
@@ -453,6 +458,7 @@ def expect_micro_batches(case: dict[str, Any]) -> dict[str, Any]:
         "GPU of each stage": devices,
         "over the CPU": False,
         "GPUs at the same time": micro_batches > 1,
+        LISTS_KEPT: True,
     }
 
 
@@ -602,6 +608,12 @@ MICRO_BATCHES = Task(
             "before it gets its last one. And Python must not wait in the loop: "
             "`synchronize()`, `.item()` and `print` of a tensor do. (With a thread for "
             "each stage it is chance who comes first. No threads are needed.)",
+        ),
+        Mistake(
+            when=right_but(LISTS_KEPT),
+            says="The result is right, but `stages` or `devices` is not the list that "
+            "it was, and the next batch needs it. `pop` takes away: loop over the "
+            "list, or work on a copy.",
         ),
         Mistake(
             when=same_device,
