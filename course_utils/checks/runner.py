@@ -11,6 +11,8 @@ import pickle
 import re
 from typing import Any
 
+from torch import nn
+
 from course_utils.checks.compare import (
     RETURNED_NONE,
     difference,
@@ -81,6 +83,10 @@ SAYINGS = (
         "init_process_group.",
     ),
 )
+_NO_RANKS = (
+    "There are no ranks in this task: the check calls the function in one process. "
+    "Take what you need from the arguments."
+)
 # What Python says of a call that does not fit, and not of another TypeError.
 WRONG_ARGUMENTS = re.compile(r"(takes|missing|unexpected|multiple values) .*argument")
 # What PyTorch itself writes to stderr, with the time of day in it.
@@ -98,8 +104,10 @@ def run_task(task: Task, answer: Any) -> Outcome:
         return Outcome(task, "not attempted", _begin(task))
     if task.where == "value":
         return _check_value(task, answer)
-    if not callable(answer):
-        return Outcome(task, "wrong", (_not_callable(task, answer),))
+    # A module is callable: it would be called with what is meant for the class.
+    name = _class_of(task)
+    if not callable(answer) or name and isinstance(answer, nn.Module):
+        return Outcome(task, "wrong", (_not_callable(task, answer, name),))
     given = _given(task)
     if is_unchanged(answer, given):
         is_stub = "raise NotImplementedError" in given
@@ -137,11 +145,22 @@ def _given(task: Task) -> str:
         return ""  # the notebook with the solutions is not there
 
 
-def _not_callable(task: Task, answer: Any) -> str:
+def _class_of(task: Task) -> str:
+    """The name of the class that the task wants; "" if it wants a function."""
+    try:
+        found = re.match(r"class (\w+)", reference(task.id).code)
+    except (OSError, LookupError, ValueError):
+        return ""  # the notebook with the solutions is not there
+    return found[1] if found else ""
+
+
+def _not_callable(task: Task, answer: Any, name: str) -> str:
+    wants = "class itself, not an object of it" if name else ""
+    wants = wants or "function itself, not what it returns"
     return (
-        f"This task wants the function itself, not what it returns, but it got "
-        f'{kind(plain(answer))}. Write check("{task.id}", my_function), without '
-        "parentheses after the name."
+        f"This task wants the {wants}, but it got {kind(plain(answer))}. Write "
+        f'check("{task.id}", {name or "my_function"}), without parentheses after the '
+        "name."
     )
 
 
@@ -441,6 +460,8 @@ class _Look:
                     f"The check calls it{how}: it must take the arguments of the stub, "
                     "in the same order."
                 )
+        if self.task.where == "here" and "process group has not" in root.message:
+            return _NO_RANKS
         for error, part, saying in SAYINGS:
             if root.error == error and part in root.message:
                 return saying
