@@ -126,6 +126,11 @@ def forgot_to_return(global_batch, world_size, rank):
     global_batch // world_size + (rank < global_batch % world_size)
 
 
+@ANSWERS.wrong("05.local_batch", "crashed", "There are no ranks in this task")
+def asks_the_group(global_batch, world_size, rank):
+    return len(range(dist.get_rank(), global_batch, dist.get_world_size()))
+
+
 @ANSWERS.wrong("05.local_batch", "wrong", "Your code calls rank_batch_size")
 def ours_again(global_batch, world_size, rank):
     return sgd.rank_batch_size(global_batch, world_size, rank)
@@ -903,6 +908,11 @@ class Given:
         return iter(self.padded()[self.rank :: self.world_size])
 
 
+ANSWERS.wrong("05.sampler", "wrong", "the class itself, not an object of it")(
+    Given(10, 4, 0, True, 0, False)
+)
+
+
 @ANSWERS.wrong("05.sampler", "not attempted", "NotImplementedError")
 class SamplerStub(Given):
     def __len__(self):
@@ -1608,6 +1618,27 @@ def no_set_epoch(dataset, global_batch, n_epochs):
     return epochs_of(loader, sampler, n_epochs, set_epoch=False)
 
 
+@ANSWERS.wrong("05.spot_the_loader", "wrong", "Do it in each epoch.")
+def one_list_for_all(dataset, global_batch, n_epochs):
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)
+    return [list(loader)] * n_epochs
+
+
+@ANSWERS.right("05.spot_the_loader")
+def an_object_that_counts_epochs(dataset, global_batch, n_epochs):
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)
+    numbers = iter(range(n_epochs))
+
+    class Epochs:
+        def __iter__(self):
+            sampler.set_epoch(next(numbers))
+            return iter(loader)
+
+    return [Epochs()] * n_epochs
+
+
 @ANSWERS.wrong("05.spot_the_loader", "crashed", "the DataLoader has none")
 def set_epoch_of_the_loader(dataset, global_batch, n_epochs):
     sampler = DistributedSampler(dataset)
@@ -1652,7 +1683,7 @@ def epochs_of_nothing(dataset, global_batch, n_epochs):
     return [[] for _ in range(n_epochs)]
 
 
-@ANSWERS.wrong("05.spot_the_loader", "wrong", "A sampler does not notice")
+@ANSWERS.wrong("05.spot_the_loader", "wrong", "`list(loader)` reads the batches.")
 def loaders_for_batches(dataset, global_batch, n_epochs):
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)

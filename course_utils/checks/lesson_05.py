@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from course_utils.checks.compare import difference
 from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.mistakes import out_of_step, right_but, says
-from course_utils.checks.task import Mistake, Such, Task
+from course_utils.checks.task import ANYTHING, Mistake, Such, Task
 from course_utils.checks.under_way import NO_VALUE_YET, Log
 
 OURS = "course_utils.from_scratch.sgd"
@@ -1546,6 +1546,7 @@ def as_batches(epochs):
 
 FIRST_ITEM = 1000  # so that no item is its own index
 OF_THE_DATASET = "all are items of the dataset"
+OWN_OBJECTS = "each epoch is an object of its own"
 
 
 def try_loader(answer, n_items, global_batch, n_epochs):
@@ -1574,6 +1575,9 @@ def try_loader(answer, n_items, global_batch, n_epochs):
     else:
         report["the order is mixed"] = not any(map(is_in_order, orders))
         report["another order in each epoch"] = all_different(orders)
+    report[OWN_OBJECTS] = not isinstance(epochs, (list, tuple)) or (
+        len(set(map(id, epochs))) == len(epochs)
+    )
     return report
 
 
@@ -1595,13 +1599,17 @@ def loaded(rank, inputs):
         OF_THE_DATASET: True,
         "each item once in each epoch": True,
     }
+    # For the words only: one object may well give another order each time.
+    objects = {OWN_OBJECTS: ANYTHING}
     if n > 1:
-        return report | {
+        report |= {
             "a rank gets mixed items": True,
             "another order in each epoch": True,
             "other items in each epoch": True,
         }
-    return report | {"the order is mixed": True, "another order in each epoch": True}
+        return report | objects
+    report |= {"the order is mixed": True, "another order in each epoch": True}
+    return report | objects
 
 
 def rows_are(attempt, rows):
@@ -1696,6 +1704,15 @@ SPOT_THE_LOADER = Task(
             says="The order changes, but a rank gets the same items in every epoch. "
             "All items should be dealt out anew: that is the sampler's work, once it "
             "knows the epoch.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                not attempt.got["another order in each epoch"]
+                and not attempt.got[OWN_OBJECTS]
+            ),
+            says="Several epochs are one and the same object: one list, or the "
+            "DataLoader itself, which is read when the last epoch has been set. "
+            "`list(loader)` reads the batches. Do it in each epoch.",
         ),
         Mistake(
             when=is_false("another order in each epoch"),
