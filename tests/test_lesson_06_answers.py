@@ -762,6 +762,64 @@ class NeverCleared(Right):
             request.wait()
 
 
+@ANSWERS.wrong("06.async_ddp", "wrong", "The list was never emptied")
+class DividesWhatIsInTheList(Right):
+    """An old entry divides the new gradient, which is still under way."""
+
+    def send(self, parameter):
+        request = dist.all_reduce(parameter.grad, async_op=True)
+        self.requests.append((parameter, request))
+
+    def finish(self):
+        for parameter, request in self.requests:
+            request.wait()
+            parameter.grad /= dist.get_world_size()
+
+
+@ANSWERS.wrong("06.async_ddp", "crashed", "keep each request with its parameter")
+class InTheOrderOfParameters(Right):
+    def send(self, parameter):
+        copy = parameter.grad.clone()
+        self.requests.append((copy, dist.all_reduce(copy, async_op=True)))
+
+    def finish(self):
+        parameters = self.module.parameters()
+        for parameter, (copy, request) in zip(parameters, self.requests, strict=False):
+            request.wait()
+            parameter.grad = copy / dist.get_world_size()
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "crashed", "keep each request with its parameter")
+class CopiesInTheOrderOfParameters(InTheOrderOfParameters):
+    def finish(self):
+        parameters = self.module.parameters()
+        for parameter, (copy, request) in zip(parameters, self.requests, strict=False):
+            request.wait()
+            parameter.grad.copy_(copy / dist.get_world_size())
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "The hook of a module")
+class HooksOfModules(Right):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.requests = module, []
+        self.begin()
+        for part in module.modules():
+            part.register_full_backward_hook(self.send_all)
+
+    def send_all(self, part, *gradients):
+        for parameter in part.parameters(recurse=False):
+            if parameter.grad is not None:
+                self.send(parameter)
+
+
+ANSWERS.wrong("06.async_ddp", "wrong", "the class itself, not an object of it")(
+    nn.Linear(2, 2)
+)
+
+
 @ANSWERS.wrong("06.async_ddp", "wrong", "requests of earlier steps are still kept")
 class WaitsForTheNewOnly(Right):
     done = 0
@@ -1134,6 +1192,13 @@ class ListsStill(Repaired):
         CopiedDDP.finish(self)
 
 
+@ANSWERS.wrong("06.spot_the_hook", "crashed", "one of them was emptied")
+class OneListStill(Repaired):
+    def finish(self):
+        CopiedDDP.finish(self)
+        self.requests.clear()
+
+
 @ANSWERS.wrong("06.spot_the_hook", "wrong", "A hook of `register_hook`")
 class GradientAfterAll(Repaired):
     """The argument is called `gradient`, so let it be one."""
@@ -1316,6 +1381,17 @@ class Buckets(nn.Module):
                 bucket, flat.split([p.numel() for p in bucket]), strict=True
             ):
                 p.grad.copy_(part.view_as(p))
+        self.begin()
+
+
+@ANSWERS.wrong("06.bucketed_ddp", "crashed", "the shape of its gradient by `view_as`")
+class FlatParts(Buckets):
+    def finish(self):
+        for bucket, flat, request in self.sent:
+            request.wait()
+            parts = flat.split([p.numel() for p in bucket])
+            for p, part in zip(bucket, parts, strict=True):
+                p.grad = part
         self.begin()
 
 

@@ -853,6 +853,19 @@ def moved_parameters(attempt):
     return gradients_like(combine=lambda rank: lambda grads: grads[rank])(attempt)
 
 
+def is_own(attempt):
+    """Is the first wrong gradient of step 0 still the one of this rank alone?"""
+    kind, zero, *_ = attempt.args
+    own = trained(
+        kind, zero, attempt.world_size, combine=lambda rank: lambda grads: grads[rank]
+    )
+    part = first_wrong(attempt)
+    return (
+        part.startswith("step 0: gradient of")
+        and difference(attempt.got[part], own[attempt.rank][part], 1e-5) is None
+    )
+
+
 def divided_by_gradients(attempt):
     """As if the sum were divided by how many gradients travel."""
     gradients = gradients_in(attempt.expected).items()
@@ -914,6 +927,18 @@ def without_gradient(attempt):
 CRASHES = (
     NO_SOURCE,
     Mistake(
+        when=says("assign a gradient of size", "The size of tensor a"),
+        says="Numbers of one shape were to go into a gradient of another. Hooks are "
+        "called as the gradients get ready, which is not the order of `parameters()`: "
+        "keep each request with its parameter. And a part of a flat tensor gets the "
+        "shape of its gradient by `view_as`.",
+    ),
+    Mistake(
+        when=says("zip() argument"),
+        says="Two lists that belong together are not equally long: one of them was "
+        "emptied, the other was not.",
+    ),
+    Mistake(
         when=lambda attempt: NO_GRADIENT in attempt.message,
         says="A frozen parameter never gets a gradient, so it cannot have a hook. Skip "
         "those with requires_grad=False.",
@@ -971,6 +996,11 @@ STARTS = (
         "those that are not saved.)",
     ),
 )
+NEVER_EMPTIED = (
+    "finish() also goes through the requests of earlier steps. The list was never "
+    "emptied: it grows with every step, and whatever finish() does to a gradient, it "
+    "does to old ones again."
+)
 SENT_AGAIN = Mistake(
     when=lambda attempt: (
         attempt.got[MOST_SENT] > 1
@@ -985,6 +1015,14 @@ SENT_AGAIN = Mistake(
     "hooks registered anew in each forward? Once, in `__init__`, is enough.)",
 )
 UNDER_WAY = (
+    Mistake(
+        when=lambda attempt: (
+            attempt.got[OLD] > 0
+            and first_wrong(attempt).startswith(("step 1", "step 2"))
+            and first_wrong(attempt).endswith("under way")
+        ),
+        says=NEVER_EMPTIED,
+    ),
     Mistake(
         when=lambda attempt: first_wrong(attempt).endswith("did not await"),
         says="finish() returned while an all-reduce was still under way: until its "
@@ -1043,6 +1081,13 @@ GRADIENTS = (
         "reduce a copy, and forget to write the result into `parameter.grad`? Or was "
         "it written there before `wait()` had returned?",
     ),
+    Mistake(
+        when=is_own,
+        says="This gradient is still each rank's own. Others have been averaged, so "
+        "does each trained parameter have a hook? (The hook of a module, "
+        "`register_full_backward_hook`, may come before the gradients of its "
+        "parameters.)",
+    ),
 )
 TIMES = (
     Mistake(
@@ -1068,9 +1113,7 @@ TIMES = (
 LATER = (
     Mistake(
         when=wrong_in(OLD),
-        says="finish() also goes through the requests of earlier steps. The list was "
-        "never emptied: it grows with every step, and whatever finish() does to a "
-        "gradient, it does to old ones again.",
+        says=NEVER_EMPTIED,
     ),
     Mistake(
         when=lambda attempt: (
