@@ -800,6 +800,20 @@ class CopiesInTheOrderOfParameters(InTheOrderOfParameters):
         self.requests.clear()
 
 
+@ANSWERS.wrong("06.async_ddp", "wrong", "weights and biases")
+class WeightsOnly(Right):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.requests = module, []
+        self.begin()
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and name.endswith("weight"):
+                parameter.register_post_accumulate_grad_hook(self.send)
+
+
+ANSWERS.wrong("06.spot_the_hook", "wrong", "weights and biases")(WeightsOnly)
+
+
 @ANSWERS.wrong("06.async_ddp", "wrong", "The hook of a module")
 class HooksOfModules(Right):
     def __init__(self, module):

@@ -638,7 +638,9 @@ RATE = 2.0**-14  # so small that whole numbers stay small, and a power of two
 
 
 def loss_of(network, rank, step):
-    return network(whole_numbers((2, 4), 100 + 10 * rank + step), rank).sum()
+    # Of the sum alone the biases would have the same gradient on all ranks.
+    rows = whole_numbers((2, 4), 100 + 10 * rank + step)
+    return (rank + 1) * network(rows, rank).sum()
 
 
 def try_wrapper(answer, kind, zero, bucket_bytes=None):
@@ -1083,10 +1085,10 @@ GRADIENTS = (
     ),
     Mistake(
         when=is_own,
-        says="This gradient is still each rank's own. Others have been averaged, so "
-        "does each trained parameter have a hook? (The hook of a module, "
-        "`register_full_backward_hook`, may come before the gradients of its "
-        "parameters.)",
+        says="This gradient is still each rank's own, though others are not. Is it "
+        "sent, and does the mean reach its .grad? Each trained parameter needs a hook: "
+        "weights and biases. (The hook of a module, `register_full_backward_hook`, may "
+        "come before the gradients of its parameters.)",
     ),
 )
 TIMES = (
