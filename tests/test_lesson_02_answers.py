@@ -1258,6 +1258,35 @@ def the_end_of_the_row(seconds, nbytes, devices, capacity):
     return [len(seconds)] * (devices - 1)  # behind it nothing can be cut
 
 
+def cut_below(seconds, nbytes, devices, capacity):
+    """The best cut whose stages all have less than `capacity` bytes, or None."""
+
+    @functools.cache
+    def best(start, left):
+        if left == 0:
+            return (0, []) if start == len(seconds) else None
+        found = []
+        for end in range(start + 1, len(seconds) + 1):
+            rest = best(end, left - 1)
+            if rest and sum(nbytes[start:end]) < capacity:
+                slowest = max(sum(seconds[start:end]), rest[0])
+                found.append((slowest, [end - start, *rest[1]]))
+        return min(found) if found else None
+
+    return best(0, devices)
+
+
+@ANSWERS.wrong(BALANCE, "crashed", "A stage may hold exactly `capacity` bytes")
+def finds_none(seconds, nbytes, devices, capacity):
+    return cut_below(seconds, nbytes, devices, capacity)[1]
+
+
+@ANSWERS.wrong(BALANCE, "crashed", "A stage may hold exactly `capacity` bytes")
+def least_of_none(seconds, nbytes, devices, capacity):
+    found = cut_below(seconds, nbytes, devices, capacity)
+    return min([found] if found else [])[1]
+
+
 @ANSWERS.wrong(BALANCE, "wrong", "A stage may hold exactly `capacity` bytes")
 def must_be_below_the_capacity(seconds, nbytes, devices, capacity):
     return by_recursion(seconds, nbytes, devices, capacity - 1)

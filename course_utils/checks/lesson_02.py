@@ -1161,6 +1161,10 @@ def scattered(number: int, seed: int, low: int, high: int) -> list[int]:
     return numbers
 
 
+NO_CUT = (
+    "Did it find no cut? There is one. A stage may hold exactly `capacity` bytes, and "
+    "the last stage ends with the last layer."
+)
 BALANCE = Task(
     id="02.balance",
     title="Balance under a cap",
@@ -1191,9 +1195,12 @@ BALANCE = Task(
         ),
         Mistake(
             when=lambda attempt: whole(attempt.got) == [],
-            says="No numbers came out: did it find no cut? There is one. A stage may "
-            "hold exactly `capacity` bytes, and the last stage ends with the last "
-            "layer.",
+            says=f"No numbers came out. {NO_CUT}",
+        ),
+        Mistake(
+            # A search that looks at what it has not found.
+            when=says("'NoneType' object", "min() "),
+            says=NO_CUT,
         ),
         Mistake(
             when=lambda attempt: are_places(
