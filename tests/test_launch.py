@@ -737,6 +737,24 @@ def test_an_interrupt_ends_the_launch_at_once(script, tmp_path, mark):
     button.join()
 
 
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_a_kernel_that_ends_just_after_an_interrupt(script, tmp_path, mark, end):
+    """A second press of the stop button, or a restart: it interrupts, then kills."""
+    path, ready = script(SLEEPER), tmp_path / "ready"
+    ready.mkdir()
+    code = f"from course_utils import launch; launch({path!r}, {str(ready)!r}, nproc=4)"
+    nothing = subprocess.DEVNULL
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=nothing, stderr=nothing
+    )
+    assert wait_until(lambda: len(list(ready.iterdir())) == 4, 30)
+    kernel.send_signal(signal.SIGINT)
+    time.sleep(0.01)
+    kernel.send_signal(end)
+    kernel.wait()
+    assert wait_until(lambda: marked(mark) == [], 4.0)
+
+
 def test_a_kernel_that_is_killed_takes_the_launch_with_it(script, tmp_path, mark):
     path, ready = script(SLEEPER), tmp_path / "ready"
     ready.mkdir()

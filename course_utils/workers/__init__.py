@@ -33,6 +33,7 @@ from pathlib import Path
 
 from course_utils.environment import ROOT, STATE
 from course_utils.ranks import report
+from course_utils.ranks.driver import interrupts_held
 from course_utils.ranks.output import LogFilter, choose_output, is_c10d_log
 from course_utils.ranks.processes import cpu_seconds
 from course_utils.workers import _runner
@@ -44,6 +45,7 @@ KEPT_LINES = 100_000  # of one stream, in LaunchResult.output
 ERROR_LINES = 12  # of stderr, in the message of a LaunchError
 SECONDS_TO_ANSWER = 1.0  # for ranks that are asked where they are
 SECONDS_OF_GRACE = 5.0  # for ranks that do not go when another one has failed
+SECONDS_TO_END = 2.0  # for the agent, which kills what is below it and then ends
 # Ranks that have printed and computed nothing for so long are asked where they are.
 # They are looked at so often; less of a processor than this is not computing.
 SECONDS_STILL, SECONDS_OF_LOOK, STILL_CPU = 8.0, 1.0, 0.05
@@ -342,13 +344,16 @@ class _Job:
 
     def _clean_up(self, process: subprocess.Popen) -> None:
         """End every process of this launch. After a normal end there is none left."""
-        process.stdin.close()  # the agent then kills what is below it, in any case
-        if process.poll() is None:
-            kill_tree(process.pid)
-        elif process.returncode < 0:  # somebody killed the agent, before it could
-            for rank in self.ranks:
-                rank.kill()
-        process.wait()
+        # A second interrupt, or the kernel's end, must find nothing half done.
+        with interrupts_held(raise_after=True):
+            process.stdin.close()  # the agent then kills what is below it
+            try:
+                process.wait(SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                kill_tree(process.pid)
+            if process.wait() < 0:  # somebody killed the agent, before it could
+                for rank in self.ranks:
+                    rank.kill()
 
     # ---------------------------------------------------------------- what they print
     def _read(self, selector, seconds: float) -> list[bytes]:
