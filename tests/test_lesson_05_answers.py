@@ -1625,6 +1625,27 @@ def one_list_for_all(dataset, global_batch, n_epochs):
     return [list(loader)] * n_epochs
 
 
+@ANSWERS.wrong("05.spot_the_loader", "wrong", "or an iterator, which is read when")
+def an_iterator_for_each_epoch(dataset, global_batch, n_epochs):
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)
+    epochs = []
+    for epoch in range(n_epochs):
+        sampler.set_epoch(epoch)
+        epochs.append(iter(loader))
+    return epochs
+
+
+@ANSWERS.wrong("05.spot_the_loader", "wrong", "they are a DataLoader or an iterator")
+def a_loader_for_each_epoch(dataset, global_batch, n_epochs):
+    sampler, epochs = DistributedSampler(dataset), []
+    for epoch in range(n_epochs):
+        sampler.set_epoch(epoch)
+        size = global_batch // dist.get_world_size()
+        epochs.append(DataLoader(dataset, size, sampler=sampler))
+    return epochs
+
+
 @ANSWERS.right("05.spot_the_loader")
 def an_object_that_counts_epochs(dataset, global_batch, n_epochs):
     sampler = DistributedSampler(dataset)

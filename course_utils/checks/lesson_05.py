@@ -1546,7 +1546,7 @@ def as_batches(epochs):
 
 FIRST_ITEM = 1000  # so that no item is its own index
 OF_THE_DATASET = "all are items of the dataset"
-OWN_OBJECTS = "each epoch is an object of its own"
+OWN_LISTS = "each epoch is a list of its own, or the like"
 
 
 def try_loader(answer, n_items, global_batch, n_epochs):
@@ -1575,10 +1575,14 @@ def try_loader(answer, n_items, global_batch, n_epochs):
     else:
         report["the order is mixed"] = not any(map(is_in_order, orders))
         report["another order in each epoch"] = all_different(orders)
-    report[OWN_OBJECTS] = not isinstance(epochs, (list, tuple)) or (
-        len(set(map(id, epochs))) == len(epochs)
-    )
+    report[OWN_LISTS] = not isinstance(epochs, (list, tuple)) or are_own(epochs)
     return report
+
+
+def are_own(epochs):
+    """Has each epoch its own batches, and not something that reads them later?"""
+    held = all(hasattr(epoch, "__getitem__") for epoch in epochs)
+    return held and len(set(map(id, epochs))) == len(epochs)
 
 
 def all_different(lists):
@@ -1600,16 +1604,16 @@ def loaded(rank, inputs):
         "each item once in each epoch": True,
     }
     # For the words only: one object may well give another order each time.
-    objects = {OWN_OBJECTS: ANYTHING}
+    lists = {OWN_LISTS: ANYTHING}
     if n > 1:
         report |= {
             "a rank gets mixed items": True,
             "another order in each epoch": True,
             "other items in each epoch": True,
         }
-        return report | objects
+        return report | lists
     report |= {"the order is mixed": True, "another order in each epoch": True}
-    return report | objects
+    return report | lists
 
 
 def rows_are(attempt, rows):
@@ -1708,11 +1712,11 @@ SPOT_THE_LOADER = Task(
         Mistake(
             when=lambda attempt: (
                 not attempt.got["another order in each epoch"]
-                and not attempt.got[OWN_OBJECTS]
+                and not attempt.got[OWN_LISTS]
             ),
-            says="Several epochs are one and the same object: one list, or the "
-            "DataLoader itself, which is read when the last epoch has been set. "
-            "`list(loader)` reads the batches. Do it in each epoch.",
+            says="Epochs have no lists of their own: several are one and the same, or "
+            "they are a DataLoader or an iterator, which is read when the last epoch "
+            "has been set. `list(loader)` reads the batches. Do it in each epoch.",
         ),
         Mistake(
             when=is_false("another order in each epoch"),
