@@ -537,7 +537,20 @@ class KeepsNoRequest(Right):
         self.requests.append(dist.all_reduce(parameter.grad))
 
 
-@ANSWERS.wrong("06.async_ddp", "wrong", "but the buffers are not.")
+@ANSWERS.wrong("06.async_ddp", "wrong", "also where they hold whole numbers")
+class FloatBuffersOnly(Right):
+    def begin(self):
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            if tensor.is_floating_point():
+                dist.broadcast(tensor.data, src=0)
+
+
+ANSWERS.wrong("06.spot_the_hook", "wrong", "also where they hold whole numbers")(
+    FloatBuffersOnly
+)
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "but the buffers are not,")
 class NoBuffers(Right):
     def begin(self):
         for parameter in self.module.parameters():
@@ -1180,7 +1193,7 @@ class Repaired(CopiedDDP):
         self.requests.clear()
 
 
-@ANSWERS.wrong("06.spot_the_hook", "wrong", "but the buffers are not.")
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "but the buffers are not,")
 class BuffersOfRank1(Repaired):
     def __init__(self, module):
         CopiedDDP.__init__(self, module)
@@ -1188,7 +1201,7 @@ class BuffersOfRank1(Repaired):
             dist.broadcast(buffer, src=1)
 
 
-@ANSWERS.wrong("06.spot_the_hook", "wrong", "but the buffers are not.")
+@ANSWERS.wrong("06.spot_the_hook", "wrong", "but the buffers are not,")
 class BuffersStill(Repaired):
     def __init__(self, module):
         CopiedDDP.__init__(self, module)

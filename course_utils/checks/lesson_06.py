@@ -620,6 +620,8 @@ class Net(nn.Module):
         self.last = linear(4, 2, seed=10 * seed + 3)
         # Not saved, so state_dict() leaves it out.
         self.register_buffer("scale", torch.tensor(1.0 + seed), persistent=False)
+        # A whole number, as the num_batches_tracked of a BatchNorm layer.
+        self.register_buffer("count", torch.tensor(1 + seed))
         if kind == NET_FROZEN:
             self.middle.requires_grad_(False)
         if kind == NET_TIED:
@@ -993,9 +995,9 @@ STARTS = (
     ),
     Mistake(
         when=wrong_in(START.format("buffers")),
-        says="The parameters are those of rank 0, but the buffers are not. "
-        "They are part of the model: `module.buffers()`. (`state_dict()` leaves out "
-        "those that are not saved.)",
+        says="The parameters are those of rank 0, but the buffers are not, or not all. "
+        "They are part of the model: `module.buffers()`, also where they hold whole "
+        "numbers. (`state_dict()` leaves out those that are not saved.)",
     ),
 )
 NEVER_EMPTIED = (
