@@ -12,6 +12,7 @@ alone, because ``python3 -m course_utils start`` runs before anything is install
 import gc
 import importlib
 import os
+import sys
 
 # name -> module that holds it (same name inside), or None: the name is a submodule.
 # Submodules quiz, progress and virtual_gpus can be called like the function in them.
@@ -31,6 +32,9 @@ _EXPORTS = {
 }
 __all__ = sorted(_EXPORTS)
 
+# Packages that the course imports, and that a learner might name a file after.
+_PACKAGES = ("torch", "torchvision", "numpy", "sklearn", "matplotlib", "tqdm", "psutil")
+
 
 def __getattr__(name):
     if name not in _EXPORTS:
@@ -45,8 +49,26 @@ def __dir__():
     return sorted(set(globals()) | set(_EXPORTS))
 
 
+def refuse_namesakes():
+    """Raise ImportError if ``import torch`` would take a file beside the notebook."""
+    here = os.getcwd()
+    if not {"", here}.intersection(sys.path):
+        return
+    for name in _PACKAGES:
+        for inside in ([name + ".py"], [name, "__init__.py"]):
+            file = os.path.join(here, *inside)
+            if os.path.isfile(file):
+                says = "{} takes the place of the package {}. Rename it, then restart "
+                raise ImportError((says + "the kernel.").format(file, name))
+
+
 def load_ipython_extension(shell):
-    """``%load_ext course_utils``: add the magics, and begin to import torch."""
+    """``%load_ext course_utils``: add the magics, and begin to import torch.
+
+    Raises:
+        ImportError: a file beside the notebook has the name of a package.
+    """
+    refuse_namesakes()
     # Threads that wait for each other inside an operation sleep. To spin, as they do
     # by default, makes it many times slower where all cores are busy already.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

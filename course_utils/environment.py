@@ -335,11 +335,11 @@ class Torch:
         # versions are there already, only force makes pip install them anew.
         pair = [f"{name}==={pins[name]}" for name in ("torch", "torchvision")]
         right = (pins["torch"], pins["torchvision"]) == (self.torch, self.torchvision)
-        command = [_shown(python, root), "-m", "pip", "install"]
+        command = [shown(python, root), "-m", "pip", "install"]
         fix = shlex.join([*command, *["--force-reinstall"] * right, *pair])
         absent = [n for n in ("torch", "torchvision") if not getattr(self, n)]
         if absent:
-            where = _shown(python, root)
+            where = shown(python, root)
             return f"{where} has no {' and no '.join(absent)}", fix
         have = f"torch {self.torch} cannot load torchvision {self.torchvision}"
         if "torchvision::nms" in self.error:
@@ -515,7 +515,7 @@ class Child:
 # Small things
 
 
-def _shown(path: Path, root: Path) -> str:
+def shown(path: Path, root: Path = ROOT) -> str:
     """A path as one would type it in the clone."""
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 

@@ -129,4 +129,4 @@ def _nbytes(tensors: Any) -> int:
     """The bytes of a tensor, or of tensors in lists, of lists."""
     if torch.is_tensor(tensors):
         return tensors.nbytes
-    return sum(map(_nbytes, tensors)) if isinstance(tensors, list | tuple) else 0
+    return sum(map(_nbytes, tensors))

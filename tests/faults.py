@@ -379,6 +379,16 @@ mistake(
     check=seen(CRASHED, "It raised ValueError: irecv: rank 0 is this rank itself"),
 )
 mistake(
+    "a view with gaps is reduced",
+    "dist.all_reduce(torch.ones(4, 4)[:, 1])",
+    ranks=seen(
+        "raised ValueError: all_reduce: this float32[4] is a view with gaps, such as "
+        "x[:, 0],",
+        GROUP_STAYS,
+    ),
+    check=seen(CRASHED, "It raised ValueError: all_reduce: this float32[4] is a view"),
+)
+mistake(
     "the process group is joined twice",
     "dist.init_process_group('gloo')",
     ranks=seen("trying to initialize the default process group twice!", GROUP_STAYS),
@@ -837,7 +847,7 @@ mistake(
         do=lambda place: type(place.ranks)(0),
     ),
     worker=seen(
-        "ValueError: nproc is the number of ranks, 1 or more, not 0",
+        "ValueError: nproc is the number of ranks, 1 to 256, not 0",
         do=lambda place: place.launch("train_ddp", nproc=0),
     ),
 )

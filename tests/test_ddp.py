@@ -233,6 +233,21 @@ def check_unused():
                 assert grad is None, name
 
 
+def check_frozen():
+    """A layer that is not trained is not sent either."""
+    module = Branches()
+    model = ddp.HookedDDP(module)
+    model(torch.ones(1, 2), "abcd").sum().backward()
+    assert len(model.sent) == 6
+    model.wait()
+    assert module.layers["a"].weight.grad is not None
+    assert module.layers["d"].weight.grad is None
+
+
+def test_frozen_parameters_with_hooks(ranks):
+    ranks.run(check_frozen)
+
+
 def test_unused_frozen_and_differently_ordered_parameters(ranks):
     ranks.run(check_unused)
 

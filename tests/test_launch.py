@@ -696,9 +696,10 @@ def test_an_unknown_worker_lists_those_there_are(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"nproc": 0}, "nproc is the number of ranks, 1 or more, not 0"),
+        ({"nproc": 0}, "nproc is the number of ranks, 1 to 256, not 0"),
         ({"nproc": "2"}, "not '2'"),
         ({"nproc": True}, "not True"),
+        ({"nproc": 1_000_000}, "not 1000000"),
         ({"timeout": 0}, "timeout is a number of seconds above 0, not 0"),
         ({"timeout": "5"}, "not '5'"),
         ({"show": "some"}, 'show is "all", "epochs" or "none", not \'some\''),

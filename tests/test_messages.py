@@ -86,6 +86,27 @@ def test_one_step_for_all_that_can_go_at_once(ranks):
     assert messages == [Message(1, r, (r + 1) % 4, 4) for r in range(4)]
 
 
+def waiting_for_one_of_two():
+    rank, tensor = dist.get_rank(), torch.zeros(1)
+    with recorded() as calls:
+        if rank == 0:
+            requests = [dist.isend(tensor, peer) for peer in (1, 2)]
+            requests[1].wait()
+            dist.send(tensor, 3)
+            requests[0].wait()
+        else:
+            dist.recv(tensor, 0)
+    return calls
+
+
+def test_a_wait_is_for_its_own_message(ranks):
+    kinds = [(call.kind, call.number) for call in ranks.run(waiting_for_one_of_two)[0]]
+    assert kinds == [
+        *(("send", 0), ("send", 1), ("wait", 1)),
+        *(("send", 2), ("wait", 2), ("wait", 0)),
+    ]
+
+
 def in_a_group():
     group = dist.new_group([1, 3])
     tensor = torch.zeros(1)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks_support import (
     GROUP_STAYS,
     KEPT,
@@ -291,9 +292,19 @@ def test_wrong_arguments_of_calls(ranks):
         "run() needs a function, but got int: "
         "write ranks.run(step, x), not ranks.run(step(x))"
     )
-    for only in ([4], [-1], ["0"], [True]):
-        with pytest.raises(ValueError, match="these are ranks 0 to 3"):
+    for only, named in (
+        ([4], "4"),
+        ([-1], "-1"),
+        (["0"], "'0'"),
+        ("0", "'0'"),
+        ("0,2", "'0,2'"),
+        ([True], "True"),
+        (True, "True"),
+        (1.5, "1.5"),
+    ):
+        with pytest.raises(ValueError) as caught:
             ranks.run_cell("1", only=only)
+        assert str(caught.value) == f"there is no rank {named}: these are ranks 0 to 3"
     with pytest.raises(ValueError, match="empty list"):
         ranks.run_cell("1", only=[])
     with pytest.raises(ValueError, match="there is no rank 9: these are ranks 0 to 3"):
@@ -457,6 +468,14 @@ def test_a_hundred_thousand_lines(shown):
     assert lines[HEAD_LINES + 100] == "[rank 0] line 99999"
     assert lines[HEAD_LINES + 101] == "[rank 1] line 0"
     assert len(lines) == 2 * (HEAD_LINES + 101)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_no_line_is_left_out_in_silence(shown, more):
+    number = HEAD_LINES + 100 + more
+    lines = shown(f"for i in range({number}): print(i)", only=[0]).splitlines()
+    assert len(lines) == number
+    assert ("[rank 0] ... 1 lines left out ..." in lines) == bool(more)
 
 
 def test_one_line_of_50_megabytes(shown):
@@ -836,6 +855,8 @@ out = [torch.empty(4) for _ in range(4)]
 dist.all_gather(out, t()); assert [float(o[0]) for o in out] == [0, 1, 2, 3]
 flat = torch.empty(16); dist.all_gather_into_tensor(flat, t()); assert flat[-1] == 3
 dist.gather(t(), out if rank == 3 else None, dst=3)
+if rank == 0: dist.gather(t(), out, dst=0)
+else: dist.gather(t())  # dst is 0 for who names none
 x = t(); dist.scatter(x, [t() + i for i in range(4)] if rank == 0 else None, src=0)
 assert x[0] == rank
 x = torch.empty(1); dist.reduce_scatter_tensor(x, torch.arange(4.)); assert x == 4 * rank
@@ -1014,6 +1035,14 @@ pause = f"ctypes.CDLL(None).sleep({5 - rank})"  # as in a store's constructor
 exec(compile(pause, loopback.__file__, "exec"))
 """
         )
+
+
+def test_an_interface_of_a_cluster_is_not_used(watch, monkeypatch):  # noqa: F811
+    """GLOO_SOCKET_IFNAME is often set there; ranks of a notebook stay on loopback."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_interface")
+    with Ranks(2, quiet=True) as ranks:
+        works(ranks)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "no_such_interface"
 
 
 @pytest.mark.skipif(not LINUX, reason="the watch looks at sockets on Linux only")
@@ -1237,6 +1266,75 @@ def test_wrong_options_of_the_magic(magic, line, says):
     with pytest.raises(ValueError) as caught:
         magic(line, "1")
     assert str(caught.value).startswith(says)
+
+
+def into_a_view(view: str) -> dict[str, str]:
+    """What each collective says that writes into a view of this kind."""
+    views = {
+        "a row": lambda x: x[1],
+        "transposed": lambda x: x.t(),
+        "empty": lambda x: x[:0, 1],
+        "a column": lambda x: x[:, 1],
+        "every second": lambda x: x[::2, ::2],
+        "expanded": lambda x: x[0, 0].expand(4),
+    }
+    shape = views[view](torch.zeros(4, 4)).shape
+    parts = [torch.ones(shape)] * 4 if dist.get_rank() == 0 else None
+    says = {}
+    for name, *others in (
+        ("all_reduce",),
+        ("broadcast", 0),
+        ("reduce", 0),
+        ("scatter", parts, 0),
+        ("all_to_all_single", torch.ones(shape)),
+    ):
+        try:
+            getattr(dist, name)(views[view](torch.zeros(4, 4)), *others)
+        except ValueError as error:
+            says[name] = str(error)
+    return says
+
+
+@pytest.mark.parametrize("view", ["a row", "transposed", "empty"])
+def test_a_view_in_one_piece_is_sent(ranks, view):
+    assert ranks.run(into_a_view, view) == [{}] * 4
+
+
+@pytest.mark.parametrize("view", ["a column", "every second", "expanded"])
+def test_a_view_with_gaps_is_refused(ranks, view):
+    """gloo would give wrong numbers without a word, and NCCL refuses it."""
+    for says in ranks.run(into_a_view, view):
+        assert len(says) == 5
+        for name, text in says.items():
+            shape = "2, 2" if view == "every second" else "4"
+            assert text.startswith(f"{name}: this float32[{shape}] is a view with gaps")
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (
+            "dist.reduce_scatter_single(torch.ones(3), torch.ones(13))",
+            "reduce_scatter_single: the input is float32[13] and the output "
+            "float32[3]. The input holds one piece for each of the 4 ranks: it must "
+            "have 4 x 3 = 12 numbers, not 13.",
+        ),
+        (
+            "dist.all_gather_single(torch.ones(2, 3), torch.ones(3))",
+            "all_gather_single: the output is float32[2, 3] and the input float32[3]. "
+            "The output holds one piece for each of the 4 ranks: it must have 4 x 3 = "
+            "12 numbers, not 6.",
+        ),
+        (
+            "dist.all_gather_single([torch.ones(3)], torch.ones(3))",
+            "TypeError: Invalid function argument. Expected parameter `output_tensor`",
+        ),
+    ],
+)
+def test_pieces_that_do_not_fit_are_refused(ranks, call, says):
+    with pytest.raises(RanksError) as caught:
+        ranks.run_cell(call)
+    assert says in str(caught.value)
 
 
 def test_a_call_that_is_replaced_while_it_is_read_is_no_mismatch(monkeypatch):

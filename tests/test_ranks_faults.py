@@ -29,7 +29,7 @@ from ranks_support import (
 )
 
 from course_utils.ranks import Ranks, RanksError, report
-from course_utils.ranks.driver import AFTER_THE_END_SECONDS, Round
+from course_utils.ranks.driver import AFTER_THE_END_SECONDS, Round, Team
 from course_utils.ranks.processes import Zygote, remove_folder
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
@@ -499,7 +499,9 @@ def test_new_group_on_one_rank_only(ranks):
         f"{DEADLOCK}\n"
         "Rank 1 was stuck in new_group, line 1 of the cell: "
         "if rank == 1: dist.new_group([0, 1])\n"
-        f"Ranks 0, 2 and 3 finished the cell.\n{NEEDS_ALL}\n{FRESH_1}"
+        "Ranks 0, 2 and 3 finished the cell.\n"
+        "Every rank must make every group, with the same ranks and in the same order, "
+        f"also a group that it is not in.\n{FRESH_1}"
     )
     kept(ranks, 1)
 
@@ -576,6 +578,41 @@ def test_what_never_ends_on_one_rank_is_ended(ranks, capsys, cell, seconds, fres
         kept(ranks, *([1] if fresh else []))
 
 
+def test_what_a_collective_does_on_its_way_is_not_computing(ranks):
+    # Whoever waits wakes up now and then. Here that takes most of the time.
+    ranks.run_cell(
+        "import functools, threading\n"
+        "from course_utils.ranks import agreement\n"
+        "slow = functools.partial(threading.Event().wait, 0.5)\n"
+        "agreement._of_this_rank.wait_gone = slow"
+    )
+    try:
+        for cell, begins in (
+            ("if rank == 1:\n    while True: pass\ndist.barrier()", "Not finished"),
+            ("if rank != 1: dist.barrier()", "Deadlock"),
+        ):
+            error = failure_of(ranks, cell, timeout=5)
+            assert str(error).startswith(begins)
+            assert "Ranks 0, 2 and 3 were stuck in barrier, line" in str(error)
+    finally:
+        ranks.restart()
+
+
+def test_learners_code_within_a_collective_computes(ranks):
+    # An object is pickled there, by a method of the learner's.
+    error = failure_of(
+        ranks,
+        "class Endless:\n"
+        "    def __reduce__(self):\n"
+        "        while rank == 1: pass\n"
+        "        return int, ()\n"
+        "dist.all_gather_object([None] * world_size, Endless())",
+        timeout=LIMIT,
+    )
+    assert "Ranks 0, 2 and 3 were stuck in all_gather_object, line 5" in str(error)
+    assert "Rank 1 was still running: line 3 of the cell: while rank" in str(error)
+
+
 def test_a_stopped_process_is_ended(ranks):
     with within(LIMIT + LADDER_SECONDS):
         error = failure_of(
@@ -588,6 +625,31 @@ def test_a_stopped_process_is_ended(ranks):
     assert "Rank 1 was still running." in str(error)
     assert str(error).endswith(FRESH_1)
     kept(ranks, 1)
+
+
+IN_A_THREAD = {
+    "join": """import threading
+thread = threading.Thread(target=step)
+thread.start()
+thread.join()""",
+    "result": """from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(2) as pool:
+    pool.submit(step).result()""",
+}
+
+
+@pytest.mark.parametrize("waits", IN_A_THREAD)
+def test_a_deadlock_in_a_thread_that_the_cell_waits_for(ranks, capfd, waits):
+    cell = f"def step():\n    if rank != 2: dist.barrier()\n{IN_A_THREAD[waits]}"
+    with within(8):
+        error = failure_of(ranks, cell)
+    assert str(error).startswith(
+        "Deadlock: nothing moves, and nothing will.\n"
+        "Ranks 0, 1 and 3 were stuck in barrier, line 2 of the cell: "
+        "if rank != 2: dist.barrier()\nRank 2 finished the cell.\n"
+    )
+    assert "Traceback" not in "".join(capfd.readouterr())
+    works(ranks)
 
 
 def test_a_rank_that_handles_interrupts_itself(ranks):
@@ -1166,6 +1228,22 @@ def test_an_interrupt_while_ranks_are_made(own_helper):
         works(ranks)
 
 
+def test_an_interrupt_in_a_restart_leaves_whole_ranks(watch, monkeypatch):  # noqa: F811
+    """It comes when the old ranks have ended and no new one has begun."""
+    start = Team.start
+
+    def interrupted(team, which):
+        os.kill(os.getpid(), signal.SIGINT)
+        start(team, which)
+
+    with Ranks(2, quiet=True) as ranks:
+        monkeypatch.setattr(Team, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ranks.restart()
+        monkeypatch.undo()
+        works(ranks)
+
+
 @pytest.mark.parametrize("step", ["hello", "group"])
 def test_an_interrupt_while_ranks_are_asked_and_meet(watch, monkeypatch, step):  # noqa: F811
     """It comes when all ranks have their request: they may well finish it."""
@@ -1266,3 +1344,29 @@ def test_a_folder_is_removed_although_somebody_still_writes_there(tmp_path):
     remove_folder(str(folder))
     thread.join()
     assert not folder.exists()
+
+
+def test_ranks_that_find_the_same_mismatch_tell_it_once():
+    calls = "rank {} calls barrier() where rank 0 called all_gather_object()."
+    failures = {
+        rank: report.RankFailure(
+            rank, "raised", "CollectiveMismatch", calls.format(rank), seconds=rank
+        )
+        for rank in (1, 2, 3)
+    }
+
+    def told(*ranks):
+        found = {rank: failures[rank] for rank in ranks}
+        return report.describe_failures(found, [0], "mismatch", "", [], [], True)
+
+    first = f"Rank 1 raised CollectiveMismatch: {calls.format(1)}\n"
+    assert told(1) == first + KEPT
+    assert told(1, 2) == f"{first}Rank 2 found the same.\n{KEPT}"
+    assert told(1, 2, 3) == f"{first}Ranks 2 and 3 found the same.\n{KEPT}"
+
+
+def test_of_a_long_message_the_first_lines_are_told(ranks):
+    text = str(failure_of(ranks, "raise ValueError(chr(10).join('abcdef'))"))
+    assert "raised ValueError: a\nb\nc\nd\ne\nf\n" in text
+    text = str(failure_of(ranks, "raise ValueError(chr(10).join('abcdefg'))"))
+    assert "raised ValueError: a\nb\nc\nd\ne\n...\n" in text

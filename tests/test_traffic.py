@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course_utils import traffic
 from course_utils.ranks import Ranks
 from course_utils.traffic import Sent, Watch
 
@@ -105,6 +106,27 @@ def check_collectives():
 def test_every_collective_is_seen_with_its_bytes():
     with Ranks(3, quiet=True, timeout=60) as ranks:
         ranks.run(check_collectives)
+
+
+def test_all_is_taken_from_the_argument_with_what_is_sent():
+    """Also of those that gloo does not have, or that only a compiler calls."""
+    for space, known in traffic._COLLECTIVES.items():
+        for name, (_, place, _) in known.items():
+            spellings = [name, f"{name}_", f"_{name}_"]
+            found = [
+                getattr(getattr(torch.ops, space), spelling)
+                for spelling in spellings
+                if hasattr(getattr(torch.ops, space), spelling)
+            ]
+            assert found, name
+            arguments = found[0].default._schema.arguments
+            assert arguments[place].name.startswith(("input", "tensors")), name
+
+
+def test_what_is_no_collective_computes_as_without_it():
+    with Sent() as sent:
+        assert torch.zeros(2, dtype=torch.float64).dtype is torch.float64
+    assert sent.calls == []
 
 
 def test_watch_says_nothing_of_what_is_no_collective():

@@ -181,7 +181,7 @@ def test_it_is_what_ddp_does(on):
 
 
 def test_one_message_a_parameter_gives_the_same_numbers(on, reference):
-    naive, flat = on(2, "--epochs", 1, "--naive"), on(2, "--epochs", 1, "--flat")
+    naive, flat = on(2, "--epochs", 1, "--naive"), on(2, "--epochs", 1)
     assert the_same(curve(naive), reference[0][:1])
     assert the_same(curve(flat), reference[0][:1])
     # 23 batches: the rows and the gradients. Then the results of training and test.
@@ -253,10 +253,10 @@ def test_wrong_options_show_those_there_are(on):
     for words, message in (
         (("--bach-size", 3), "unrecognized arguments: --bach-size 3"),
         (("--epoch", 3), "unrecognized arguments: --epoch 3"),
-        (("--naive", "--flat"), "--flat: not allowed with argument --naive"),
     ):
         (run,) = on(1, *words)
-        assert run.end.startswith("2usage: ")
+        # The first run of a worker may warn before that.
+        assert run.end.startswith("2") and "usage: " in run.end
         assert message in run.end
 
 

@@ -57,6 +57,21 @@ COLLECTIVES = {
     "broadcast_object_list": (None, "src"),
     "scatter_object_list": (None, "src"),
 }
+# gloo takes their memory as one piece, without a look at the strides.
+IN_PLACE = {
+    "all_reduce": "tensor",
+    "broadcast": "tensor",
+    "reduce": "tensor",
+    "scatter": "tensor",
+    "all_to_all_single": "output",
+}
+# name -> its argument that holds a piece of each rank, and the one that is a piece.
+PIECES = {
+    "all_gather_into_tensor": ("output_tensor", "input_tensor"),
+    "all_gather_single": ("output_tensor", "input_tensor"),
+    "reduce_scatter_tensor": ("input", "output"),
+    "reduce_scatter_single": ("input", "output"),
+}
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 # The zygote reads the signatures once, for all ranks. Not every torch has every name.
 ORIGINALS = {
@@ -150,6 +165,8 @@ class Agreement:
 
         Raises:
             CollectiveMismatch: another rank has called something else in this place.
+            ValueError: the tensor is one that gloo would read or fill wrongly, or the
+                pieces do not fit into the whole.
         """
         original, signature = ORIGINALS[name]
         if getattr(self.inside, "call", False) or not self._numbered_as_started():
@@ -164,6 +181,10 @@ class Agreement:
         arguments.apply_defaults()
         self.inside.call = True
         try:
+            if name in IN_PLACE:
+                refuse_gaps(name, arguments.arguments[IN_PLACE[name]])
+            if name in PIECES:
+                refuse_sizes(name, arguments.arguments)
             if name in POINT_TO_POINT:
                 self._announce_p2p(name, arguments.arguments)
             else:
@@ -366,6 +387,39 @@ def _compared(name: str) -> Callable[..., Any]:
 def uses_gloo() -> bool:
     """Is the default group a gloo group? (A wait with a timeout differs in nccl.)"""
     return dist.is_initialized() and dist.get_backend() == "gloo"
+
+
+def refuse_gaps(name: str, tensor: Any) -> None:
+    """Raise ValueError for a view such as ``x[:, 0]``: NCCL does, gloo is silent."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+        return
+    if tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return
+    if uses_gloo():
+        raise ValueError(
+            f"{name}: this {short(tensor)} is a view with gaps, such as x[:, 0], or an "
+            "expanded one. gloo would take what lies behind its first number in memory "
+            "instead of its numbers. Use part = view.contiguous(), which is a copy, "
+            "and afterwards view.copy_(part)."
+        )
+
+
+def refuse_sizes(name: str, arguments: dict[str, Any]) -> None:
+    """Raise ValueError unless the whole is world size times a piece."""
+    whole_name, piece_name = PIECES[name]
+    whole, piece = arguments[whole_name], arguments[piece_name]
+    try:
+        n = dist.get_world_size(arguments["group"])  # -1 where this rank is no member
+        fits = n < 0 or whole.numel() == n * piece.numel()
+    except (LookupError, ValueError, AttributeError, TypeError):
+        return  # no group, or no tensor: torch explains it better
+    if not fits:
+        kind, other = whole_name.split("_")[0], piece_name.split("_")[0]
+        raise ValueError(
+            f"{name}: the {kind} is {short(whole)} and the {other} {short(piece)}. The "
+            f"{kind} holds one piece for each of the {n} ranks: it must have {n} x "
+            f"{piece.numel()} = {n * piece.numel()} numbers, not {whole.numel()}."
+        )
 
 
 def describe(name: str, arguments: dict[str, Any], group: Any) -> tuple[str, str]:

@@ -342,11 +342,13 @@ class Ranks:
     def _chosen(self, only: list[int] | None) -> list[int]:
         if only is None:
             return list(range(self.n))
-        chosen = [only] if isinstance(only, int) else list(only)
+        # Text stays whole: the characters of "0,2" are no ranks.
+        listed = isinstance(only, Iterable) and not isinstance(only, str)
+        chosen = list(only) if listed else [only]
         wrong = [r for r in chosen if type(r) is not int or not 0 <= r < self.n]
         if wrong or not chosen:
             raise ValueError(
-                f"there is no rank {', '.join(map(str, wrong)) or '(empty list)'}: "
+                f"there is no rank {', '.join(map(repr, wrong)) or '(empty list)'}: "
                 f"these are ranks 0 to {self.n - 1}"
             )
         return sorted(set(chosen))
@@ -577,10 +579,11 @@ class Ranks:
         )
 
     def _restart(self, which: list[int]) -> None:
-        for rank in which:
-            self._team.processes[rank].kill()
-        self._team.start(which)
         self._group_ready = False
+        with interrupts_held(raise_after=True):  # half of them are of no use
+            for rank in which:
+                self._team.processes[rank].kill()
+            self._team.start(which)
 
 
 class Team:
@@ -626,8 +629,11 @@ class Team:
 
     def _environment(self, rank: int) -> dict[str, str]:
         environment = dict(os.environ)
-        environment.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+        loopback = loopback_interface()
         environment.update(
+            # Whatever a cluster or container has set: all ranks are on this machine.
+            GLOO_SOCKET_IFNAME=loopback,
+            NCCL_SOCKET_IFNAME=loopback,
             RANK=str(rank),
             LOCAL_RANK=str(rank),
             GROUP_RANK="0",

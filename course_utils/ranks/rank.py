@@ -40,6 +40,7 @@ from course_utils.ranks.agreement import (
 )
 from course_utils.ranks.loopback import bind_stores_to_loopback, end_init_together
 from course_utils.ranks.output import output_mark
+from course_utils.ranks.report import is_waiting
 from course_utils.ranks.zygote import own_random_numbers
 
 # How gloo, NCCL and the store say that another process is gone. ("Pair is not
@@ -115,6 +116,7 @@ class Rank:
     def serve(self) -> None:
         """Answer requests until the kernel is gone."""
         signal.signal(signal.SIGINT, self._on_interrupt)
+        threading.excepthook = self._thread_failed
         threading.Thread(target=self._listen, name="control", daemon=True).start()
         while True:
             request = self.requests.get()
@@ -176,14 +178,25 @@ class Rank:
 
     # -------------------------------------------------- what the control thread does
     def where(self) -> list[tuple[str, int, str]]:
-        """(file, line, function) of the main thread's frames, innermost first."""
-        frame = sys._current_frames().get(self.main_thread)
-        frames = []
-        while frame is not None:
-            code = frame.f_code
-            frames.append((code.co_filename, frame.f_lineno or 0, code.co_name))
-            frame = frame.f_back
-        return frames
+        """(file, line, function) of the main thread's frames, innermost first.
+
+        While it waits for another thread that is in a collective, that one's frames
+        come first.
+        """
+        frames = sys._current_frames()
+        main = frames_of(frames.pop(self.main_thread, None))
+        if main and main[0][0] == threading.__file__:
+            for ident, frame in frames.items():
+                theirs = frames_of(frame)
+                if ident != threading.get_ident() and is_waiting(theirs):
+                    return theirs + main
+        return main
+
+    def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
+        """Print what ended a thread of the learner's, unless another rank has."""
+        error = args.exc_value
+        if not isinstance(error, RuntimeError) or not is_peer_gone(error):
+            threading.__excepthook__(args)
 
     def interrupt(self, request_id: int) -> None:
         """Raise KeyboardInterrupt in the main thread, now or as soon as it begins."""
@@ -374,10 +387,6 @@ class Rank:
             frames.append((code.co_filename, line, code.co_name))
         if isinstance(error, SyntaxError) and error.filename:
             frames.append((error.filename, error.lineno or 0, "<module>"))
-        network = isinstance(error, (RuntimeError, ConnectionError, BrokenPipeError))
-        is_peer = network and bool(PEER_GONE.search(message))
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            is_peer = False
         cause = error.__cause__ or (
             None if error.__suppress_context__ else error.__context__
         )
@@ -386,12 +395,30 @@ class Rank:
             "error": type(error).__name__,
             "message": message[:4000],
             "frames": frames,
-            "peer": is_peer,
+            "peer": is_peer_gone(error),
             "mismatch": isinstance(error, CollectiveMismatch),
             "cause": None
             if cause is None
             else f"{type(cause).__name__}: {message_of(cause)}"[:500],
         }
+
+
+def frames_of(frame: types.FrameType | None) -> list[tuple[str, int, str]]:
+    """(file, line, function) of a frame and of those that called it."""
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        found.append((code.co_filename, frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return found
+
+
+def is_peer_gone(error: BaseException) -> bool:
+    """Does it say that another rank has closed the connection?"""
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return False
+    network = isinstance(error, (RuntimeError, ConnectionError))
+    return network and bool(PEER_GONE.search(message_of(error)))
 
 
 def message_of(error: BaseException) -> str:

@@ -29,6 +29,9 @@ BELOW_WORKERS = (*LIBRARIES, os.path.join(PACKAGE, "ranks", ""))
 Frame = tuple[str, int, str]  # file, line, function
 
 STORE_PART = f"course_utils{os.sep}ranks{os.sep}loopback.py"  # a TCPStore is being made
+# Every collective that a learner calls goes through this file, and looks around there
+# now and then while it waits.
+COMPARED_PART = f"course_utils{os.sep}ranks{os.sep}agreement.py"
 # Calls in which a rank waits for other ranks. A rank whose innermost Python frame
 # is in one of these and that uses no CPU waits for a peer. (DTensor waits inside of an
 # operator.)
@@ -36,7 +39,6 @@ WAITING_PARTS = (
     f"{os.sep}torch{os.sep}distributed{os.sep}",
     f"{os.sep}torch{os.sep}autograd{os.sep}graph.py",
     f"{os.sep}torch{os.sep}nn{os.sep}parallel{os.sep}distributed.py",
-    f"course_utils{os.sep}ranks{os.sep}agreement.py",
     STORE_PART,
 )
 OPERATOR_PARTS = (
@@ -168,6 +170,11 @@ def find_where(frames: list[Frame]) -> str:
 
 def is_waiting(frames: list[Frame]) -> bool:
     """Is its innermost frame in a call that waits for other ranks?"""
+    for file, _, function in frames:
+        if COMPARED_PART in file:
+            return True
+        if is_learners(file, function):
+            break
     files = (file for file, *_ in frames if not any(p in file for p in OPERATOR_PARTS))
     innermost = next(files, "")
     return any(part in innermost for part in WAITING_PARTS)
@@ -362,6 +369,11 @@ def describe_failures(
         parts.append(
             "A process group is ready when all ranks have called init_process_group, "
             "with the same address and the same world_size."
+        )
+    elif any(f.where.startswith("new_group") for f in stuck):
+        parts.append(
+            "Every rank must make every group, with the same ranks and in the same "
+            "order, also a group that it is not in."
         )
     elif dropped:
         parts += [

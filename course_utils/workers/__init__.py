@@ -31,9 +31,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from course_utils.environment import ROOT, STATE
+from course_utils.environment import ROOT, STATE, shown
 from course_utils.ranks import report
-from course_utils.ranks.driver import interrupts_held
+from course_utils.ranks.driver import (
+    MAX_RANKS,
+    interrupts_held,
+    loopback_interface,
+)
 from course_utils.ranks.output import LogFilter, choose_output, is_c10d_log
 from course_utils.ranks.processes import cpu_seconds
 from course_utils.workers import _runner
@@ -134,7 +138,7 @@ def launch(
         worker: The name of a file in ``course_utils/workers`` ("train_ddp"), or the
             path of a script, looked up in the current folder and then in the clone.
         *args: Arguments of the script, as they are.
-        nproc: The number of ranks: torchrun's ``--nproc-per-node``.
+        nproc: The number of ranks, 1 to 256: torchrun's ``--nproc-per-node``.
         timeout: Seconds after which the launch is stopped.
         show: Which of the ranks' lines are printed: "all"; "epochs", where a line of
             metrics becomes a short line without the times, which is the same on every
@@ -157,7 +161,7 @@ def launch(
     Ranks that wait for each other are stopped after some ten seconds.
     """
     _check(nproc, timeout, show)
-    script = _short(_find(worker))
+    script = shown(_find(worker))
     arguments = _arguments(args, options)
     command = shlex.join(
         ["torchrun", "--nproc-per-node", str(nproc), script, *arguments]
@@ -182,8 +186,11 @@ def launch(
 
 # ------------------------------------------------------------------ what is asked for
 def _check(nproc: int, timeout: float, show: str) -> None:
-    if not isinstance(nproc, int) or isinstance(nproc, bool) or nproc < 1:
-        raise ValueError(f"nproc is the number of ranks, 1 or more, not {nproc!r}")
+    whole = isinstance(nproc, int) and not isinstance(nproc, bool)
+    if not whole or not 1 <= nproc <= MAX_RANKS:
+        raise ValueError(
+            f"nproc is the number of ranks, 1 to {MAX_RANKS}, not {nproc!r}"
+        )
     if not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ValueError(f"timeout is a number of seconds above 0, not {timeout!r}")
     if show not in ("all", "epochs", "none"):
@@ -229,12 +236,7 @@ def _arguments(args: tuple, options: dict) -> list[str]:
 
 
 def _word(value: object) -> str:
-    return _short(value) if isinstance(value, Path) else str(value)
-
-
-def _short(path: Path) -> str:
-    """As typed in the clone's folder, so that it reads the same on every machine."""
-    return os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path)
+    return shown(value) if isinstance(value, Path) else str(value)
 
 
 # ------------------------------------------------------------------------ a launch
@@ -599,7 +601,7 @@ class _Lines:
 
 def _start(script: str, arguments: list[str], pipes: list[int]) -> subprocess.Popen:
     """Start the agent. ``pipes``: where each rank's stdout and stderr go."""
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    loopback = loopback_interface()
     cache = str(STATE / "torch" / "inductor")  # DDP makes it, in /tmp if not here
     environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
     environment |= os.environ | {

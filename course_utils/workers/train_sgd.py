@@ -178,9 +178,9 @@ def parse_arguments() -> argparse.Namespace:
         "--warmup", type=float, default=0, help="epochs from --lr to the scaled rate"
     )
     parser.add_argument("--seed", type=int, default=0)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--flat", action="store_true", help="one message a step (default)")
-    how.add_argument("--naive", action="store_true", help="one message a parameter")
+    parser.add_argument(
+        "--naive", action="store_true", help="one message a parameter, not a step"
+    )
     parser.add_argument("--sum", action="store_true", help="add up, not average")
     parser.add_argument("--data", choices=NAMES, default="digits")
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
