@@ -167,6 +167,7 @@ def test_off_belongs_where_on_was():
         ({"memory": "16 GB/s"}, "expected a size"),
         ({"memory": "0 GiB"}, "memory is '0 GiB'"),
         ({"memory": "1.2.3 GiB"}, "memory is '1.2.3 GiB'"),
+        ({"memory": [True, True]}, "memory is True: expected a size"),
         ({"memory": ["1 GiB"]}, "memory has 1 sizes for 2 GPUs"),
         ({"bandwidth": "25 GB"}, "bandwidth is '25 GB': expected a speed"),
         ({"latency": "-1 us"}, "latency is '-1 us': expected a time"),
@@ -187,6 +188,7 @@ def test_units():
     assert [gpu.capacity for gpu in made._gpus] == [2**30, 2048]
     assert (made._bandwidth, made._latency, made._compute) == (25e9, 0, 1e12)
     assert virtual_gpus(1, latency="3 µs")._latency == pytest.approx(3e-6)
+    assert virtual_gpus(1, memory="2048 B")._gpus[0].capacity == 2048
 
 
 def test_it_steps_aside_where_real_gpus_are(monkeypatch, capsys):
@@ -865,6 +867,7 @@ def test_what_is_beyond_them_is_said_in_one_line(gpus):
     for wrong, kind, what in (
         (lambda: torch.compile(lambda x: x), RuntimeError, "torch.compile"),
         (lambda: script.compile(), RuntimeError, "Module.compile"),
+        (lambda: torch.export.export(script, (x,)), RuntimeError, "torch.export"),
         (lambda: torch.cuda.CUDAGraph(), RuntimeError, "CUDAGraph"),
         (lambda: x.to_sparse(), NotImplementedError, "torch.sparse_coo"),
         (lambda: sparse.to(ONE), NotImplementedError, "torch.sparse_coo"),
@@ -1062,6 +1065,13 @@ def test_torchscript(gpus):
     assert scaled(x, x).device == ONE
     traced = torch.jit.trace(nn.Linear(3, 3).to(ONE), torch.ones(1, 3, device=ONE))
     assert traced(torch.ones(2, 3, device=ONE)).device == ONE
+
+
+def test_a_move_that_comes_as_an_op_has_its_bytes(gpus):
+    x = torch.ones(3, 5, device="cuda:0")
+    assert torch.ops.aten.to.device(x, ONE, x.dtype).device == ONE
+    move = gpus.transfers[-1]
+    assert (move.source, move.destination, move.bytes) == ("cuda:0", "cuda:1", 60)
 
 
 def test_custom_operators(gpus):
@@ -1417,6 +1427,36 @@ def test_threads(gpus):
         assert [x.tolist() for x in results] == [[i, i] for i in range(8)]
 
 
+def test_a_thread_that_goes_on_when_they_are_off_computes_on_the_cpu():
+    off, made = threading.Event(), []
+
+    def work() -> None:
+        assert off.wait(30)
+        made.append(torch.zeros(2, dtype=torch.float64))
+
+    with virtual_gpus(1, force=True):
+        thread = threading.Thread(target=work)
+        thread.start()
+    off.set()
+    thread.join()
+    assert (made[0].dtype, made[0].device.type) == (torch.float64, "cpu")
+
+
+def test_packed_sequences_stay_on_the_cpu(gpus):
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    out, lengths = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
+    assert (out.shape, lengths.tolist()) == ((2, 3, 2), [3, 1])
+    assert out.device.type == lengths.device.type == "cpu"
+
+
+def test_the_lengths_of_a_packed_sequence_take_no_gpu_memory(gpus):
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    out, lengths = nn.utils.rnn.pad_packed_sequence(packed.to("cuda:0"))
+    assert lengths.device.type == "cpu"
+    del out, packed
+    assert gpus.memory()[0].now == 0
+
+
 def test_in_a_rank():
     def on_rank(steps: int) -> list:
         import torch
@@ -1454,6 +1494,34 @@ def test_in_a_rank():
             ["cuda:0", [3, 3, 3], True],
             ["cuda:1", [3, 3, 3], True],
         ]
+
+
+def test_other_threads_go_on_while_one_waits_for_a_rank():
+    def on_rank() -> float | None:
+        import threading
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        from course_utils import virtual_gpus
+
+        sign = torch.zeros(1)
+        if dist.get_rank() == 1:  # it comes when rank 0 has computed
+            dist.recv(sign, 0)
+            dist.monitored_barrier()
+            return None
+        with virtual_gpus(1, force=True):
+            waits = threading.Thread(target=dist.monitored_barrier)
+            waits.start()
+            time.sleep(0.2)
+            total = (torch.ones(3, device="cuda") + 1).sum().item()
+            dist.send(sign, 1)
+            waits.join()
+        return total
+
+    with Ranks(2, timeout=30) as ranks:
+        assert ranks.run(on_rank) == [6.0, None]
 
 
 def test_in_a_notebook():

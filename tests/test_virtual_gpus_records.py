@@ -112,6 +112,8 @@ def test_transfers_say_what_why_and_when():
     assert str(between) == (
         "cuda:0 -> cuda:1: 8.00 KiB, 18.19 us, to (forward in Split.rest.second)"
     )
+    outside = gpus.transfers[2]
+    assert str(outside) == "cpu -> cuda:1: 64 bytes, 10.03 us, to (forward)"
 
 
 def test_records_hold_what_happens_inside(gpus):
@@ -153,6 +155,27 @@ def test_a_gpu_works_in_order_and_gpus_overlap(gpus):
     assert timeline.busy("cuda:2") == 0
     with pytest.raises(KeyError, match="no 'cuda:7'"):
         timeline.busy(7)
+
+
+def test_a_copy_within_a_gpu_takes_its_time(gpus):
+    x, y = torch.ones(4, device="cuda:0"), torch.ones(4, device="cuda:0")
+    with gpus.record() as log:
+        x.to(torch.float64)
+        y.copy_(x)
+    assert log.timeline().busy(0, "compute") == MS(2e-3) and log.transfers == []
+
+
+def test_lists_of_tensors_take_time_where_the_tensors_are():
+    """As an optimizer's parameters on two GPUs: each GPU works on its own."""
+    with virtual_gpus(
+        2, compute=1e30, memory_bandwidth=4e9, overhead=0, force=True
+    ) as gpus:
+        small = [torch.ones(1000, device="cuda:0")]
+        large = [torch.ones(3000, device="cuda:1")]
+        with gpus.record() as log:
+            torch._foreach_mul_([*small, *large], 2.0)
+        times = [log.timeline().busy(i) for i in range(2)]
+    assert times == [MS(1e-6), MS(3e-6)]
 
 
 def test_a_copy_waits_for_both_gpus_and_keeps_both_busy(gpus):
@@ -237,7 +260,7 @@ def test_a_copy_to_the_cpu_that_does_not_wait_is_pinned(gpus):
 
 def test_the_host_waits_for_how_long_a_result_is(gpus):
     x = torch.arange(8.0, device="cuda:0")
-    mask, index = x > 3, torch.arange(3, device="cuda:0")
+    mask, two, index = x > 3, x > 5, torch.arange(3, device="cuda:0")
 
     def waits(op) -> bool:
         gpus.clear()
@@ -256,6 +279,7 @@ def test_the_host_waits_for_how_long_a_result_is(gpus):
         lambda: torch.equal(x, x),
         lambda: torch.allclose(x, x),
         lambda: x.index_put_((mask,), torch.ones_like(x[:4])),
+        lambda: x.index_put_((two,), torch.ones_like(x[:2])),
         lambda: x.sum().item(),
     ):
         assert waits(op)
@@ -451,6 +475,20 @@ def test_the_timeline_prints_as_a_table(gpus):
     ]
 
 
+def test_the_timeline_of_nothing_prints_as_well(gpus):
+    with gpus.record() as log:
+        pass
+    assert str(log.timeline()).splitlines()[1].split() == [
+        *("cuda:0", "0", "s", "0", "s", "0", "s", "0.0%"),
+    ]
+
+
+def test_memory_that_is_not_filled_takes_no_time(gpus):
+    with gpus.record() as log:
+        torch.empty(8, device="cuda:0")
+    assert log.timeline().seconds == 0
+
+
 # --- memory ---------------------------------------------------------------------------
 
 
@@ -494,6 +532,17 @@ def test_a_peak_inside_the_backward_knows_its_gradients(gpus):
     peak = gpus.memory()[0].peak_by_kind
     assert peak["parameters"] == 4 * 256 * 256 * 4
     assert peak["gradients"] == 4 * 256 * 256 * 4
+
+
+def test_what_came_after_the_peak_is_not_in_it(gpus):
+    x = torch.zeros(4096, device="cuda:0")
+    del x
+    later = nn.Parameter(torch.zeros(1024, device="cuda:0"))
+    later.sum()
+    row = gpus.memory()[0]
+    assert row.now_by_kind["parameters"] == 4096
+    assert row.peak_by_kind["other"] == row.peak == 4 * 4096
+    assert row.peak_by_kind["parameters"] == 0
 
 
 def test_gradients_of_micro_batches_are_gradients_before_they_are_complete(gpus):
@@ -547,7 +596,8 @@ def test_the_memory_prints_as_a_table(gpus):
     keep = torch.zeros(2**18, device="cuda:1")
     text = str(gpus.memory())
     assert text.splitlines()[0].split()[:2] == ["MiB", "all"]
-    assert "cuda:1   now  1.00        0.00" in text
+    row = next(line.split() for line in text.splitlines() if "cuda:1" in line)
+    assert row == ["cuda:1", "now", "1.00", "0.00", "0.00", "0.00", "0.00", "1.00"]
     assert isinstance(gpus.memory(), Memory)
     assert len(gpus.memory()) == 3
     assert gpus.memory().now == {"cuda:0": 0, "cuda:1": 2**20, "cuda:2": 0}

@@ -87,9 +87,10 @@ Limits
   numbers. An index out of range is an `IndexError` at once; a GPU stops later, with
   "device-side assert triggered", and the process cannot use it any more.
 * Gradients from hooks of modules and of autograd's nodes may be on a wrong device.
-* Not there, with an error that says so: `torch.compile`, CUDA graphs, sparse and other
-  layouts than strided, sharing a GPU tensor with another process, records of CUDA's
-  allocator (`_record_memory_history`), operators for which the CPU has no kernel.
+* Not there, with an error that says so: `torch.compile`, `torch.export`, CUDA graphs,
+  sparse and other layouts than strided, sharing a GPU tensor with another process,
+  records of CUDA's allocator (`_record_memory_history`), operators for which the CPU
+  has no kernel.
 * One process. `DistributedDataParallel` over gloo works in ranks that each have such a
   machine; `fully_shard`, DTensor and nccl do not.
 * A thread that was started before `on()` sees CPU tensors.

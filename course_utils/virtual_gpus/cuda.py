@@ -32,6 +32,10 @@ CPU = errors.CPU
 BUCKET = 10 * 2**20  # bytes that DataParallel sends at once (torch.nn.parallel.comm)
 
 
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands for what has no effect on virtual GPUs."""
+
+
 def install(gpus: Machine, patches: Patches) -> None:
     """Replace all that has to know of virtual GPUs."""
     _cuda_queries(gpus, patches)
@@ -93,9 +97,6 @@ def _cuda_queries(gpus: Machine, patches: Patches) -> None:
             is_multi_gpu_board=False,
             gcnArchName="",
         )
-
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
 
     def synchronize(device: Any = None) -> None:
         gpus._synchronize(device)
@@ -168,7 +169,7 @@ def _cuda_memory(gpus: Machine, patches: Patches) -> None:
                 owned.device is gpu.device and not owned.drifts
                 for owned in list(gpus._owned.values())
             )
-        nothing = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+        none = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
         size = {"current": gpu.now, "peak": gpu.peak, "allocated": gpu.now, "freed": 0}
         tensors = {
             "current": count,
@@ -181,11 +182,11 @@ def _cuda_memory(gpus: Machine, patches: Patches) -> None:
             "reserved_bytes": size,
             "active_bytes": size,
             "requested_bytes": size,
-            "inactive_split_bytes": nothing,
+            "inactive_split_bytes": none,
             "allocation": tensors,
             "segment": tensors,
             "active": tensors,
-            "inactive_split": nothing,
+            "inactive_split": none,
         }
         found = {
             f"{what}.{pool}.{when}": number if pool == "all" else 0
@@ -194,7 +195,7 @@ def _cuda_memory(gpus: Machine, patches: Patches) -> None:
             for when, number in numbers.items()
         }
         for what in ("oversize_allocations", "oversize_segments"):
-            found.update({f"{what}.{when}": 0 for when in nothing})
+            found.update({f"{what}.{when}": 0 for when in none})
         found["num_alloc_retries"] = 0
         found["num_ooms"] = gpu.failures
         return dict(sorted(found.items()))
@@ -223,9 +224,6 @@ def _cuda_memory(gpus: Machine, patches: Patches) -> None:
     def give_back() -> None:
         for gpu, capacity in zip(gpus._gpus, whole, strict=True):
             gpu.capacity = capacity
-
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
 
     patches.later(give_back)
     memory = torch.cuda.memory
@@ -401,9 +399,6 @@ def _streams_and_events(gpus: Machine, patches: Patches) -> None:
 
     def use(stream: Any) -> Any:
         return contextlib.nullcontext() if stream is None else stream
-
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
 
     patches.set(
         torch.cuda,
@@ -790,6 +785,13 @@ def _beyond(patches: Patches) -> None:
     compiles = "it would compile code for a GPU that is not there"
     patches.set(torch, compile=refuse("torch.compile", compiles))
     patches.set(torch.nn.Module, compile=refuse("Module.compile", compiles))
+    # PyTorch's tracing ends the whole process, in C++, where virtual GPUs are on.
+    traces = "it would trace code for a GPU that is not there"
+    patches.set(
+        torch.export,
+        export=refuse("torch.export.export", traces),
+        draft_export=refuse("torch.export.draft_export", traces),
+    )
     captures = "there are no CUDA kernels to capture"
     patches.set(
         torch.cuda,

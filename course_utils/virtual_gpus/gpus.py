@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -218,16 +219,7 @@ class VirtualGPUs(Machine):
         rows, end = {}, origin
         for clock in self._clocks():
             kept = [
-                Interval(
-                    i.device,
-                    i.start - origin,
-                    i.stop - origin,
-                    i.kind,
-                    i.phase,
-                    i.label,
-                    i.module,
-                    i.ops,
-                )
+                replace(i, start=i.start - origin, stop=i.stop - origin)
                 for i in clock.intervals[first.get(clock.name, 0) :]
                 if i.kind != "mark"
             ]

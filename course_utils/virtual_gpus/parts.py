@@ -205,7 +205,7 @@ class Op:
         )
         self.sized = bool(self.names) and self.names[0] == "size"
         # Collectives block until another process answers: no lock around them.
-        self.waits = "c10d" in schema.name or "_dist" in schema.name
+        self.waits = "c10d" in schema.name
         self.custom = func.namespace not in ("aten", "prims")
 
         def has_kernel(key: str) -> bool:

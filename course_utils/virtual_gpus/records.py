@@ -274,9 +274,9 @@ class Timeline:
             i.seconds for i in self.intervals[name] if kind in (None, i.kind)
         )
 
-    def busy_share(self, device: int | str, kind: str | None = None) -> float:
+    def busy_share(self, device: int | str) -> float:
         """`busy` as a share of `seconds`, from 0 to 1."""
-        return self.busy(device, kind) / self.seconds if self.seconds else 0.0
+        return self.busy(device) / self.seconds if self.seconds else 0.0
 
     def events(self) -> dict[str, list[tuple[float, float, str, str]]]:
         """Device -> `(start, stop, label, kind)`, as `pictures.timeline` takes them."""
