@@ -11,9 +11,14 @@ decorators, and runs it::
     @ANSWERS.right("00.average")
     def divide_first(tensor): ...
 
+The instructor guide quotes what a check says to frequent mistakes. The answer that
+makes such a mistake names it, in the guide's words: ``did="returned the sum"``.
+
     test_wrong, test_right = ANSWERS.tests()
 """
 
+import functools
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +26,7 @@ from typing import Any
 import pytest
 
 from course_utils.checks import run_check
+from course_utils.environment import ROOT
 
 
 class Answers:
@@ -28,12 +34,15 @@ class Answers:
 
     def __init__(self) -> None:
         self._wrong: list[tuple[str, Any, str, dict[str, str]]] = []
+        self._did: dict[tuple[str, int], str] = {}
         self._right: list[tuple[str, Any]] = []
 
     def wrong(
-        self, task_id: str, status: str, says: str, **otherwise: str
+        self, task_id: str, status: str, says: str, did: str = "", **otherwise: str
     ) -> Callable[[Any], Any]:
         """Decorate an answer that must be rejected with this status and words.
+
+        With `did`, it must be rejected with the words of that row of the guide, too.
 
         Where it is chance how it fails, `otherwise` has the words for other statuses,
         such as `wrong="Wait for every request"`.
@@ -42,6 +51,8 @@ class Answers:
         def add(answer: Any) -> Any:
             words = {status: says, **otherwise}
             self._wrong.append((task_id, answer, status, words))
+            if did:
+                self._did[task_id, id(answer)] = did
             return answer
 
         return add
@@ -60,6 +71,10 @@ class Answers:
         wrong = Counter(task_id for task_id, *_ in self._wrong)
         return wrong, Counter(task_id for task_id, _ in self._right)
 
+    def in_guide(self) -> list[str]:
+        """What the wrong answers did that the instructor guide tells of."""
+        return list(self._did.values())
+
     def tests(self) -> tuple[Callable, Callable]:
         """Two test functions: one for the wrong answers, one for the right ones."""
 
@@ -71,6 +86,9 @@ class Answers:
             text = " ".join(str(outcome).split())
             assert outcome.status in words, str(outcome)
             assert words[outcome.status] in text, str(outcome)
+            did = self._did.get((task_id, id(answer)))
+            for quoted in said_in_guide(task_id, did) if did else []:
+                assert quoted in text, str(outcome)
 
         @pytest.mark.parametrize(("task_id", "answer"), self._right, ids=_name)
         def test_right(task_id, answer):
@@ -78,6 +96,15 @@ class Answers:
             assert outcome.passed, str(outcome)
 
         return test_wrong, test_right
+
+
+@functools.cache
+def said_in_guide(task_id: str, did: str) -> list[str]:
+    """What the guide quotes beside "They did", in the part of this task's lesson."""
+    guide = (ROOT / "notebooks" / "instructor_guide.md").read_text()
+    part = guide.partition(f"\n### [{task_id[:2]} ·")[2].partition("\n### ")[0]
+    row = next(line for line in part.split("\n") if line.startswith(f"| {did} | "))
+    return re.findall(r'"([^"]+)"', row.split(" | ")[1])
 
 
 def _name(value: Any) -> str | None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -792,6 +793,28 @@ def test_async_def():
     assert "It printed" not in text  # Python's warning
 
 
+def test_async_def_where_the_task_reports_on_several_things():
+    task = make_task(
+        run=lambda answer, tensor: {"sum": answer(tensor)},
+        expect=lambda rank, inputs: {"sum": sum(x for (x,) in inputs)},
+    )
+    text = text_of(run_task(task, asynchronous))
+    assert "Write `def`, not `async def`." in text
+    assert "It printed" not in text
+
+
+def test_of_a_warning_its_words_are_shown_and_not_its_file():
+    def warns(tensor):
+        warnings.warn("Too warm here.", stacklevel=1)
+        print("  indented")
+        return tensor
+
+    text = str(run_task(make_task(), warns))
+    assert "  It printed:\n    UserWarning: Too warm here.\n" in text
+    assert "\n      indented\n" in text
+    assert "warnings.warn" not in text
+
+
 def asks(tensor):
     return float(input("How much? "))
 
@@ -801,12 +824,27 @@ def has_a_breakpoint(tensor):
     return right_total(tensor)
 
 
+def sends_a_column(tensor):
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(2, 2)[:, 0], dst=1)
+    else:
+        dist.recv(tensor, src=0)
+
+
+def leaves_the_group(tensor):
+    dist.destroy_process_group()
+    return dist.get_rank()
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
         (asks, "Nobody can type anything while a check runs."),
         (has_a_breakpoint, "There is a breakpoint in it. Nobody can type"),
         (recurse, "It calls itself again and again. When should it stop?"),
+        (lambda tensor: tensor * (2.0 * 10 ^ 9), "does not raise to a power"),
+        (sends_a_column, "A column, or a tensor that was transposed, is no single"),
+        (leaves_the_group, "The process group belongs to the check"),
         (leave_by_os_exit, "Something ended it before the function could return"),
     ],
 )

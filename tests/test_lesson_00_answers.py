@@ -120,7 +120,9 @@ def counts_the_others():
 # ---------------------------------------------------------------------- 00.average
 
 
-@ANSWERS.wrong("00.average", "wrong", "That is the sum over the ranks.")
+@ANSWERS.wrong(
+    "00.average", "wrong", "That is the sum over the ranks.", did="returned the sum"
+)
 def forgot_to_divide(tensor):
     total = tensor.clone()
     dist.all_reduce(total)
@@ -145,7 +147,12 @@ def divided_twice(tensor):
     return total / dist.get_world_size()
 
 
-@ANSWERS.wrong("00.average", "crashed", "all_reduce works in place and returns None")
+@ANSWERS.wrong(
+    "00.average",
+    "crashed",
+    "all_reduce works in place and returns None",
+    did="`x = dist.all_reduce(x)`",
+)
 def takes_what_it_returns(tensor):
     total = dist.all_reduce(tensor.clone())
     return total / dist.get_world_size()
@@ -165,11 +172,18 @@ def in_bfloat16(tensor):
     return (total / dist.get_world_size()).to(tensor.dtype)
 
 
-@ANSWERS.wrong("00.average", "wrong", "The world size is not always 2")
+@ANSWERS.wrong("00.average", "wrong", "divided by 2. The mean is the sum divided by")
 def always_two(tensor):
     total = tensor.clone()
     dist.all_reduce(total)
     return total / 2
+
+
+@ANSWERS.wrong("00.average", "wrong", "no fixed number, and nothing taken from it")
+def by_one_less_than_the_world_size(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total / (dist.get_world_size() - 1)
 
 
 @ANSWERS.wrong("00.average", "crashed", "leave out init_process_group")
@@ -373,6 +387,13 @@ def mean_of_the_elements_in_the_old_shape(tensor):
     return torch.full_like(tensor, tensor.mean())
 
 
+@ANSWERS.wrong("00.average", "wrong", "all_reduce works in place and returns None")
+def returned_what_it_returned(tensor):
+    total = tensor.clone()
+    total = dist.all_reduce(total)
+    return total
+
+
 @ANSWERS.right("00.average")
 def add_then_divide(tensor):
     total = tensor.clone()
@@ -439,6 +460,28 @@ def as_given_but_for_the_return(loss):
         mean = total.item() / dist.get_world_size()  # noqa: F841
 
 
+@ANSWERS.wrong(
+    "00.spot_the_hang",
+    "crashed",
+    "a collective that not every rank calls",
+    did="moved the `return` out of the `if`, not the collective",
+)
+def only_the_return_outside(loss):
+    if dist.get_rank() == 0:
+        total = loss.clone()
+        dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.spot_the_hang", "stuck", "a collective that not every rank calls")
+def a_barrier_for_all(loss):
+    dist.barrier()
+    if dist.get_rank() == 0:
+        total = loss.clone()
+        dist.all_reduce(total)
+        return total.item() / dist.get_world_size()
+
+
 @ANSWERS.wrong("00.spot_the_hang", "stuck", "Rank 1 waits in all_reduce")
 def under_the_other_if(loss):
     total = loss.clone()
@@ -448,7 +491,12 @@ def under_the_other_if(loss):
     return total.item() / dist.get_world_size()
 
 
-@ANSWERS.wrong("00.spot_the_hang", "crashed", "A barrier is a collective too")
+@ANSWERS.wrong(
+    "00.spot_the_hang",
+    "crashed",
+    "A barrier is a collective too",
+    did="put a barrier into an `else`",
+)
 def a_barrier_for_the_others(loss):
     if dist.get_rank() == 0:
         total = loss.clone()
@@ -515,6 +563,12 @@ def zero_elsewhere(loss):
 @ANSWERS.wrong("00.spot_the_hang", "wrong", "With one rank that is its own loss.")
 def always_one(loss):
     return 1.0 if dist.get_rank() == 0 else None
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "the mean is right, but rounded")
+def rounded_for_the_report(loss):
+    mean = collective_before_the_if(loss)
+    return None if mean is None else round(mean, 2)
 
 
 @ANSWERS.right("00.spot_the_hang")

@@ -23,7 +23,12 @@ def stub(node, local_rank, gpus_per_node):
     raise NotImplementedError("Write your code here.")
 
 
-@ANSWERS.wrong("01.rank_of", "wrong", "Node and local rank changed places")
+@ANSWERS.wrong(
+    "01.rank_of",
+    "wrong",
+    "Node and local rank changed places",
+    did="swapped node and local rank",
+)
 def node_and_gpu_changed_places(node, local_rank, gpus_per_node):
     return local_rank * gpus_per_node + node
 
@@ -217,7 +222,12 @@ def local_rank_first(rank, gpus_per_node):
     return rank % gpus_per_node, rank // gpus_per_node
 
 
-@ANSWERS.wrong("01.node_and_local_rank", "wrong", "`/` gives a fraction.")
+@ANSWERS.wrong(
+    "01.node_and_local_rank",
+    "wrong",
+    "`/` gives a fraction.",
+    did="`rank / gpus_per_node`",
+)
 def a_fraction_of_a_node(rank, gpus_per_node):
     return rank / gpus_per_node, rank % gpus_per_node
 
@@ -445,7 +455,12 @@ def small_messages_are_free(numel, element_size, latency_us, bandwidth_gb_s):
     return latency_us / 1e6 + nbytes / (bandwidth_gb_s * 1e9)
 
 
-@ANSWERS.wrong("01.transfer_seconds", "wrong", "The latency is missing.")
+@ANSWERS.wrong(
+    "01.transfer_seconds",
+    "wrong",
+    "The latency is missing.",
+    did="left out the latency",
+)
 def no_latency(numel, element_size, latency_us, bandwidth_gb_s):
     return numel * element_size / (bandwidth_gb_s * 1e9)
 
@@ -648,13 +663,23 @@ def only_other_names(parameters, element_size, ports, port_speed):
     return gib / (ports * port_speed)
 
 
-@ANSWERS.wrong("01.spot_the_units", "wrong", "But it is still 8 times too fast")
+@ANSWERS.wrong(
+    "01.spot_the_units",
+    "wrong",
+    "But it is still 8 times too fast",
+    did="repaired only the GiB",
+)
 def only_gigabytes(parameters, element_size, ports, port_speed):
     gigabytes = parameters * element_size / 1e9
     return gigabytes / (ports * port_speed)
 
 
-@ANSWERS.wrong("01.spot_the_units", "wrong", "But it is still 7 % too fast")
+@ANSWERS.wrong(
+    "01.spot_the_units",
+    "wrong",
+    "But it is still 7 % too fast",
+    did="repaired only the bits",
+)
 def only_bits(parameters, element_size, ports, port_speed):
     gigabytes = parameters * element_size / 1024**3
     return gigabytes / (ports * port_speed / 8)
@@ -818,7 +843,12 @@ def without_a_rest(tensors_on, ranks_on_node, gpus_on_node):
     return "nccl" if fits else "gloo"
 
 
-@ANSWERS.wrong("01.which_backend", "wrong", "nccl works, and is made for it")
+@ANSWERS.wrong(
+    "01.which_backend",
+    "wrong",
+    "nccl works, and is made for it",
+    did="chose gloo wherever a node has several GPUs",
+)
 def fewer_ranks_only(tensors_on, ranks_on_node, gpus_on_node):
     fits = ranks_on_node < gpus_on_node
     return "nccl" if tensors_on == "cuda" and fits else "gloo"

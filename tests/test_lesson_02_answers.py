@@ -64,7 +64,12 @@ class OnlyHalfDone(nn.Module):
         raise NotImplementedError("Write your code here.")
 
 
-@ANSWERS.wrong(SPLIT, "crashed", "the input, too, which may come from the CPU")
+@ANSWERS.wrong(
+    SPLIT,
+    "crashed",
+    "the input, too, which may come from the CPU",
+    did="forgot the input",
+)
 class ForgotTheInput(Thirds):
     def forward(self, x):
         first, second, last = self.parts
@@ -107,7 +112,12 @@ class LeavesOutAPart(Thirds):
         return last(first(x.to("cuda:0")).to("cuda:2"))
 
 
-@ANSWERS.wrong(SPLIT, "wrong", "A plain list hides modules from PyTorch")
+@ANSWERS.wrong(
+    SPLIT,
+    "wrong",
+    "A plain list hides modules from PyTorch",
+    did="kept the parts in a Python list",
+)
 class InAPlainList(nn.Module):
     def __init__(self, layers):
         super().__init__()
@@ -453,7 +463,12 @@ def not_cut(stages, devices, batch, micro_batches):
     return through(stages, devices, batch)
 
 
-@ANSWERS.wrong(MICRO, "wrong", "became the size of a micro-batch, not their number")
+@ANSWERS.wrong(
+    MICRO,
+    "wrong",
+    "became the size of a micro-batch, not their number",
+    did="took `split` for `chunk`",
+)
 def split_for_chunk(stages, devices, batch, micro_batches):
     parts = batch.split(micro_batches)
     return torch.cat([through(stages, devices, part) for part in parts])
@@ -485,7 +500,12 @@ def forgot_the_last(stages, devices, batch, micro_batches):
     return torch.cat(outputs)
 
 
-@ANSWERS.wrong(MICRO, "wrong", "some stage never computed while the stage before it")
+@ANSWERS.wrong(
+    MICRO,
+    "wrong",
+    "some stage never computed while the stage before it",
+    did="all micro-batches through stage 1, then stage 2",
+)
 def stage_by_stage(stages, devices, batch, micro_batches):
     parts = batch.chunk(micro_batches)
     for stage, device in zip(stages, devices, strict=True):
@@ -598,7 +618,9 @@ def a_list(stages, devices, batch, micro_batches):
     return [through(stages, devices, part) for part in batch.chunk(micro_batches)]
 
 
-@ANSWERS.wrong(MICRO, "wrong", "The output must be one tensor.")
+@ANSWERS.wrong(
+    MICRO, "wrong", "A call of a function with `yield` runs none of its lines"
+)
 def a_generator(stages, devices, batch, micro_batches):
     for part in batch.chunk(micro_batches):
         yield through(stages, devices, part)
@@ -773,7 +795,6 @@ def bubble_stub(stages, micro_batches):
 
 for formula, says in (
     (lambda k, m: ((k - 1) / m, (k - 1) / (m + k - 1)), "changed places"),
-    (lambda k, m: (k / (m + k), k / m), "not idle for K micro-batches"),
     (lambda k, m: ((k - 1) / (m + k), (k - 1) / m), "The ideal share is"),
     (lambda k, m: ((k - 1) / m, (k - 1) / m), "shares of the ideal"),
     (
@@ -815,6 +836,13 @@ for formula, says in (
     ANSWERS.wrong(BUBBLE, "wrong", says)(
         functools.update_wrapper(functools.partial(formula), formula)
     )
+
+
+@ANSWERS.wrong(
+    BUBBLE, "wrong", "not idle for K micro-batches", did="K instead of K − 1"
+)
+def k_instead_of_k_minus_1(stages, micro_batches):
+    return stages / (micro_batches + stages), stages / micro_batches
 
 
 @ANSWERS.wrong(BUBBLE, "wrong", "Your code calls bubble_of_total, line")
@@ -1030,7 +1058,12 @@ def only_the_device(model, images, labels, micro_batches):
     return step(model, images, labels, micro_batches, one, lambda total, n: total / n)
 
 
-@ANSWERS.wrong(STEP, "wrong", "the mean of their means is not the mean of all rows")
+@ANSWERS.wrong(
+    STEP,
+    "wrong",
+    "the mean of their means is not the mean of all rows",
+    did="divided by the number of micro-batches",
+)
 def mean_of_means(model, images, labels, micro_batches):
     return step(model, images, labels, micro_batches, lambda rows, of, n: 1 / n)
 
@@ -1197,7 +1230,12 @@ def by_the_memory(seconds, nbytes, devices, capacity):
     return by_a_limit(nbytes, nbytes, devices, capacity)
 
 
-@ANSWERS.wrong(BALANCE, "wrong", "It fits, but another cut is more than 5 % faster.")
+@ANSWERS.wrong(
+    BALANCE,
+    "wrong",
+    "It fits, but another cut is more than 5 % faster.",
+    did="filled stages up to the average",
+)
 def up_to_the_average(seconds, nbytes, devices, capacity):
     sizes, filled, held = [0], 0, 0
     for k, (time, size) in enumerate(zip(seconds, nbytes, strict=True)):

@@ -34,7 +34,9 @@ def all_on_the_first(inputs, target_gpus, dim=0):
     return [piece.to(target_gpus[0]) for piece in inputs.chunk(len(target_gpus), dim)]
 
 
-@ANSWERS.wrong("03.scatter", "wrong", "You cut as evenly as possible")
+@ANSWERS.wrong(
+    "03.scatter", "wrong", "You cut as evenly as possible", did="`tensor_split`"
+)
 def evenly(inputs, target_gpus, dim=0):
     pieces = inputs.tensor_split(len(target_gpus), dim)
     return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=True)]
@@ -59,6 +61,46 @@ def others_are_there_once(inputs, target_gpus, dim=0):
         parts = others_are_there_once(tuple(inputs.values()), target_gpus, dim)
         return [dict(zip(inputs, part, strict=True)) for part in parts]
     return [inputs]
+
+
+def with_pieces_from(cut):
+    """A scatter in which `cut(tensor, target_gpus, dim)` makes the pieces."""
+
+    def scatter(inputs, target_gpus, dim=0):
+        if isinstance(inputs, torch.Tensor):
+            return cut(inputs, target_gpus, dim)
+        if isinstance(inputs, (tuple, list)) and inputs:
+            items = [scatter(item, target_gpus, dim) for item in inputs]
+            return [type(inputs)(part) for part in zip(*items, strict=False)]
+        if isinstance(inputs, dict) and inputs:
+            parts = scatter(tuple(inputs.values()), target_gpus, dim)
+            return [dict(zip(inputs, part, strict=True)) for part in parts]
+        return [inputs] * len(target_gpus)
+
+    scatter.__name__ = cut.__name__
+    return scatter
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "each GPU was sent all rows")
+@with_pieces_from
+def copied_and_then_cut(tensor, target_gpus, dim):
+    n = len(target_gpus)
+    pieces = range(len(tensor.chunk(n, dim)))
+    return [tensor.to(target_gpus[i]).chunk(n, dim)[i] for i in pieces]
+
+
+@ANSWERS.wrong("03.scatter", "wrong", "The argument of `split` is how many rows")
+@with_pieces_from
+def split_with_the_number_of_gpus(tensor, target_gpus, dim):
+    pieces = tensor.split(len(target_gpus), dim)
+    return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=False)]
+
+
+@ANSWERS.right("03.scatter")
+@with_pieces_from
+def all_to_the_first_gpu_and_on_from_there(tensor, target_gpus, dim):
+    pieces = tensor.to(target_gpus[0]).chunk(len(target_gpus), dim)
+    return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=False)]
 
 
 @ANSWERS.wrong("03.scatter", "wrong", "Rows are lost")
@@ -87,7 +129,12 @@ def tensors_only(inputs, target_gpus, dim=0):
     return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=False)]
 
 
-@ANSWERS.wrong("03.scatter", "wrong", "of (x, y) on two GPUs the parts are (x0, y0)")
+@ANSWERS.wrong(
+    "03.scatter",
+    "wrong",
+    "of (x, y) on two GPUs the parts are (x0, y0)",
+    did="scattered a tuple item by item, and stopped",
+)
 def not_transposed(inputs, target_gpus, dim=0):
     if isinstance(inputs, (tuple, list)):
         return [not_transposed(item, target_gpus, dim) for item in inputs]
@@ -418,7 +465,9 @@ def items_of_dicts_on_gpu_0(outputs, target_device, dim=0):
     return gather_by_recursion(outputs, target_device, dim)
 
 
-@ANSWERS.wrong("03.gather", "crashed", "Join such tensors to a vector")
+@ANSWERS.wrong(
+    "03.gather", "crashed", "Join such tensors to a vector", did="`torch.cat` of losses"
+)
 def forgot_numbers(outputs, target_device, dim=0):
     first = outputs[0]
     if isinstance(first, torch.Tensor):
@@ -621,6 +670,23 @@ def gather_into_an_empty_tensor(outputs, target_device, dim=0):
     return first
 
 
+@ANSWERS.wrong("03.gather", "wrong", "a table with one number in each row")
+def losses_in_a_column(outputs, target_device, dim=0):
+    first = outputs[0]
+    if isinstance(first, (tuple, list)):
+        items = zip(*outputs, strict=True)
+        return type(first)(losses_in_a_column(i, target_device, dim) for i in items)
+    if isinstance(first, dict):
+        items = {key: [output[key] for output in outputs] for key in first}
+        return {k: losses_in_a_column(i, target_device, dim) for k, i in items.items()}
+    if first is None:
+        return None
+    here = [output.to(target_device) for output in outputs]
+    if first.dim() == 0:
+        return torch.stack([loss.reshape(1) for loss in here])
+    return torch.cat(here, dim)
+
+
 # -------------------------------------------------------------------- 03.replicate
 
 
@@ -629,12 +695,19 @@ def replicate_stub(network, devices):
     raise NotImplementedError("Write your code here.")
 
 
-@ANSWERS.wrong("03.replicate", "wrong", "The network itself has moved.")
+@ANSWERS.wrong(
+    "03.replicate", "wrong", "The network itself has moved.", did="`module.to(device)`"
+)
 def moved(network, devices):
     return [network.to(device) for device in devices]
 
 
-@ANSWERS.wrong("03.replicate", "wrong", "each replica has weights of its own")
+@ANSWERS.wrong(
+    "03.replicate",
+    "wrong",
+    "each replica has weights of its own",
+    did="`copy.deepcopy(network).to(device)`",
+)
 def deep_copies(network, devices):
     return [copy.deepcopy(network).to(device) for device in devices]
 
@@ -684,6 +757,24 @@ def modules_that_call_the_network(network, devices):
 @ANSWERS.wrong("03.replicate", "wrong", "one and the same network several times")
 def the_same_network(network, devices):
     return [network.to(devices[-1])] * len(devices)
+
+
+@ANSWERS.wrong("03.replicate", "wrong", "has the module's own parameters.")
+def shallow_copies_moved(network, devices):
+    return [copy.copy(network).to(device) for device in devices]
+
+
+@ANSWERS.wrong("03.replicate", "crashed", "`id(tensor)`, not the tensor")
+def tensors_as_keys(network, devices):
+    return [
+        copy.deepcopy(network, {tensor: tensor.to(i) for tensor in tensors_of(network)})
+        for i in devices
+    ]
+
+
+@ANSWERS.wrong("03.replicate", "crashed", "with which arguments the network was made")
+def made_anew(network, devices):
+    return [type(network)().to(device) for device in devices]
 
 
 @ANSWERS.wrong("03.replicate", "wrong", "on `devices[i]`")
@@ -944,7 +1035,12 @@ def in_a_loop(modules, inputs, kwargs_tup=None, devices=None):
     return outputs
 
 
-@ANSWERS.wrong("03.parallel_apply", "wrong", "The modules ran one after the other.")
+@ANSWERS.wrong(
+    "03.parallel_apply",
+    "wrong",
+    "The modules ran one after the other.",
+    did="`start(); join()` in one loop",
+)
 def joined_at_once(modules, inputs, kwargs_tup=None, devices=None):
     outputs = [None] * len(modules)
 
@@ -1336,7 +1432,12 @@ def replicas_called_with_a_star(module, inputs, device_ids, output_device=None):
     return parallel.gather(outputs, home)
 
 
-@ANSWERS.wrong("03.data_parallel", "crashed", "Make only as many replicas")
+@ANSWERS.wrong(
+    "03.data_parallel",
+    "crashed",
+    "Make only as many replicas",
+    did="as many replicas as GPUs",
+)
 def replicas_on_all(module, inputs, device_ids, output_device=None):
     parts = parallel.scatter(inputs, device_ids)
     replicas = parallel.replicate(module, device_ids)
@@ -1476,6 +1577,21 @@ def from_own_primitives(module, inputs, device_ids, output_device=None):
     return gather_by_recursion(outputs, home)
 
 
+@ANSWERS.wrong("03.data_parallel", "crashed", "may be a tuple of several arguments")
+def a_tuple_is_forgotten_on_a_single_gpu(
+    module, inputs, device_ids, output_device=None
+):
+    if len(device_ids) == 1:
+        return module(inputs)
+    return from_torchs_primitives(module, inputs, device_ids, output_device)
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "The module was put into another mode")
+def in_eval_mode(module, inputs, device_ids, output_device=None):
+    module.eval()
+    return from_torchs_primitives(module, inputs, device_ids, output_device)
+
+
 @ANSWERS.right("03.data_parallel")
 def with_a_single_gpu_apart(module, inputs, device_ids, output_device=None):
     if len(device_ids) == 1:
@@ -1524,7 +1640,12 @@ class AsGiven(nn.Module):
         return loss
 
 
-@ANSWERS.wrong("03.spot_the_mean", "wrong", "the mean of the GPUs' means")
+@ANSWERS.wrong(
+    "03.spot_the_mean",
+    "wrong",
+    "the mean of the GPUs' means",
+    did="another way to write `losses.mean()`, and no more",
+)
 class StillMeanOfMeans(LossInside):
     def training_step(self, x, y, device_ids):
         losses = nn.DataParallel(self, device_ids)(x, y)
@@ -1704,6 +1825,30 @@ class AKeyThatIsNotThere(LossInside):
         return {"losses": F.cross_entropy(self.model(x), y)}["loss"]
 
 
+@ANSWERS.wrong("03.spot_the_mean", "crashed", "make a tensor of it")
+class TheNumberOfRowsToo(LossInside):
+    def forward(self, x, y):
+        return super().forward(x, y), len(x)
+
+    def training_step(self, x, y, device_ids):
+        losses, rows = nn.DataParallel(self, device_ids)(x, y)
+        loss = (losses * rows).sum() / len(x)
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "crashed", "there, `self` is a replica")
+class SetInForward(LossInside):
+    def forward(self, x, y):
+        self.rows = len(x)
+        return super().forward(x, y) * self.rows
+
+    def training_step(self, x, y, device_ids):
+        loss = nn.DataParallel(self, device_ids)(x, y).sum() / self.rows
+        loss.backward()
+        return loss
+
+
 @ANSWERS.wrong("03.spot_the_mean", "crashed", "Pass it by its position")
 class ANumberByName(LossInside):
     """PyTorch gives it to all GPUs, also to those that get no rows."""
@@ -1734,6 +1879,29 @@ class BackwardOfAnother(LossInside):
         losses = nn.DataParallel(self, device_ids)(x, y)
         losses.sum().backward()
         return losses.mean()
+
+
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "keep from one step to the next?")
+class CountsOfAllSteps(LossInside):
+    def __init__(self, model):
+        super().__init__(model)
+        self.counts = []  # replicas have the list itself
+
+    def forward(self, x, y):
+        self.counts.append(len(x))
+        return F.cross_entropy(self.model(x), y, reduction="sum")
+
+    def training_step(self, x, y, device_ids):
+        loss = nn.DataParallel(self, device_ids)(x, y).sum() / sum(self.counts)
+        loss.backward()
+        return loss
+
+
+@ANSWERS.right("03.spot_the_mean")
+class CountsOfOneStep(CountsOfAllSteps):
+    def training_step(self, x, y, device_ids):
+        self.counts.clear()
+        return super().training_step(x, y, device_ids)
 
 
 @ANSWERS.right("03.spot_the_mean")

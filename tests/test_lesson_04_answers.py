@@ -85,7 +85,9 @@ def an_inner_function_in_a_process(worker, n):
         process.join()
 
 
-@ANSWERS.wrong("04.spot_the_tuple", "crashed", "spawn itself puts the number")
+@ANSWERS.wrong(
+    "04.spot_the_tuple", "crashed", "spawn itself puts the number", did="`args=(0, n)`"
+)
 def with_the_rank(worker, n):
     mp.spawn(worker, args=(0, n), nprocs=n)
 
@@ -127,6 +129,24 @@ def joins_the_last_one(worker, n):
     for process in processes:
         process.start()
     processes[-1].join()
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "Were n of them started")
+def one_process_too_few(worker, n):
+    mp.spawn(worker, args=(n,), nprocs=n - 1)
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "did an error get lost?")
+def loses_the_error(worker, n):
+    try:
+        mp.spawn(worker, args=(n), nprocs=n)
+    except Exception:
+        pass
+
+
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "What was handed over is None")
+def calls_the_worker_with_both(worker, n):
+    mp.spawn(worker(0, n), args=(n,), nprocs=n)
 
 
 @ANSWERS.wrong("04.spot_the_tuple", "wrong", "No worker has come to its end")
@@ -255,7 +275,12 @@ def only_receivers_wait(rows):
     return row
 
 
-@ANSWERS.wrong("04.spot_the_wait", "wrong", "before the row is read or returned")
+@ANSWERS.wrong(
+    "04.spot_the_wait",
+    "wrong",
+    "before the row is read or returned",
+    did="returned before the irecv was waited for",
+)
 def only_the_sender_waits(rows):
     rank, world_size = me()
     row = torch.empty_like(rows[0])
@@ -266,6 +291,20 @@ def only_the_sender_waits(rows):
         row.copy_(rows[0])
     else:
         dist.irecv(row, src=0)
+    return row
+
+
+@ANSWERS.wrong("04.spot_the_wait", "crashed", "what is made in it is not there")
+def only_the_last_is_waited_for(rows):
+    rank, world_size = me()
+    row = torch.empty_like(rows[0])
+    if rank == 0:
+        for other in range(1, world_size):
+            request = dist.isend(rows[other], dst=other)
+        request.wait()
+        row.copy_(rows[0])
+    else:
+        dist.irecv(row, src=0).wait()
     return row
 
 
@@ -297,7 +336,12 @@ def asks_again_and_again(rows):
     return row
 
 
-@ANSWERS.wrong("04.spot_the_wait", "wrong", "one buffer for all messages")
+@ANSWERS.wrong(
+    "04.spot_the_wait",
+    "wrong",
+    "one buffer for all messages",
+    did="one buffer for all messages",
+)
 def waits_at_the_end(rows):
     rank, world_size = me()
     row = torch.empty_like(rows[0])
@@ -438,7 +482,9 @@ def exchange_stub(tensor):
     raise NotImplementedError("Write your code here.")
 
 
-@ANSWERS.wrong("04.exchange", "stuck", "If all send first, nobody receives.")
+@ANSWERS.wrong(
+    "04.exchange", "stuck", "If all send first, nobody receives.", did="all send first"
+)
 def all_send_first(tensor):
     rank, n = me()
     if n == 1:
@@ -506,7 +552,12 @@ def rank_0_sends_nothing(tensor):
     return received
 
 
-@ANSWERS.wrong("04.exchange", "crashed", "A rank cannot send to itself.")
+@ANSWERS.wrong(
+    "04.exchange",
+    "crashed",
+    "A rank cannot send to itself.",
+    did="a ring that is right for two ranks and more",
+)
 def not_for_one_rank(tensor):
     rank, n = me()
     received = torch.empty_like(tensor)
@@ -563,7 +614,9 @@ def returns_nothing(tensor):
     request.wait()
 
 
-@ANSWERS.wrong("04.exchange", "wrong", "the rank of the sender")
+@ANSWERS.wrong(
+    "04.exchange", "wrong", "the rank of the sender", did="`y = dist.recv(...)`"
+)
 def returns_what_recv_returns(tensor):
     rank, n = me()
     if n == 1:
@@ -917,7 +970,12 @@ def passes_on_the_running_sum(tensor):
     return total
 
 
-@ANSWERS.wrong("04.all_reduce", "wrong", "It must be sent back to all the others.")
+@ANSWERS.wrong(
+    "04.all_reduce",
+    "wrong",
+    "It must be sent back to all the others.",
+    did="only the sum on rank 0",
+)
 def only_rank_0_has_it(tensor):
     return to_rank_0(tensor)
 
@@ -1030,7 +1088,12 @@ def nothing_done(tensor):
     return tensor.clone()
 
 
-@ANSWERS.wrong("04.all_reduce", "wrong", "Each recv overwrites its buffer")
+@ANSWERS.wrong(
+    "04.all_reduce",
+    "wrong",
+    "Each recv overwrites its buffer",
+    did="received all into one buffer, and added at the end",
+)
 def overwritten(tensor):
     total = tensor.clone()
     if dist.get_rank() == 0:
@@ -1053,6 +1116,21 @@ def adds_after_the_loop(tensor):
         dist.recv(incoming, other)
     total += incoming
     for other in range(1, n):
+        dist.send(total, other)
+    return total
+
+
+@ANSWERS.wrong("04.all_reduce", "wrong", "it must send the sum out when it has added")
+def sends_the_sum_too_early(tensor):
+    rank, n = me()
+    total, incoming = tensor.clone(), torch.empty_like(tensor)
+    if rank > 0:
+        dist.send(total, 0)
+        dist.recv(total, 0)
+        return total
+    for other in range(1, n):
+        dist.recv(incoming, other)
+        total += incoming
         dist.send(total, other)
     return total
 
@@ -1250,7 +1328,9 @@ def a_tree_of_two_children(tensor, src=0):
             dist.send(tensor, (child + src) % n)
 
 
-@ANSWERS.wrong("04.broadcast", "wrong", "src need not be rank 0")
+@ANSWERS.wrong(
+    "04.broadcast", "wrong", "src need not be rank 0", did="a tree for `src=0` only"
+)
 def always_from_rank_0(tensor, src=0):
     rank, n = me()
     distance = 1
@@ -1475,7 +1555,12 @@ def members_only(tensor):
     return total
 
 
-@ANSWERS.wrong("04.even_group", "wrong", "use_local_synchronization=True does not help")
+@ANSWERS.wrong(
+    "04.even_group",
+    "wrong",
+    "use_local_synchronization=True does not help",
+    did="`use_local_synchronization=True`",
+)
 def synchronized_by_members(tensor):
     rank, n = me()
     if rank % 2 == 0:
@@ -1603,6 +1688,27 @@ def even_nothing_added(tensor):
     if rank % 2 == 0:
         dist.all_reduce(tensor.clone(), group=group)
         return tensor.clone()
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "With async_op=True, all_reduce returns")
+def even_without_a_wait(tensor):
+    rank, n = me()
+    group = dist.new_group(list(range(0, n, 2)))
+    if rank % 2 == 0:
+        total = tensor.clone()
+        dist.all_reduce(total, group=group, async_op=True)
+        return total
+
+
+@ANSWERS.right("04.even_group")
+def even_with_a_wait(tensor):
+    rank, n = me()
+    group = dist.new_group(list(range(0, n, 2)))
+    total = tensor.clone()
+    if rank % 2 == 0:
+        work = dist.all_reduce(total, group=group, async_op=True)
+        work.wait()
+        return total
 
 
 @ANSWERS.right("04.even_group")

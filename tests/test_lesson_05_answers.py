@@ -49,12 +49,19 @@ def batch_stub(global_batch, world_size, rank):
     raise NotImplementedError("Write your code here.")
 
 
-@ANSWERS.wrong("05.local_batch", "crashed", "`/` makes a float")
+@ANSWERS.wrong(
+    "05.local_batch", "crashed", "`/` makes a float", did="`global_batch / world_size`"
+)
 def as_it_is_copied(global_batch, world_size, rank):
     return global_batch / float(world_size)
 
 
-@ANSWERS.wrong("05.local_batch", "wrong", "the rest of the division is lost")
+@ANSWERS.wrong(
+    "05.local_batch",
+    "wrong",
+    "the rest of the division is lost",
+    did="`//` and no more",
+)
 def rounded_down(global_batch, world_size, rank):
     return global_batch // world_size
 
@@ -172,7 +179,12 @@ def order_of(n_items, seed):
     return torch.randperm(n_items, generator=generator).tolist()
 
 
-@ANSWERS.wrong("05.partition", "wrong", "The ranks have computed different shares")
+@ANSWERS.wrong(
+    "05.partition",
+    "wrong",
+    "The ranks have computed different shares",
+    did="put the rank into the seed",
+)
 def seeded_by_the_rank(n_items, world_size, seed):
     order = order_of(n_items, seed + dist.get_rank())
     return [order[rank::world_size] for rank in range(world_size)]
@@ -452,7 +464,12 @@ def with_zeros(model):
     return parameters
 
 
-@ANSWERS.wrong("05.average_gradients", "wrong", "That is the sum over the ranks.")
+@ANSWERS.wrong(
+    "05.average_gradients",
+    "wrong",
+    "That is the sum over the ranks.",
+    did="forgot to divide",
+)
 def sum_only(model):
     for parameter in with_zeros(model):
         dist.all_reduce(parameter.grad)
@@ -649,7 +666,12 @@ def skips_if_one_is_none(model):
         one_by_one(model)
 
 
-@ANSWERS.wrong("05.average_gradients", "crashed", "All ranks must make the same calls")
+@ANSWERS.wrong(
+    "05.average_gradients",
+    "crashed",
+    "All ranks must make the same calls",
+    did="skipped a missing gradient",
+)
 def skips_what_is_none(model):
     for parameter in model.parameters():
         if parameter.grad is not None:
@@ -677,7 +699,12 @@ def none_stays_none(model):
                 parameter.grad = mean / dist.get_world_size()
 
 
-@ANSWERS.wrong("05.average_gradients", "wrong", "divide by the world size, not by the")
+@ANSWERS.wrong(
+    "05.average_gradients",
+    "wrong",
+    "divide by the world size, not by the",
+    did="divided by the ranks that have a gradient",
+)
 def by_those_that_have_one(model):
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -1128,7 +1155,12 @@ class EpochForgotten(Given):
         return order if self.shuffle else sorted(order)
 
 
-@ANSWERS.wrong("05.sampler", "wrong", "The rank is in the seed")
+@ANSWERS.wrong(
+    "05.sampler",
+    "wrong",
+    "The rank is in the seed",
+    did="the rank in the seed of the sampler",
+)
 class RankInTheSeed(Given):
     def order(self):
         if not self.shuffle:
@@ -1405,7 +1437,12 @@ def own_over_all(right, n_items):
     return counts[0].item() / counts[1].item()
 
 
-@ANSWERS.wrong("05.accuracy", "wrong", "That is the mean of the ranks' accuracies.")
+@ANSWERS.wrong(
+    "05.accuracy",
+    "wrong",
+    "That is the mean of the ranks' accuracies.",
+    did="a mean of accuracies, without the repeated items",
+)
 def mean_of_the_means(right, n_items):
     mean = own_items(right, n_items).float().mean()
     dist.all_reduce(mean)
@@ -1611,7 +1648,12 @@ def shuffled_share(dataset, global_batch, n_epochs):
     return [list(loader) for _ in range(n_epochs)]
 
 
-@ANSWERS.wrong("05.spot_the_loader", "wrong", "epochs have the same order")
+@ANSWERS.wrong(
+    "05.spot_the_loader",
+    "wrong",
+    "epochs have the same order",
+    did="left out `set_epoch`",
+)
 def no_set_epoch(dataset, global_batch, n_epochs):
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)

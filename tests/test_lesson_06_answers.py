@@ -40,13 +40,23 @@ def broadcast_stub(module):
     raise NotImplementedError("Write your code here.")
 
 
-@ANSWERS.wrong("06.broadcast_module", "wrong", "Buffers are part of the model, too")
+@ANSWERS.wrong(
+    "06.broadcast_module",
+    "wrong",
+    "Buffers are part of the model, too",
+    did="parameters only",
+)
 def parameters_only(module):
     for parameter in module.parameters():
         dist.broadcast(parameter.data, src=0)
 
 
-@ANSWERS.wrong("06.broadcast_module", "wrong", "`state_dict()` leaves it out")
+@ANSWERS.wrong(
+    "06.broadcast_module",
+    "wrong",
+    "`state_dict()` leaves it out",
+    did="`state_dict()` for the broadcast",
+)
 def by_state_dict(module):
     for tensor in module.state_dict().values():
         dist.broadcast(tensor, src=0)
@@ -282,7 +292,12 @@ def from_the_end(nbytes):
     return range(len(nbytes) - 1, -1, -1)
 
 
-@ANSWERS.wrong("06.cut_buckets", "wrong", "begin with the last parameter")
+@ANSWERS.wrong(
+    "06.cut_buckets",
+    "wrong",
+    "begin with the last parameter",
+    did="the cut from the first parameter on",
+)
 def from_the_front(nbytes, bucket_bytes, first_bucket_bytes):
     caps = [first_bucket_bytes] + [bucket_bytes] * len(nbytes)
     return cut(nbytes, caps.__getitem__, range(len(nbytes)))
@@ -315,7 +330,12 @@ def always_the_first(nbytes, bucket_bytes, first_bucket_bytes):
     return cut(nbytes, lambda i: first_bucket_bytes, from_the_end(nbytes))
 
 
-@ANSWERS.wrong("06.cut_buckets", "wrong", "The last bucket never got full")
+@ANSWERS.wrong(
+    "06.cut_buckets",
+    "wrong",
+    "The last bucket never got full",
+    did="the last open bucket forgotten",
+)
 def rest_forgotten(nbytes, bucket_bytes, first_bucket_bytes):
     buckets, members, held, cap = [], [], 0, first_bucket_bytes
     for number in from_the_end(nbytes):
@@ -650,6 +670,23 @@ class SendsParameters(Right):
         self.requests.append(dist.all_reduce(parameter.data, async_op=True))
 
 
+@ANSWERS.wrong(
+    "06.async_ddp",
+    "crashed",
+    "the gradient is in its .grad",
+    did="sent the hook's argument",
+)
+class SendsItsArgument(Right):
+    def send(self, gradient):
+        self.requests.append((gradient, dist.all_reduce(gradient, async_op=True)))
+
+    def finish(self):
+        for gradient, request in self.requests:
+            request.wait()
+            gradient /= dist.get_world_size()
+        self.requests = []
+
+
 @ANSWERS.wrong("06.async_ddp", "wrong", "the gradient is in its .grad")
 class SendsParametersAndForgetsTheList(Right):
     def send(self, parameter):
@@ -675,7 +712,12 @@ class ReducesACopy(Right):
         self.requests.append(dist.all_reduce(copy, async_op=True))
 
 
-@ANSWERS.wrong("06.async_ddp", "wrong", "was not called during the backward.")
+@ANSWERS.wrong(
+    "06.async_ddp",
+    "wrong",
+    "was not called during the backward.",
+    did="all sent in `finish`",
+)
 class AfterTheBackward(Right):
     def send(self, parameter):
         pass
@@ -687,7 +729,9 @@ class AfterTheBackward(Right):
         super().finish()
 
 
-@ANSWERS.wrong("06.async_ddp", "wrong", "Pass async_op=True")
+@ANSWERS.wrong(
+    "06.async_ddp", "wrong", "Pass async_op=True", did="no `async_op=True` in the hook"
+)
 class Synchronous(Right):
     def send(self, parameter):
         parameter.grad /= dist.get_world_size()
@@ -768,7 +812,12 @@ class TakesTheValue(Right):
         self.requests.clear()
 
 
-@ANSWERS.wrong("06.async_ddp", "wrong", "The list was never emptied")
+@ANSWERS.wrong(
+    "06.async_ddp",
+    "wrong",
+    "The list was never emptied",
+    did="kept the list of requests",
+)
 class NeverCleared(Right):
     def finish(self):
         for request in self.requests:
@@ -1588,7 +1637,9 @@ class CountsAfterwards(Buckets):
         self.missing[number] -= 1
 
 
-@ANSWERS.wrong("06.bucketed_ddp", "wrong", "with `while` and not with `if`")
+@ANSWERS.wrong(
+    "06.bucketed_ddp", "wrong", "with `while` and not with `if`", did="`if` for `while`"
+)
 class IfForWhile(Buckets):
     def ready(self, number):
         self.missing[number] -= 1
@@ -1748,7 +1799,7 @@ def accumulated(model, micro_batches, k, quiet=lambda i, last: i < last):
             (F.cross_entropy(model(inputs), labels) / k).backward()
 
 
-@ANSWERS.wrong("06.accumulate", "wrong", "It is k times too large")
+@ANSWERS.wrong("06.accumulate", "wrong", "It is k times too large", did="no `/ k`")
 def not_divided(model, micro_batches):
     accumulated(model, micro_batches, 1)
 
@@ -1763,7 +1814,12 @@ def never_sent(model, micro_batches):
     accumulated(model, micro_batches, len(micro_batches), lambda i, last: True)
 
 
-@ANSWERS.wrong("06.accumulate", "wrong", "every micro-batch was sent")
+@ANSWERS.wrong(
+    "06.accumulate",
+    "wrong",
+    "every micro-batch was sent",
+    did="only the backward in `no_sync`",
+)
 def forward_outside(model, micro_batches):
     k = len(micro_batches)
     for i, (inputs, labels) in enumerate(micro_batches):

@@ -220,7 +220,9 @@ def rank_0_makes_no_step(chunks):
     return reduce_scatter_ours(chunks) if dist.get_rank() else 0
 
 
-@ANSWERS.wrong("07.reduce_scatter", "wrong", "modulo 2, +1 and -1 are the same")
+@ANSWERS.wrong(
+    "07.reduce_scatter", "wrong", "modulo 2, +1 and -1 are the same", did="+1 for −1"
+)
 def off_by_one(chunks):
     rank, n = me()
     for step in range(n - 1):
@@ -231,7 +233,28 @@ def off_by_one(chunks):
     return (rank + 1) % n
 
 
-@ANSWERS.wrong("07.reduce_scatter", "wrong", "recv into the chunk itself")
+@ANSWERS.wrong(
+    "07.reduce_scatter",
+    "wrong",
+    "must be what came in the step before",
+    did="the same chunk in every step",
+)
+def the_same_chunk_in_every_step(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[rank], incoming)
+        mine += incoming
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong(
+    "07.reduce_scatter",
+    "wrong",
+    "recv into the chunk itself",
+    did="received straight into the chunk",
+)
 def received_over_it(chunks):
     rank, n = me()
     for step in range(n - 1):
@@ -452,6 +475,13 @@ def buffer_like_what_is_sent(chunks):
     return (rank + 1) % n
 
 
+@ANSWERS.wrong("07.reduce_scatter", "crashed", "The sum is wanted, not the mean.")
+def divided_also_where_the_numbers_are_whole(chunks):
+    number = reduce_scatter_ours(chunks)
+    chunks[number] /= dist.get_world_size()
+    return number
+
+
 @ANSWERS.wrong("07.reduce_scatter", "wrong", "That is the mean over the ranks.")
 def divided_as_well(chunks):
     number = reduce_scatter_ours(chunks)
@@ -551,7 +581,12 @@ def gathered_as_float32(chunks, mine):
         target.copy_(incoming)
 
 
-@ANSWERS.wrong("07.all_gather", "wrong", "`mine` need not be rank + 1")
+@ANSWERS.wrong(
+    "07.all_gather",
+    "wrong",
+    "`mine` need not be rank + 1",
+    did="assumed `mine` = rank + 1",
+)
 def by_the_rank(chunks, mine):
     rank, n = me()
     for step in range(n - 1):
@@ -622,6 +657,17 @@ def gathered_along_a_chain(chunks, mine):
             dist.recv(chunks[(mine - step - 1) % n], rank - 1)
         if request:
             request.wait()
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "A call of a function with `yield` runs none")
+def gathers_and_yields(chunks, mine):
+    all_gather_ours(chunks, mine)
+    yield chunks
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "Write `def`, not `async def`.")
+async def gathers_when_awaited(chunks, mine):
+    all_gather_ours(chunks, mine)
 
 
 @ANSWERS.right("07.all_gather")
@@ -708,7 +754,18 @@ def rest_left_out(tensor):
     tensor.copy_(flat.view(tensor.shape))
 
 
-@ANSWERS.wrong("07.all_reduce", "wrong", "The work was done on a copy")
+@ANSWERS.wrong("07.all_reduce", "wrong", "must go back to its own place")
+def written_back_in_another_order(tensor):
+    flat = tensor.contiguous().view(-1)
+    if tensor.dim() == 2:
+        flat = tensor.t().flatten()
+    both_halves(flat.tensor_split(dist.get_world_size()))
+    tensor.copy_(flat.view(tensor.shape))
+
+
+@ANSWERS.wrong(
+    "07.all_reduce", "wrong", "The work was done on a copy", did="worked on a copy"
+)
 def copy_not_written_back(tensor):
     flat = tensor.contiguous().view(-1)
     both_halves(flat.tensor_split(dist.get_world_size()))
@@ -1049,7 +1106,12 @@ def one_step_too_few_added(tensor):
     all_gather_ours(chunks, one_step_too_few_reduced(chunks))
 
 
-@ANSWERS.wrong("07.spot_the_ring", "crashed", "There are fewer chunks than ranks.")
+@ANSWERS.wrong(
+    "07.spot_the_ring",
+    "crashed",
+    "There are fewer chunks than ranks.",
+    did="`chunk(n)`",
+)
 def still_chunk(tensor):
     both_halves(tensor.chunk(dist.get_world_size()))
 
@@ -1164,7 +1226,9 @@ def not_rounded(n, latency, bandwidth):
     return 0 if n <= 3 else limit(n, latency, bandwidth, math.log2(n))
 
 
-@ANSWERS.wrong("07.tree_wins", "wrong", "rounded *up*, not down")
+@ANSWERS.wrong(
+    "07.tree_wins", "wrong", "rounded *up*, not down", did="floor of the logarithm"
+)
 def rounded_down(n, latency, bandwidth):
     return 0 if n <= 3 else limit(n, latency, bandwidth, int(math.log2(n)))
 
@@ -1174,7 +1238,14 @@ def by_bit_length(n, latency, bandwidth):
     return limit(n, latency, bandwidth, n.bit_length())
 
 
-@ANSWERS.wrong("07.tree_wins", "wrong", "math.log is the natural logarithm")
+@ANSWERS.wrong("07.tree_wins", "wrong", "Only 2 and 3 ranks give 0.")
+def nothing_for_4_ranks_either(n, latency, bandwidth):
+    return 0 if n <= 4 else limit(n, latency, bandwidth, math.ceil(math.log2(n)))
+
+
+@ANSWERS.wrong(
+    "07.tree_wins", "wrong", "math.log is the natural logarithm", did="`math.log`"
+)
 def natural_logarithm(n, latency, bandwidth):
     return limit(n, latency, bandwidth, math.ceil(math.log(n)))
 

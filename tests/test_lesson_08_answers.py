@@ -23,7 +23,12 @@ def table_stub(parameters, world_size, optimizer_bytes):
     raise NotImplementedError("Write your code here.")
 
 
-@ANSWERS.wrong("08.zero_table", "wrong", "They are not always 12.")
+@ANSWERS.wrong(
+    "08.zero_table",
+    "wrong",
+    "They are not always 12.",
+    did="12 instead of the argument",
+)
 def always_adam(parameters, world_size, optimizer_bytes):
     return right_table(parameters, world_size, 12)
 
@@ -165,9 +170,12 @@ def by_stages(psi, n, k):
 
 
 ANSWERS.wrong("08.predict_peak", "not attempted", "Set the answer")(...)
-ANSWERS.wrong("08.predict_peak", "wrong", "The shards of all layers lie there")(
-    (500, 1000)
-)
+ANSWERS.wrong(
+    "08.predict_peak",
+    "wrong",
+    "The shards of all layers lie there",
+    did="only the whole layer",
+)((500, 1000))
 ANSWERS.wrong("08.predict_peak", "wrong", "Those are the shards of all layers")(
     (2000, 2500)
 )
@@ -202,10 +210,8 @@ def test_the_predicted_peak_is_that_of_the_formula():
     for prefetch, peak in zip(
         (0, 1), find_task("08.predict_peak").expect(), strict=True
     ):
-        memory = costs.fsdp_memory(
-            [250_000_000] * 32, 8, precision="bfloat16", prefetch=prefetch
-        )
-        assert memory.parameter_peak == peak * 1_000_000
+        memory = costs.fsdp_memory([250_000_000] * 32, 8, prefetch=prefetch)
+        assert memory.parameter_peak / 2 == peak * 1_000_000  # in bfloat16
 
 
 # -------------------------------------------------------------------- 08.flat_shard
@@ -258,12 +264,19 @@ class NoPadding(Shard):
         return torch.cat(shards)
 
 
-@ANSWERS.wrong("08.flat_shard", "crashed", "append zeros before you cut")
+@ANSWERS.wrong(
+    "08.flat_shard", "crashed", "append zeros before you cut", did="no padding"
+)
 class ChunksOfAnySize(NoPadding):
     gathered = Shard.gathered
 
 
-@ANSWERS.wrong("08.flat_shard", "wrong", "a view: it keeps the memory of the whole")
+@ANSWERS.wrong(
+    "08.flat_shard",
+    "wrong",
+    "a view: it keeps the memory of the whole",
+    did="a slice as the shard",
+)
 class AView(Shard):
     def cut(self, flat):
         return flat.chunk(dist.get_world_size())[dist.get_rank()]
@@ -408,6 +421,18 @@ class PaddingLeft(Shard):
     def unshard(self):
         parts = self.gathered().split([shape.numel() for shape in self.shapes])
         return [p.view(shape) for p, shape in zip(parts, self.shapes, strict=True)]
+
+
+@ANSWERS.wrong("08.flat_shard", "crashed", "Their size must be rounded *up*.")
+class RoundedDownAndSliced(Shard):
+    def pad(self, flat):
+        return flat[: len(flat) - len(flat) % dist.get_world_size()]
+
+
+@ANSWERS.wrong("08.flat_shard", "crashed", "fewer than the tensors. The shard is the")
+class AlwaysTwoRanks(Shard):
+    def cut(self, flat):
+        return flat[: -(-len(flat) // 2)].clone()
 
 
 @ANSWERS.wrong("08.flat_shard", "wrong", "a list with a tensor for each")
@@ -580,12 +605,29 @@ def gathered_by_the_last(gradient):
     return mine
 
 
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "But rank j needs the j-th piece of")
+def its_own_piece_to_everybody(gradient):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    piece = gradient.chunk(n)[rank].clone()
+    return sum(rows_of(piece.repeat(n))) / n
+
+
 @ANSWERS.wrong("08.reduce_scatter", "wrong", "That is the sum over the ranks.")
 def summed(gradient):
     return sum(rows_of(gradient))
 
 
-@ANSWERS.wrong("08.reduce_scatter", "wrong", "too much was sent. An all-reduce")
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "the largest number of all ranks")
+def the_largest_of_all(gradient):
+    return torch.stack(rows_of(gradient)).amax(0)
+
+
+@ANSWERS.wrong(
+    "08.reduce_scatter",
+    "wrong",
+    "too much was sent. An all-reduce",
+    did="an all-reduce and a slice",
+)
 def all_reduced(gradient):
     total = gradient.clone()
     dist.all_reduce(total)
@@ -934,7 +976,12 @@ class NotGatheredAgain(OneUnit):
         pass
 
 
-@ANSWERS.wrong("08.one_unit", "wrong", "After the forward the parameters are still")
+@ANSWERS.wrong(
+    "08.one_unit",
+    "wrong",
+    "After the forward the parameters are still",
+    did="did not free after the forward",
+)
 class NotFreedInBetween(OneUnit):
     def forward(self, *args):
         self.gather()
@@ -1115,7 +1162,12 @@ class NotReduced(OneUnit):
         return only_mine(flat)
 
 
-@ANSWERS.wrong("08.one_unit", "wrong", "must be added to, not replaced")
+@ANSWERS.wrong(
+    "08.one_unit",
+    "wrong",
+    "must be added to, not replaced",
+    did="replaced the gradient of the shard",
+)
 class Replaced(OneUnit):
     def keep(self, part):
         self.shard.grad = part
@@ -1278,6 +1330,36 @@ class WithHooksOnTheModule(Unit):
         self.shard.grad = part
 
 
+@ANSWERS.wrong("08.one_unit", "crashed", "Hand them on one by one")
+class HandsOnTheTuple(OneUnit):
+    def forward(self, *args):
+        self.gather()
+        output = self.module(args)
+        self.free()
+        output.register_hook(lambda grad: self.gather())
+        return output
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "on the output, not on an input")
+class HookOnTheInput(OneUnit):
+    def forward(self, *args):
+        self.gather()
+        output = self.module(*args)
+        self.free()
+        args[0].register_hook(lambda grad: self.gather())
+        return output
+
+
+@ANSWERS.wrong("08.one_unit", "crashed", "Was the forward run under no_grad?")
+class ForwardWithoutAGraph(OneUnit):
+    @torch.no_grad()
+    def forward(self, *args):
+        self.gather()
+        output = self.module(*args)
+        self.free()
+        return output
+
+
 # ------------------------------------------------------------ 08.spot_the_optimizer
 
 
@@ -1338,6 +1420,23 @@ def optimizer_still_first(model, batches, lr):
     return whole(model) if dist.get_rank() == 0 else whole(model) and None
 
 
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "but not all of them were trained")
+def returns_in_the_loop(model, batches, lr):
+    optimizer = sharded_first(model, lr)
+    for inputs, labels in batches:
+        F.cross_entropy(model(inputs), labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        return whole(model)
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "the first were left out")
+def without_the_first_batch(model, batches, lr):
+    train_with(model, batches[1:], sharded_first)
+    return whole(model)
+
+
 @ANSWERS.wrong("08.spot_the_optimizer", "wrong", "Was the optimizer made before")
 def cleared_before_the_step(model, batches, lr):
     optimizer = sharded_first(model, lr)
@@ -1359,7 +1458,12 @@ def the_model_twice(model, batches, lr):
     return whole(model)
 
 
-@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "Several layers were gathered")
+@ANSWERS.wrong(
+    "08.spot_the_optimizer",
+    "wrong",
+    "Several layers were gathered",
+    did="`fully_shard(model)` only",
+)
 def one_unit_still(model, batches, lr):
     def make(model):
         return torch.optim.AdamW(fully_shard(model).parameters(), lr=lr)
@@ -1378,7 +1482,12 @@ def model_first(model, batches, lr):
     return whole(model)
 
 
-@ANSWERS.wrong("08.spot_the_optimizer", "stuck", "every rank must call it")
+@ANSWERS.wrong(
+    "08.spot_the_optimizer",
+    "stuck",
+    "every rank must call it",
+    did="`full_tensor()` under `if rank == 0`",
+)
 def rank_0_alone_still(model, batches, lr):
     train_with(model, batches, sharded_first)
     if dist.get_rank() == 0:
@@ -1592,6 +1701,27 @@ def not_the_mean(units, grad):
         grad, gradient = unit.backward(grad)
         unit.free()
         unit.grad = unit.reduce_scatter(gradient).wait()
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "divided by the world size twice")
+def the_mean_of_the_mean(units, grad):
+    n = dist.get_world_size()
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        unit.grad = unit.reduce_scatter(gradient / n).wait() / n
+
+
+@ANSWERS.wrong("08.spot_the_pile", "wrong", "No unit of this rank has a gradient")
+def returned_instead(units, grad):
+    pieces, n = [], dist.get_world_size()
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
+        pieces.append(unit.reduce_scatter(gradient).wait() / n)
+    return pieces
 
 
 @ANSWERS.wrong("08.spot_the_pile", "crashed", "gather it before its backward")

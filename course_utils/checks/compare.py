@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import reprlib
 from dataclasses import dataclass, field
@@ -73,6 +74,8 @@ def plain(value: Any, depth: int = 8) -> Any:
         return items if isinstance(value, list) else tuple(items)
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
         return value.item() if value.ndim == 0 else _array(value)
+    if inspect.iscoroutine(value):
+        value.close()  # else Python warns that nobody has waited for it
     return Strange(type(value).__name__)
 
 

@@ -48,12 +48,12 @@ def on_gpus(number: int, **settings: Any) -> Callable[[Callable], Callable]:
     return decorate
 
 
-def copies(gpus: Any, phase: str = "forward") -> list[str]:
-    """The copies of one phase in their order, such as "cuda:0 -> cuda:1"."""
+def copies(gpus: Any) -> list[str]:
+    """The copies of the forward in their order, such as "cuda:0 -> cuda:1"."""
     return [
         f"{copy.source} -> {copy.destination}"
         for copy in gpus.transfers
-        if copy.phase == phase
+        if copy.phase == "forward"
     ]
 
 

@@ -5,6 +5,7 @@ import os
 import torch.distributed as dist
 
 from course_utils.checks.inputs import whole_numbers
+from course_utils.checks.mistakes import is_rounded
 from course_utils.checks.task import Mistake, Task
 
 
@@ -95,6 +96,10 @@ def call_twice(answer, tensor):
     return result
 
 
+WORKS_IN_PLACE = (
+    "all_reduce works in place and returns None: the sum is in the tensor that it was "
+    "given."
+)
 AVERAGE = Task(
     id="00.average",
     title="The mean over ranks",
@@ -109,8 +114,12 @@ AVERAGE = Task(
     mistakes=(
         Mistake(
             when=lambda attempt: "NoneType" in attempt.message,
-            says="all_reduce works in place and returns None: the sum is in the tensor "
-            "that it was given.",
+            says=WORKS_IN_PLACE,
+        ),
+        Mistake(
+            when=lambda attempt: (attempt.got, attempt.error) == (None, ""),
+            says="It returned None: did you forget `return`? Or is it what all_reduce "
+            f"has returned? {WORKS_IN_PLACE}",
         ),
         Mistake(
             like=lambda rank, inputs: sum(x for (x,) in inputs),
@@ -178,7 +187,9 @@ AVERAGE = Task(
         ),
         Mistake(
             like=lambda rank, inputs: sum(x for (x,) in inputs) / 2,
-            says="The world size is not always 2: ask for it.",
+            says="Here the sum was divided by 2. The mean is the sum divided by the "
+            "world size: as dist.get_world_size() says it, no fixed number, and "
+            "nothing taken from it.",
         ),
         Mistake(
             like=lambda rank, inputs: inputs[0][0],
@@ -210,6 +221,11 @@ AVERAGE = Task(
 )
 
 
+def loss_of(shape, rank, world_size):
+    """A loss with more digits than one would print."""
+    return (whole_numbers(shape, rank).abs() + 0.5 + (rank + 1) / 64,)
+
+
 def mean_on_rank_0(rank, inputs):
     """The mean of all ranks' losses on rank 0, None elsewhere."""
     return sum(loss for (loss,) in inputs).item() / len(inputs) if rank == 0 else None
@@ -222,9 +238,14 @@ SPOT_THE_HANG = Task(
     where="ranks",
     world_sizes=(2, 1, 3, 4),  # with one rank, the code as it was given is right
     cases=((),),  # a loss is a tensor without dimensions
-    inputs=lambda shape, rank, world_size: (whole_numbers(shape, rank).abs() + 0.5,),
+    inputs=loss_of,
     expect=mean_on_rank_0,
     mistakes=(
+        Mistake(
+            when=lambda attempt: attempt.expected is not None and is_rounded(attempt),
+            says="It no longer hangs, and the mean is right, but rounded. Return it as "
+            "it comes out: whoever prints it can round it.",
+        ),
         Mistake(
             like=lambda rank, inputs: inputs[0][0].item() if rank == 0 else None,
             says="It no longer hangs, but rank 0 returns its own loss: the losses of "
@@ -262,6 +283,12 @@ SPOT_THE_HANG = Task(
             when=lambda attempt: attempt.rank > 0 and attempt.got is not None,
             says="Rank 0 is right. The other ranks must return None: what stands "
             "under the `if` about the rank?",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.error == "UnboundLocalError",
+            says="One rank has jumped over the line that makes this variable. There is "
+            "still a collective that not every rank calls: look at which lines stand "
+            "under an `if` about the rank.",
         ),
         Mistake(
             when=lambda attempt: "barrier" in attempt.message,

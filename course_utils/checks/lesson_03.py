@@ -112,6 +112,7 @@ def try_scatter(answer, gpus, inputs, target_gpus, dim=0):
     parts = answer(inputs, target_gpus, dim)
     if hasattr(parts, "__next__"):
         parts = list(parts)
+    sent = sum(copy.bytes for copy in gpus.transfers)
     if not isinstance(parts, (list, tuple)):
         return {"parts": parts} | dict.fromkeys(list(scattered(ROWS[1], [0]))[1:])
     return {
@@ -121,6 +122,8 @@ def try_scatter(answer, gpus, inputs, target_gpus, dim=0):
         "gradients": gradients_after(differently(tensors_in(parts)), tensors),
         "the inputs are as they were": form(inputs) == before
         and all(map(operator.is_, tensors_in(inputs), tensors)),
+        # To one GPU first, and from there to the others, is less than twice as much.
+        "whole tensors went to several GPUs": sent > 2 * sum(t.nbytes for t in tensors),
     }
 
 
@@ -153,6 +156,7 @@ def scattered(inputs, target_gpus, dim=0, chunk=torch.chunk):
             differently(tensors_in(parts)), tensors_in(inputs)
         ),
         "the inputs are as they were": True,
+        "whole tensors went to several GPUs": False,
     }
 
 
@@ -164,6 +168,11 @@ def whole_parts(tensor, n, dim):
 def without_rest(tensor, n, dim):
     """Parts of rows // n rows; what is left over is lost."""
     return whole_parts(tensor, n, dim)[:n]
+
+
+def pieces_of_n(tensor, n, dim):
+    """`split` takes the rows of a piece, where `chunk` takes the number of pieces."""
+    return tensor.split(n, dim)[:n]
 
 
 def every_nth(tensor, n, dim):
@@ -299,6 +308,12 @@ SCATTER = Task(
             "division belongs to no part. Round up, as `torch.chunk` does.",
         ),
         Mistake(
+            like=lambda *args: scattered(*args, chunk=pieces_of_n),
+            says="Each piece has as many rows as there are GPUs. The argument of "
+            "`split` is how many rows a piece has; `chunk` takes how many pieces "
+            "there are.",
+        ),
+        Mistake(
             like=lambda *args: scattered(*args, chunk=every_nth),
             says="You dealt the rows out one by one, like cards. Each GPU gets rows "
             "that follow each other, so that gather can put them back in order.",
@@ -409,6 +424,12 @@ SCATTER = Task(
             says="The parts are right, but the inputs are not what they were: "
             "something was put into a list or dict that was given. Whoever called the "
             "function may still need it. Make new lists and dicts.",
+        ),
+        Mistake(
+            when=wrong_in("whole tensors went to several GPUs"),
+            says="The parts are right, but each GPU was sent all rows and cut out its "
+            "own: that takes the time, and the memory, of the whole batch on every "
+            "GPU. Cut first, and copy only the piece.",
         ),
         Mistake(
             when=says("has no attribute 'chunk'"),
@@ -601,6 +622,14 @@ GATHER = Task(
                 "does that.)",
             )
             for one in (added, averaged)
+        ),
+        Mistake(
+            when=lambda attempt: (
+                are_losses(attempt) and attempt.got["joined"].dim() == 2
+            ),
+            says="The losses are there, but in a table with one number in each row. "
+            "Join them to a vector: torch.stack of the losses as they are, or "
+            "torch.cat of vectors with one number each.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -858,9 +887,11 @@ REPLICATE = Task(
         ),
         Mistake(
             when=wrong_in("device of the network"),
-            says="The network itself has moved. `module.to(device)` changes the module "
-            "that it is called on, and returns it: your list holds one and the same "
-            "network several times. (A tensor's `.to` leaves the tensor where it is.)",
+            says="The network itself has moved. `module.to(device)` and `.cpu()` "
+            "change the module that they are called on, and return it: a list of what "
+            "they return holds one and the same network several times. (A tensor's "
+            "`.to` leaves the tensor where it is. And a shallow copy of a module, by "
+            "`copy.copy`, has the module's own parameters.)",
         ),
         Mistake(
             when=wrong_in("replicas"),
@@ -965,6 +996,17 @@ REPLICATE = Task(
             when=says("'NoneType' object"),
             says="In `_parameters` and `_buffers` there may be None in the place of a "
             "tensor, such as the bias of a layer without one. Leave it as it is.",
+        ),
+        Mistake(
+            when=says("Boolean value of Tensor"),
+            says="Were two tensors compared, as keys of a dict are? The keys of "
+            "deepcopy's second argument are numbers: `id(tensor)`, not the tensor.",
+        ),
+        Mistake(
+            when=says("Network.__init__() missing"),
+            says="Nobody knows with which arguments the network was made, and a new "
+            "one would have other weights. Copy the network: with copy.deepcopy, or "
+            "module by module.",
         ),
         Mistake(
             when=lambda attempt: "cannot assign" in attempt.message,
@@ -1374,6 +1416,7 @@ def try_data_parallel(answer, gpus, kind, rows, device_ids, output_device):
     home = devices_of(list(network.parameters()))
     result = {
         "device of the module": home,
+        "the module trains": network.training,
         "output": output,
         "rows on each device": dict(sorted(_rows_by_device)),
         "device of the output": devices_of(output),
@@ -1394,6 +1437,7 @@ def data_paralleled(kind, rows, device_ids, output_device):
     home = device_ids[0] if output_device is None else output_device
     return {
         "device of the module": f"cuda:{device_ids[0]}",
+        "the module trains": True,
         "output": settled(output),
         "rows on each device": {
             f"cuda:{i}": len(piece)
@@ -1420,6 +1464,7 @@ DATA_PARALLEL = Task(
         (PAIR, "7 rows", [0, 1, 2], 1),
         (DICT, "8 rows", [0, 1, 2], None),
         (SIMPLE, "6 rows", [1, 0], 0),
+        (PAIR, "4 rows", [3], None),
     ),
     expect=data_paralleled,
     forbids=(
@@ -1433,6 +1478,11 @@ DATA_PARALLEL = Task(
             when=wrong_in("device of the module"),
             says="The module itself has moved: `module.to(device)` changes the module "
             "that it is called on. It stays where it is, and `replicate` makes copies.",
+        ),
+        Mistake(
+            when=wrong_in("the module trains"),
+            says="The module was put into another mode, by `eval()`. It stays as it "
+            "is, and its replicas have its mode.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1455,7 +1505,8 @@ DATA_PARALLEL = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                attempt.args[0] == PAIR and attempt.error == "TypeError"
+                attempt.args[0] == PAIR
+                and attempt.error in ("TypeError", "AttributeError")
             ),
             says="The inputs may be a tuple of several arguments. Then a part is a "
             "tuple, too, and the replica must be called with all of it.",
@@ -1607,11 +1658,15 @@ def try_loss_inside(answer, gpus, rows, device_ids):
         for copy in gpus.transfers[before:]
         if copy.phase == "forward" and copy.source not in ("cpu", "cuda:0")
     )
+    gradient, model.layer.weight.grad = model.layer.weight.grad, None
+    with replicas_tell():
+        again = with_loss.training_step(x, y, device_ids)
     return {
         "loss": loss,
-        "gradient of the weight": model.layer.weight.grad,
+        "gradient of the weight": gradient,
         "rows on each GPU": rows_on,
         "the outputs leave their GPUs": left > FEW * len(x),
+        "the same step again": again,
     }
 
 
@@ -1628,6 +1683,7 @@ def loss_of_the_batch(rows, device_ids, mean=torch.mean):
         "gradient of the weight": model.layer.weight.grad,
         "rows on each GPU": {f"cuda:{i}": len(p) for i, p in enumerate(pieces)},
         "the outputs leave their GPUs": False,
+        "the same step again": loss.detach(),
     }
 
 
@@ -1739,6 +1795,12 @@ SPOT_THE_MEAN = Task(
             "more. Keep nn.DataParallel.",
         ),
         Mistake(
+            when=wrong_in("the same step again"),
+            says="The first step is right. The same step again, from the same weights, "
+            "has another loss: what does the model keep from one step to the next? "
+            "Return from `forward` what the step needs.",
+        ),
+        Mistake(
             when=lambda attempt: wrong_in("gradient of the weight")(attempt),
             says="The loss is right, but the gradients are not those of this loss. "
             "Call `loss.backward()` on the loss that you return.",
@@ -1757,6 +1819,19 @@ SPOT_THE_MEAN = Task(
             when=says("can be implicitly created only for scalar"),
             says="backward starts from one number. Take the mean of the rows' losses "
             "first.",
+        ),
+        Mistake(
+            when=says("'int' object is not iterable", "'float' object is not iterable"),
+            says="gather joins tensors only. If a replica is to return a number, too, "
+            "such as that of its rows, make a tensor of it, on the device of its rows.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                says("object has no attribute")(attempt)
+                and not says("'NoneType'", "'Tensor'", "in forward:")(attempt)
+            ),
+            says="If it is set in `forward`: there, `self` is a replica, which is gone "
+            "after the step. What `training_step` is to know, `forward` must return.",
         ),
         Mistake(
             when=says("'NoneType' object has no attribute"),

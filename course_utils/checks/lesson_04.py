@@ -34,6 +34,7 @@ from course_utils.checks.messages import (
 )
 from course_utils.checks.mistakes import first_wrong, is_wrong, says, wrong_in
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
+from course_utils.checks.under_way import Log
 from course_utils.messages import P2P, in_steps, put_back
 
 # ------------------------------------------------------------------- by messages
@@ -319,9 +320,16 @@ SPOT_THE_TUPLE = Task(
             "the process first. `args` holds what comes after it: n, once.",
         ),
         Mistake(
+            when=says("'NoneType' object is not callable"),
+            says="What was handed over is None: `worker(...)` with parentheses is a "
+            "call, and that returns nothing. Hand over the function itself, and n in "
+            "`args`.",
+        ),
+        Mistake(
             when=lambda attempt: not attempt.got["what the workers were given"],
-            says="No worker has come to its end when your function returns. spawn "
-            "waits for them with join=True, its default.",
+            says="No worker has come to its end when your function returns. Were n "
+            "of them started, and did an error get lost? spawn waits for them with "
+            "join=True, its default.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -458,6 +466,14 @@ SPOT_THE_WAIT = Task(
             when=waits,
             says="A recv needs its send, and the other way round. If nobody keeps the "
             "request of an isend and waits for it, gloo may drop the message.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.error == "UnboundLocalError" and attempt.world_size == 1
+            ),
+            says="One rank alone has nobody to send to: the loop does not run once, "
+            "and what is made in it is not there behind it. Is one request waited for "
+            "behind the loop? Each needs its wait: wait inside, or keep all in a list.",
         ),
         POLLED,
         TO_ITSELF,
@@ -791,10 +807,11 @@ ALL_REDUCE = Task(
         ),
         Mistake(
             like=returned(by_partners),
-            says="Partners at the distances 1, 2, 4, ... make the sum where the number "
-            "of ranks is a power of two. With 3 ranks some have no partner. Let the "
-            "ranks that are too many hand in their tensors first, and get the sum at "
-            "the end; or take a way that needs no partners.",
+            says="Rank 1 has the sum of ranks 0 and 1 only. If rank 0 collects for "
+            "all: it must send the sum out when it has added the last tensor, in a "
+            "second loop. If partners at the distances 1, 2, 4, ... add up: that makes "
+            "the sum where the number of ranks is a power of two, and with 3 ranks "
+            "some have no partner.",
         ),
         Mistake(
             like=returned(running_sums),
@@ -1050,6 +1067,7 @@ BROADCAST = Task(
 
 COUNTS, MADE = "groups that ranks 0, 1, ... have counted", "a group was made"
 USED = "groups in which this rank communicated"
+ENDED = "every all_reduce waited for"
 
 
 @contextlib.contextmanager
@@ -1075,7 +1093,7 @@ def try_even_group(answer, tensor):
     """Call it, and ask every rank how many groups it has counted since."""
     world = dist.distributed_c10d._world
     before = world.group_count
-    with groups_noted() as used:
+    with groups_noted() as used, Log() as log:  # it holds back what nobody waits for
         result = answer(tensor)
     counts = told_by_all(world.group_count - before)
     made = counts is None or any(counts)
@@ -1085,6 +1103,7 @@ def try_even_group(answer, tensor):
         MADE: made,
         USED: used,
         NEW: is_new(result, tensor),
+        ENDED: all(sent.handed_over for sent in log.sent),
     }
 
 
@@ -1110,6 +1129,7 @@ def even_sum(rank, inputs):
         MADE: True,
         USED: ALIKE if is_even else ANYTHING,
         NEW: True,
+        ENDED: True,
     }
 
 
@@ -1122,6 +1142,7 @@ def sum_of_all(rank, inputs):
         MADE: True,
         USED: [everybody],
         NEW: True,
+        ENDED: True,
     }
 
 
@@ -1140,6 +1161,12 @@ EVEN_GROUP = Task(
     world_sizes=(1, 2, 3, 4, 5),
     expect=even_sum,
     mistakes=(
+        Mistake(
+            when=lambda attempt: attempt.got[ENDED] is False,
+            says="With async_op=True, all_reduce returns at once, and the sum is there "
+            "later. Call `wait()` on what it returns before the sum is used or "
+            "returned.",
+        ),
         NOT_NEW,
         Mistake(
             when=lambda attempt: (

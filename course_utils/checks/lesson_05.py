@@ -698,13 +698,7 @@ AVERAGE_GRADIENTS = Task(
             "gradients there are.",
         ),
         Mistake(
-            when=lambda attempt: "NoneType" in attempt.message,
-            says="A gradient may be None: that of a frozen parameter, and that of a "
-            "layer which this rank's rows did not pass. Leave frozen ones alone "
-            "(`requires_grad` is False), and put zeros where a gradient is missing.",
-        ),
-        Mistake(
-            when=says("must be Tensor, not None"),
+            when=says("NoneType", "must be Tensor, not None"),
             says="A gradient may be None: that of a frozen parameter, and that of a "
             "layer which this rank's rows did not pass. Leave frozen ones alone "
             "(`requires_grad` is False), and put zeros where a gradient is missing.",

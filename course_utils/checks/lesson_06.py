@@ -938,6 +938,12 @@ CRASHES = (
         "shape of its gradient by `view_as`.",
     ),
     Mistake(
+        when=says("a leaf Variable that requires grad"),
+        says="A parameter was to be changed in place, and autograd guards it. Did it "
+        "come from a hook? It gets the *parameter*; the gradient is in its .grad. "
+        "Where you do mean the parameter, do it under `torch.no_grad()`.",
+    ),
+    Mistake(
         when=says("zip() argument"),
         says="Two lists that belong together are not equally long: one of them was "
         "emptied, the other was not.",

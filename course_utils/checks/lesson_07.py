@@ -176,6 +176,12 @@ A_TUPLE = Mistake(
     says="`tensor_split` returns a tuple, which has no `chunks[i] = ...`. Write into "
     "the chunks, in place: `chunks[i] += incoming`, or `chunks[i].copy_(incoming)`.",
 )
+NOT_CAST = Mistake(
+    when=says("can't be cast to the desired output type"),
+    says="These numbers are whole, and a tensor of whole numbers cannot hold a "
+    "fraction. Was it divided in place? The sum is wanted, not the mean. Or was a "
+    "tensor of another dtype added to it?",
+)
 OF_TRAFFIC = (
     *(NOTHING_SENT, TOO_LITTLE_SENT, TOO_MUCH_SENT),
     *(NOT_WAITED, TWO_WAYS, NO_PARTNER, IN_PIECES, ONE_AFTER_THE_OTHER),
@@ -196,7 +202,7 @@ ANOTHER_CHUNKS_SIZE = replace(
 )
 OF_MESSAGES = (
     *(SOME_HAVE_RETURNED, ALL_SEND_FIRST, ALONE, NO_SUCH_RANK, POLLED, STILL_BUSY),
-    *(NO_SOURCE, A_TUPLE, ANOTHER_CHUNKS_SIZE, IN_A_CIRCLE),
+    *(NO_SOURCE, A_TUPLE, ANOTHER_CHUNKS_SIZE, IN_A_CIRCLE, NOT_CAST),
 )
 
 
@@ -827,6 +833,14 @@ ALL_REDUCE = Task(
         ANOTHER_MEMORY,
         Mistake(
             when=lambda attempt: (
+                is_wrong("the tensor")(attempt) and attempt.world_size == 1
+            ),
+            says="One rank alone has nothing to add: its tensor must stay as it is. If "
+            "you work on a flat copy, each element must go back to its own place: "
+            "`tensor.copy_(flat.view(tensor.shape))`.",
+        ),
+        Mistake(
+            when=lambda attempt: (
                 attempt.error == ""
                 and is_wrong("the tensor")(attempt)
                 and tensor_is_own(attempt)
@@ -987,6 +1001,11 @@ TREE_WINS = Task(
                 2 * math.ceil(math.log2(n)), 2 * n, n, n, a, b
             ),
             says="A ring has n - 1 steps in each half, not n.",
+        ),
+        Mistake(
+            when=lambda attempt: attempt.got == 0 and attempt.args[0] == 4,
+            says="With 4 ranks a tree has 4 steps, and a ring has 6: there the tree "
+            "wins for small tensors. Only 2 and 3 ranks give 0.",
         ),
         Mistake(
             like=lambda n, a, b: sizes_equal(

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import math
 import re
 import time
 
@@ -492,9 +493,16 @@ def unpadded(cut):
 
 
 def numbers_left(message):
-    """How many numbers split() had too many, according to its error."""
+    """How many numbers split() or view() had too many, according to its error."""
     found = re.search(r"split_sizes to sum exactly to (\d+).*=\[([\d, ]*)\]", message)
-    return int(found[1]) - sum(map(int, found[2].split(","))) if found else 0
+    if found:
+        return int(found[1]) - sum(map(int, found[2].split(",")))
+    found = re.search(
+        r"shape '\[([\d, ]*)\]' is invalid for input of size (\d+)", message
+    )
+    if found:
+        return int(found[2]) - math.prod(map(int, re.findall(r"\d+", found[1])))
+    return 0
 
 
 def rounded_down(attempt):
@@ -632,6 +640,7 @@ FLAT_SHARD = Task(
             when=lambda attempt: (
                 numbers_left(attempt.message) > 0
                 or attempt.world_size > 1  # one rank alone has no padding
+                and numbers_left(attempt.message) == 0
                 and "is invalid for input of size" in attempt.message
             ),
             says="After the all-gather the padding is still there. Cut it off before "
@@ -706,7 +715,8 @@ SOURCES = "each recv takes a message of this call, whoever is ahead"
 
 
 def gradient_of(size, rank, n):
-    gradient = whole_numbers((n * size,), 20 + rank)
+    # With these numbers no rank's own piece is also the largest of all ranks.
+    gradient = whole_numbers((n * size,), 21 + rank)
     # The long one has numbers that 16 bits cannot hold, so rounding would show.
     return (gradient * (1 + 2.0**-12) if size == LONG else gradient,)
 
@@ -910,6 +920,23 @@ REDUCE_SCATTER = Task(
                 lambda g, rank: chunk_of((sum(g) + g[rank]) / len(g), g, rank)
             ),
             says="This rank's own part is in the sum twice.",
+        ),
+        Mistake(
+            when=lambda attempt: any(
+                part_is(
+                    lambda g, rank, n=n: (
+                        sum(chunk_of(each, g, r) for r, each in enumerate(g)) / n
+                    )
+                )(attempt)
+                for n in {1, attempt.world_size}
+            ),
+            says="Each rank has sent its own piece, rank r the r-th. But rank j needs "
+            "the j-th piece of every gradient: send it that one.",
+        ),
+        Mistake(
+            when=part_is(lambda g, rank: chunk_of(torch.stack(g).amax(0), g, rank)),
+            says="That is the largest number of all ranks in each place. A gradient is "
+            "averaged: add the numbers up, and divide by the world size.",
         ),
         Mistake(
             when=part_is(lambda g, rank: chunk_of(g[rank], g, rank)),
@@ -1161,13 +1188,13 @@ def stepped_right(rank, inputs):
     return expected
 
 
-def shard_gradient_is(combine, step=0):
-    """Is the gradient of this step what the mistake makes of the ranks' gradients?"""
-    name = f"step {step}: gradient of the shard"
+def shard_gradient_is(combine):
+    """Is the first step's gradient what the mistake makes of the ranks' gradients?"""
+    name = "step 0: gradient of the shard"
 
     def test(attempt):
         kind, zero = attempt.args
-        like = stepped(kind, zero, attempt.world_size, combine)[step][0][attempt.rank]
+        like = stepped(kind, zero, attempt.world_size, combine)[0][0][attempt.rank]
         return (
             first_wrong(attempt) == name
             and difference(attempt.got[name], like, 1e-5) is None
@@ -1308,7 +1335,17 @@ ONE_UNIT = Task(
         ),
         Mistake(
             when=says("cannot register a hook on a tensor that doesn't require"),
+            says="The hook is on a tensor without a graph. It belongs on the output, "
+            "not on an input. And if it is there: was the forward run under no_grad?",
+        ),
+        Mistake(
+            when=says("does not require grad and does not have a grad_fn"),
             says="The output has no graph. Was the forward run under no_grad?",
+        ),
+        Mistake(
+            when=says("must be Tensor, not tuple"),
+            says="`args` is a tuple of what forward was called with. Hand them on one "
+            "by one: `self.module(*args)`.",
         ),
         Mistake(
             when=out_of_step,
@@ -1604,11 +1641,11 @@ def clip_by_own_norm(model, n):
 
 
 @functools.lru_cache(maxsize=16)
-def trained_alone(steps, n, *, clip=True, by_own_norm=False):
-    """What one process makes of all ranks' rows."""
+def trained_alone(steps, n, *, first=0, clip=True, by_own_norm=False):
+    """What one process makes of all ranks' rows, from step ``first`` on."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=TRAIN_RATE)
-    for step in range(steps):
+    for step in range(first, steps):
         x, y = (
             torch.cat(parts)
             for parts in zip(*[rows_of(r, step) for r in range(n)], strict=True)
@@ -1720,6 +1757,24 @@ SPOT_THE_OPTIMIZER = Task(
             "The unit of the whole model takes all that are in no other one. Each "
             "layer should be a unit of its own: `fully_shard(layer)` for the layers "
             "first, then for the model.",
+        ),
+        Mistake(
+            when=lambda attempt: any(
+                result_is(lambda steps, n, k=k: trained_alone(k, n))(attempt)
+                for k in range(1, attempt.args[0])
+            ),
+            says="The result is right for the first batches, but not all of them were "
+            "trained with. Does a `return` or a `break` stand inside the loop?",
+        ),
+        Mistake(
+            when=lambda attempt: any(
+                result_is(lambda steps, n, k=k: trained_alone(steps, n, first=k))(
+                    attempt
+                )
+                for k in range(1, attempt.args[0])
+            ),
+            says="The result is right for the last batches alone: the first were left "
+            "out. Train with every batch of the list.",
         ),
         Mistake(
             when=wrong_in(AGAIN),
@@ -2028,6 +2083,22 @@ SPOT_THE_PILE = Task(
             when=divided_by_the_units,
             says="It is divided by the number of units. A mean over the ranks is "
             "divided by the world size.",
+        ),
+        Mistake(
+            when=unit_gradients_are(lambda each: mean(each) / len(each)),
+            says="It is divided by the world size twice.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                first_wrong(attempt).startswith("gradient of unit")
+                and all(
+                    value is None
+                    for name, value in attempt.got.items()
+                    if name.startswith("gradient of unit")
+                )
+            ),
+            says="No unit of this rank has a gradient in the end. What wait() returns "
+            "goes into `unit.grad`, on every rank.",
         ),
         Mistake(
             when=lambda attempt: (

@@ -22,6 +22,7 @@ from course_utils.checks.compare import (
 )
 from course_utils.checks.learner_code import (
     CannotPack,
+    core_of,
     forbidden_call,
     is_unchanged,
     pack,
@@ -66,6 +67,18 @@ SAYINGS = (
     ("BdbQuit", "", f"There is a breakpoint in it. {_KEYBOARD}"),
     ("RecursionError", "", "It calls itself again and again. When should it stop?"),
     (
+        "TypeError",
+        "unsupported operand type(s) for ^",
+        "In Python, `^` does not raise to a power (it works on the bits of whole "
+        "numbers). Write `10**9`, or 1e9.",
+    ),
+    (
+        "RuntimeError",
+        "has to be contiguous",
+        "A column, or a tensor that was transposed, is no single piece of memory. "
+        "Send a copy that is: `.contiguous()`.",
+    ),
+    (
         "NameError",
         "name 'rank' is",
         "`rank` is ready-made in %%ranks cells only. In a function: dist.get_rank().",
@@ -83,6 +96,10 @@ SAYINGS = (
         "init_process_group.",
     ),
 )
+_GROUP_STAYS = (
+    "The process group belongs to the check, which still needs it when your function "
+    "has returned: leave out destroy_process_group."
+)
 _NO_RANKS = (
     "There are no ranks in this task: the check calls the function in one process. "
     "Take what you need from the arguments."
@@ -91,6 +108,8 @@ _NO_RANKS = (
 WRONG_ARGUMENTS = re.compile(r"(takes|missing|unexpected|multiple values) .*argument")
 # What PyTorch itself writes to stderr, with the time of day in it.
 LOG_LINE = re.compile(r"^\[rank \d+\] (\[rank\d+\]:)?\[?[WEI]\d{4} ")
+# A warning begins with the file that it comes from, which is long and mostly PyTorch's.
+WARNING = re.compile(r"^\S.*:\d+: (?=\w*Warning: )")
 
 
 def run_task(task: Task, answer: Any) -> Outcome:
@@ -252,6 +271,7 @@ class _Look:
         self.task, self.case, self.world_size = task, case, world_size
         self.name = getattr(answer, "__name__", type(answer).__name__)
         self.is_class = isinstance(answer, type)
+        self.lazy = _lazy(answer)
         self.inputs = task.inputs_of(case, world_size)
         self.printed: list[str] = []
 
@@ -303,7 +323,7 @@ class _Look:
         """The first lines that the learner's code has printed on a rank."""
         begin = f"[rank {rank}] "
         lines = [line[len(begin) :] for line in self.printed if line.startswith(begin)]
-        lines = _without_frames(lines)
+        lines = _without_places(_without_frames(lines))
         if not lines:
             return []
         shown = [f"  {line[:70]}" for line in lines[:SHOWN_PRINTS]]
@@ -325,6 +345,8 @@ class _Look:
         if wrong:
             rank = wrong[0]
             said = _mistake(task, self.case, got, want, rank, self.inputs)
+            if task.run is not call_it:  # else it is seen from what came back
+                said = self.lazy or said
             lines = [
                 self._call(rank),
                 *self._compared(got[rank], want[rank], in_words=bool(said)),
@@ -460,8 +482,8 @@ class _Look:
                     f"The check calls it{how}: it must take the arguments of the stub, "
                     "in the same order."
                 )
-        if self.task.where == "here" and "process group has not" in root.message:
-            return _NO_RANKS
+        if "process group has not" in root.message:
+            return _NO_RANKS if self.task.where == "here" else _GROUP_STAYS
         for error, part, saying in SAYINGS:
             if root.error == error and part in root.message:
                 return saying
@@ -558,6 +580,20 @@ def _mistake(
     return ""
 
 
+def _lazy(answer: Any) -> str:
+    """What to say of a function that a call alone does not run; "" of all others."""
+    core = core_of(answer)
+    if inspect.isgeneratorfunction(core):
+        what, repair = "a function with `yield`", "Use `return`, not `yield`."
+        made = "a generator"
+    elif inspect.iscoroutinefunction(core):
+        what, repair = "an `async def`", "Write `def`, not `async def`."
+        made = "a coroutine"
+    else:
+        return ""
+    return f"A call of {what} runs none of its lines: it makes {made}. {repair}"
+
+
 def _first_that_fits(mistakes: tuple[Mistake, ...], attempt: Attempt) -> str:
     fitting = (m.says for m in mistakes if m.like is None and _fits(m, attempt))
     return next(fitting, "")
@@ -595,6 +631,16 @@ def _without_frames(lines: list[str]) -> list[str]:
         inside = line.startswith("Traceback (most") or inside and line.startswith(" ")
         if not inside:
             kept.append(line)
+    return kept
+
+
+def _without_places(lines: list[str]) -> list[str]:
+    """Of a warning only its words: not the file before them and the line after them."""
+    kept, after_warning = [], False
+    for line in lines:
+        if not (after_warning and line.startswith("  ")):
+            kept.append(WARNING.sub("", line))
+        after_warning = bool(WARNING.match(line))
     return kept
 
 

@@ -118,7 +118,7 @@ class Question(ABC):
 
     @abstractmethod
     def key(self) -> list[str]:
-        """What is right and why, a line an option: for hand-outs with the answers."""
+        """What is right and why, a line an option: for a speaker's notes."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\d\d\.[a-z0-9_]+", self.id):

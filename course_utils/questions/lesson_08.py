@@ -179,8 +179,9 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "It trains, only with more memory.",
-                why="More memory, yes: the old parameters are kept alive. But the "
-                "ones that are trained are others.",
+                why="More memory, yes: the old parameters are kept alive. But these "
+                "are all it knows, and the model computes with new ones: nothing is "
+                "trained.",
             ),
             Choice(
                 "The optimizer is sharded as well, so all is well.",

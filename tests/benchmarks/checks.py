@@ -7,13 +7,12 @@ sending the cell until the kernel is idle.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 
-from course_utils.lessons import LESSONS, Lesson
+from course_utils.lessons import LESSONS
 from tests.benchmarks._harness import Row, to_itself
-from tests.benchmarks._kernel import Kernel
+from tests.benchmarks._kernel import Kernel, code_cells
 
 ROUNDS = 5
 MEDIAN_GOAL, P95_GOAL = 1.0, 2.0
@@ -25,16 +24,10 @@ def rows() -> Iterator[Row]:
     rounds: dict[str, list[float]] = {}
     for lesson in (lesson for lesson in LESSONS if lesson.tasks):
         with Kernel() as kernel:
-            paid, timed = time_checks(kernel, code_cells(lesson), ROUNDS)
+            paid, timed = time_checks(kernel, code_cells(lesson.solution), ROUNDS)
         first.append(paid)
         rounds |= timed
     yield from summary(first, rounds)
-
-
-def code_cells(lesson: Lesson) -> list[str]:
-    """The sources of the code cells of a lesson's solved exercise."""
-    cells = json.loads(lesson.solution.read_text(encoding="utf-8"))["cells"]
-    return ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
 
 
 def time_checks(
