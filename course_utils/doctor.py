@@ -27,10 +27,11 @@ from course_utils.machine import Gpu, Link, Machine, inspect_machine
 
 __all__ = ["Finding", "Gpu", "Link", "Machine", "examine", "inspect_machine", "report"]
 
-# GB at the peak of each lesson: its kernel, ranks and scripts, as measured on Linux.
+# GB at the peak of each lesson: its kernel, ranks and scripts, as measured on Linux by
+# tests/benchmarks/memory.py.
 LESSON_MEMORY = {
-    **{"00": 2.1, "01": 1.0, "02": 1.7, "03": 1.2, "04": 2.6},
-    **{"05": 2.9, "06": 3.1, "07": 1.4, "08": 4.3},
+    **{"00": 1.9, "01": 1.2, "02": 2.0, "03": 1.4, "04": 2.1},
+    **{"05": 1.8, "06": 2.8, "07": 1.9, "08": 3.2},
 }
 BESIDES = 0.7  # GB: JupyterLab 0.2, a browser 0.5
 

@@ -17,7 +17,7 @@ import pytest
 from course_utils.lessons import LESSONS
 from course_utils.ranks import Ranks
 from tests import benchmarks
-from tests.benchmarks import checks, ddp, prediction, ranks, ring, simulator
+from tests.benchmarks import checks, ddp, memory, prediction, ranks, ring, simulator
 from tests.benchmarks.__main__ import descriptions, main
 from tests.benchmarks._harness import Row, compare, compared, to_itself
 from tests.benchmarks._kernel import ROOT, Kernel
@@ -291,7 +291,9 @@ def test_a_kernel_that_dies_is_an_error_at_once():
     "lesson", [one for one in LESSONS if one.tasks], ids=lambda one: one.slug
 )
 def test_every_task_of_a_solved_exercise_has_a_check_cell_to_time(lesson):
-    cells = [cell for cell in checks.code_cells(lesson) if cell.startswith("check(")]
+    cells = [
+        cell for cell in checks.code_cells(lesson.solution) if cell.startswith("check(")
+    ]
     assert len(cells) == len(lesson.tasks)
     for cell, task in zip(cells, lesson.tasks, strict=True):
         assert cell.startswith(f'check("{task}", ')
@@ -454,6 +456,23 @@ def test_predictions(link, off):
         assert row.detail["bandwidth"] == pytest.approx(1e9)
         misled = 2 * (1e-5 + message / 1e9) / (off * seconds)
         assert row.detail["ping_pong_error"] == pytest.approx(abs(misled - 1))
+
+
+# --- memory --------------------------------------------------------------------------
+HELD = """import subprocess, sys, time
+hold = "import time; b = bytearray({} << 20); time.sleep(0.5)"
+child = subprocess.Popen([sys.executable, "-c", hold.format(300)])
+exec(hold.format(200)); del b
+child.wait()"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_peak_of_a_lesson_counts_the_kernel_and_its_children():
+    row = memory.row_of("00", ["1 / 0", HELD, "1"])
+    assert (row.unit, row.goal) == ("GB", memory.LESSON_MEMORY["00"])
+    assert row.detail == {"cells": 3, "processes": 2}
+    # 500 MiB are 0.52 GB; the kernel itself takes less than 0.2.
+    assert 0.5 <= row.ratio <= 0.8
 
 
 # --- simulator -----------------------------------------------------------------------

@@ -196,7 +196,7 @@ def test_too_little_memory(clone: Path, monkeypatch, capsys) -> None:
     assert doctor.main(["--room", "--no-venv"], clone) == 1
     assert capsys.readouterr().out.splitlines()[-1] == (
         "room: NOT ready | memory: 8.0 GB, 1.0 GB of it free -> close other programs: "
-        "lessons 00, 01, 02, 03, 04, 05, 06, 07 and 08 take up to 5.0 GB, with "
+        "lessons 00, 01, 02, 03, 04, 05, 06, 07 and 08 take up to 3.9 GB, with "
         "JupyterLab and a browser"
     )
 

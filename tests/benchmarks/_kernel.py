@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import os
 import queue
 import subprocess
@@ -23,6 +24,18 @@ START_SECONDS = 60.0
 CELL_SECONDS = 90.0  # longer than the limit that a cell on the ranks has by itself
 POLL_SECONDS = 1.0  # how often to look whether the kernel still lives
 END_SECONDS = 5.0  # for everything that a kernel has started to end after it
+
+
+def code_cells(notebook: Path) -> list[str]:
+    """The sources of the code cells of a notebook, in order."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of a process, on Linux with its part of what several share (PSS)."""
+    found = psutil.Process(pid).memory_full_info()
+    return getattr(found, "pss", found.uss)
 
 
 @dataclass(frozen=True)
@@ -56,10 +69,14 @@ class Kernel:
         self._folder = tempfile.TemporaryDirectory(prefix="benchmark-kernel-")
         folder = Path(self._folder.name)
         self._log = (folder / "log").open("w+")
+        # A port that is free now may be taken before the kernel listens there.
+        files = {"transport": "ipc", "ip": str(folder / "socket")}
+        address = {} if os.name == "nt" else files
         # No folders to look in: a kernel named python3 of another Python can't win.
         self._manager = KernelManager(
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
             connection_file=str(folder / "connection.json"),
+            **address,
         )
         self._sent: dict[str, float] = {}
         started = time.perf_counter()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from tests.benchmarks._harness import Comparison, Row, compare, to_itself
-from tests.benchmarks._kernel import Kernel
+from tests.benchmarks._kernel import Kernel, memory_of
 
 N = 4  # ranks
 FRESH_ROUNDS, WARM_ROUNDS = 3, 60
@@ -150,8 +150,7 @@ def memory_row(kernel: Kernel) -> Row:
     """What one rank adds to the memory in use (shared pages by their share)."""
 
     def mebibytes(pid: int) -> float:
-        found = psutil.Process(pid).memory_full_info()
-        return getattr(found, "pss", found.uss) / 2**20  # no PSS outside Linux
+        return memory_of(pid) / 2**20
 
     pids = kernel.value("[status.pid for status in ranks.status()]")
     readings = [statistics.median(map(mebibytes, pids)) for _ in range(2)]
