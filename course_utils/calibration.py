@@ -7,7 +7,7 @@
     EmulatedLink            a network as slow as you want, on one machine
     free_medians            work in the notebook itself, while no other program runs
 
-All but the last run on the ranks, and every rank of the group calls them:
+All but the last run on the ranks, and every rank calls them:
 
     SIZES = [2**19, 2**20, 2**21, 2**22]
     link = ranks.run(measured_link, ring_shift_seconds, SIZES)[0]
@@ -36,9 +36,7 @@ from course_utils.messages import P2P, put_back
 # ------------------------------------------------------------------------ measuring
 
 
-def slowest_seconds(
-    work: Callable[[], object], rounds: int = 5, *, group: ProcessGroup | None = None
-) -> list[float]:
+def slowest_seconds(work: Callable[[], object], rounds: int = 5) -> list[float]:
     """Time what all ranks do together, as often as `rounds`. Every rank calls it.
 
     A barrier lets all ranks begin at the same time. What counts is the slowest rank:
@@ -48,7 +46,6 @@ def slowest_seconds(
     Args:
         work: What each rank does.
         rounds: How often.
-        group: Its ranks; all, if left out.
 
     Returns:
         The seconds of each round, the same on all ranks.
@@ -60,28 +57,25 @@ def slowest_seconds(
     work()
     seconds = torch.zeros(rounds, dtype=torch.float64)
     for number in range(rounds):
-        dist.barrier(group)
+        dist.barrier()
         start = time.perf_counter()
         work()
         seconds[number] = time.perf_counter() - start
-    dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return seconds.tolist()
 
 
-def ring_shift_seconds(
-    sizes: Sequence[int], rounds: int = 20, *, group: ProcessGroup | None = None
-) -> list[float]:
+def ring_shift_seconds(sizes: Sequence[int], rounds: int = 20) -> list[float]:
     """Seconds of one step of a ring: all send to the next rank at the same time.
 
-    Each rank sends a message of so many bytes to the next rank and receives one from
-    the rank before it. On one machine all of them share its cores and its memory, and a
-    ring all-reduce has to live with that: its steps are these.
+    Every rank calls it. Each sends a message of so many bytes to the next rank and
+    receives one from the rank before it. On one machine all of them share its cores and
+    its memory, and a ring all-reduce has to live with that: its steps are these.
 
     Args:
         sizes: Bytes of a message, each of them 1 or more.
         rounds: How often all sizes take turns. In a round, each size has 2(n - 1)
             exchanges that follow each other at once, as many as a ring all-reduce has.
-        group: Its ranks; all, if left out. Every rank of it calls this.
 
     Returns:
         For each size the seconds of one exchange, the same on all ranks. In a round the
@@ -93,27 +87,25 @@ def ring_shift_seconds(
     Cost: 2(n - 1) messages of each size sent by each rank in each of `rounds` + 1
         rounds: the first one, which warms up, is not counted.
     """
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    rank, n = dist.get_rank(), dist.get_world_size()
 
     def exchanges(outgoing: Tensor, incoming: Tensor) -> None:
         for _ in range(2 * (n - 1)):
-            request = dist.isend(outgoing, group=group, group_dst=(rank + 1) % n)
-            dist.recv(incoming, group=group, group_src=(rank - 1) % n)
+            request = dist.isend(outgoing, (rank + 1) % n)
+            dist.recv(incoming, (rank - 1) % n)
             request.wait()
 
-    return _medians(exchanges, sizes, rounds, max(1, 2 * (n - 1)), group)
+    return _medians(exchanges, sizes, rounds, max(1, 2 * (n - 1)))
 
 
-def ping_pong_seconds(
-    sizes: Sequence[int], rounds: int = 20, *, group: ProcessGroup | None = None
-) -> list[float]:
+def ping_pong_seconds(sizes: Sequence[int], rounds: int = 20) -> list[float]:
     """Seconds of a message between ranks 0 and 1, one way, with nobody else sending.
 
     Rank 0 sends a message, rank 1 sends it back: half of that time. This is how a link
-    is measured in most tools. Other ranks of the group call it too, and wait.
+    is measured in most tools. Other ranks call it too, and wait.
 
     Args:
-        sizes, group: As in `ring_shift_seconds`.
+        sizes: As in `ring_shift_seconds`.
         rounds: As there; in a round, each size goes n - 1 times there and back.
 
     Returns:
@@ -121,24 +113,24 @@ def ping_pong_seconds(
         the rounds.
 
     Raises:
-        ValueError: as in `ring_shift_seconds`; or the group has only one rank.
+        ValueError: as in `ring_shift_seconds`; or there is only one rank.
 
     Cost: n - 1 messages of each size, there and back, in each of `rounds` + 1 rounds.
     """
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    rank, n = dist.get_rank(), dist.get_world_size()
     if n < 2:
-        raise ValueError("A ping-pong needs 2 ranks: this group has 1.")
+        raise ValueError("A ping-pong needs 2 ranks: there is 1.")
 
     def there_and_back(outgoing: Tensor, incoming: Tensor) -> None:
         for _ in range(n - 1):
             if rank == 0:
-                dist.send(outgoing, group=group, group_dst=1)
-                dist.recv(incoming, group=group, group_src=1)
+                dist.send(outgoing, 1)
+                dist.recv(incoming, 1)
             elif rank == 1:
-                dist.recv(incoming, group=group, group_src=0)
-                dist.send(incoming, group=group, group_dst=0)
+                dist.recv(incoming, 0)
+                dist.send(incoming, 0)
 
-    return _medians(there_and_back, sizes, rounds, 2 * (n - 1), group)
+    return _medians(there_and_back, sizes, rounds, 2 * (n - 1))
 
 
 def _medians(
@@ -146,7 +138,6 @@ def _medians(
     sizes: Sequence[int],
     rounds: int,
     how_many: int,
-    group: ProcessGroup | None,
 ) -> list[float]:
     """For each size the seconds of one of so many messages: the median round.
 
@@ -158,11 +149,11 @@ def _medians(
     seconds = torch.zeros(rounds + 1, len(sizes), dtype=torch.float64)
     for number in range(rounds + 1):
         for place, (outgoing, incoming) in enumerate(buffers):
-            dist.barrier(group)
+            dist.barrier()
             start = time.perf_counter()
             messages(outgoing, incoming)
             seconds[number, place] = (time.perf_counter() - start) / how_many
-    dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
     # The first round warms up.
     return [statistics.median(column) for column in seconds[1:].T.tolist()]
 
@@ -171,35 +162,29 @@ def measured_link(
     measure: Callable[..., Sequence[float]],
     sizes: Sequence[int],
     rounds: int = 20,
-    *,
-    tries: int = 3,
-    group: ProcessGroup | None = None,
 ) -> costs.Transfer:
     """The latency and bandwidth of a link, also where the machine is busy meanwhile.
 
-    What one gets is checked against what the memory can do: a message is copied at
-    least once on its way, so no link is faster than copying. Where the times say
-    otherwise, or do not grow with the sizes at all, they are mostly the waking of
-    processes, and are measured again. The last try is taken as it is, but with a
-    bandwidth that is possible.
+    Every rank calls it. What one gets is checked against what the memory can do: a
+    message is copied at least once on its way, so no link is faster than copying. Where
+    the times say otherwise, or do not grow with the sizes at all, they are mostly the
+    waking of processes, and are measured again. The third try is taken as it is, but
+    with a bandwidth that is possible.
 
     Args:
         measure: `ring_shift_seconds` or `ping_pong_seconds`.
         sizes: Bytes of a message, of at least two different sizes.
         rounds: For `measure`.
-        tries: How often to measure at most, 1 or more.
-        group: Its ranks; all, if left out. Every rank of it calls this.
 
     Returns:
         The same on all ranks.
 
     Raises:
-        ValueError: as in `measure`; or a bad number of tries, or of sizes.
+        ValueError: as in `measure`; or a bad number of sizes.
     """
-    tries = costs.count(tries, "tries", least=1)
-    limit = _copied_a_second(group)
-    for _ in range(tries):
-        link = _fit(sizes, measure(sizes, rounds, group=group), limit)
+    limit = _copied_a_second()
+    for _ in range(3):
+        link = _fit(sizes, measure(sizes, rounds), limit)
         if link.bandwidth < limit:
             break
     return link
@@ -223,7 +208,7 @@ def _fit(
     return costs.Transfer(max(0.0, latency), limit)
 
 
-def _copied_a_second(group: ProcessGroup | None) -> float:
+def _copied_a_second() -> float:
     """Bytes a second that the fastest rank copies, in its own memory."""
     source, target = torch.ones(2, 2**25, dtype=torch.uint8)  # more than caches hold
     seconds = []
@@ -232,7 +217,7 @@ def _copied_a_second(group: ProcessGroup | None) -> float:
         target.copy_(source)
         seconds.append(time.perf_counter() - start)
     fastest = torch.tensor([min(seconds)], dtype=torch.float64)
-    dist.all_reduce(fastest, dist.ReduceOp.MIN, group=group)
+    dist.all_reduce(fastest, dist.ReduceOp.MIN)
     return len(source) / fastest.item()
 
 

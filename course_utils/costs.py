@@ -271,7 +271,7 @@ def bubble_of_total(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def bubble_of_ideal(stages: int, micro_batches: int, *, chunks: int = 1) -> float:
+def bubble_of_ideal(stages: int, micro_batches: int) -> float:
     """The idle time of a pipeline stage as a share of the time in which it works.
 
     `(p - 1) / m` for p stages and m micro-batches. The time without any idling is the
@@ -284,18 +284,12 @@ def bubble_of_ideal(stages: int, micro_batches: int, *, chunks: int = 1) -> floa
     Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
     Clusters Using Megatron-LM", SC21, arXiv 2104.04473, section 2.2.
 
-    Args:
-        stages: Devices, one after the other.
-        micro_batches: Parts of a batch.
-        chunks: Pieces of the model on each device, in the interleaved schedule of
-            section 2.2.2: the idle time is divided by it.
-
     Raises:
         ValueError: a number is not whole or below 1.
     """
     stages = count(stages, "stages", least=1)
     micro_batches = count(micro_batches, "micro_batches", least=1)
-    return (stages - 1) / micro_batches / count(chunks, "chunks", least=1)
+    return (stages - 1) / micro_batches
 
 
 def pipeline_seconds(
@@ -583,47 +577,9 @@ def all_reduce_seconds(
     }
     if algorithm not in seconds:
         raise ValueError(
-            f"There is no formula for {algorithm!r}. There are: {', '.join(seconds)}; "
-            "and hierarchical_seconds()."
+            f"There is no formula for {algorithm!r}. There are: {', '.join(seconds)}."
         )
     return seconds[algorithm]
-
-
-def hierarchical_seconds(
-    nodes: int,
-    gpus_per_node: int,
-    nbytes: float,
-    *,
-    inside: "Transfer",
-    between: "Transfer",
-) -> float:
-    """Seconds of an all-reduce in two levels, where all nodes and links are alike.
-
-    Three parts, one after the other: a reduce-scatter in each node, a ring all-reduce
-    between GPUs with the same local rank, and an all-gather in each node. With g GPUs
-    on each of N nodes: `2(g-1)(α + S/(gB)) + 2(N-1)(α' + S/(gNB'))`.
-
-    Source: the three parts are those of Horovod's hierarchical all-reduce
-    (NCCLReduceScatter, MPIAllreduce, NCCLAllgather: github.com/horovod/horovod, pull
-    request 411); the cost of each ring is that of `all_reduce_seconds`.
-
-    Args:
-        nodes: N.
-        gpus_per_node: g.
-        nbytes: S, the size of the tensor.
-        inside: α and B of a message between GPUs of a node.
-        between: α' and B' of a message to another node, while all g GPUs of a node send
-            one. Where they share one network card, each has a g-th of it:
-            `Cluster.between_nodes(g)` of the simulator.
-
-    Raises:
-        ValueError: a number makes no sense.
-    """
-    nodes = count(nodes, "nodes", least=1)
-    gpus_per_node = count(gpus_per_node, "gpus_per_node", least=1)
-    part = not_negative(nbytes, "nbytes") / gpus_per_node
-    in_nodes = 2 * (gpus_per_node - 1) * inside.seconds(part)
-    return in_nodes + 2 * (nodes - 1) * between.seconds(part / nodes)
 
 
 def tree_wins_below(world_size: int, *, latency: float, bandwidth: float) -> float:
@@ -715,7 +671,6 @@ class Link:
             "both ways together": a direction has half of it. "shared": reads and
             writes share it, and either may take all of it.
         source: Where the figure is from.
-        latency_seconds: Of an empty message, where the source states one.
     """
 
     name: str
@@ -724,7 +679,6 @@ class Link:
     bytes_per_second: float
     direction: Direction
     source: str
-    latency_seconds: float | None = None
 
     @property
     def one_way(self) -> float:
@@ -791,8 +745,7 @@ LADDER: tuple[Link, ...] = (
         "200 Gb/s",
         gigabits(200),
         "one way",
-        _NDR + "50 Gb/s; latency: NVIDIA ConnectX-6 user manual, below 600 ns",
-        latency_seconds=600e-9,
+        _NDR + "50 Gb/s",
     ),
     Link(
         "400 Gigabit Ethernet",
@@ -827,11 +780,7 @@ def link(name: str) -> Link:
     Raises:
         ValueError: there is none. The names are listed.
     """
-    for rung in LADDER:
-        if rung.name == name:
-            return rung
-    names = ", ".join(rung.name for rung in LADDER)
-    raise ValueError(f"There is no link {name!r} on the ladder. It has: {names}.")
+    return _named(name, LADDER, "link")
 
 
 # --- where the memory goes ------------------------------------------------------
@@ -960,45 +909,6 @@ def zero_memory(
     )
 
 
-def zero_traffic(
-    nbytes: float,
-    world_size: int,
-    *,
-    stage: int = 3,
-    reshard_after_forward: bool = True,
-) -> float:
-    """Bytes that each rank sends in a step, by the stage of ZeRO.
-
-    With W ranks and a model of M bytes, an all-gather and a reduce-scatter each send
-    (W-1)/W·M. Stage 0 (DDP) all-reduces the gradients, which is both: 2(W-1)/W·M.
-    Stages 1 and 2 reduce-scatter the gradients and all-gather the new parameters: as
-    much. Stage 3 all-gathers the parameters twice and reduce-scatters the gradients:
-    3(W-1)/W·M, 1.5 times as much. Without freeing them after the forward pass, one
-    all-gather is saved: 2(W-1)/W·M.
-
-        >>> zero_traffic(1000, 4, stage=3) / zero_traffic(1000, 4, stage=0)
-        1.5
-
-    Source: ZeRO, arXiv 1910.02054, section 7; FSDP, arXiv 2304.11277, section 3.2. An
-    implementation of stage 1 that all-reduces the gradients before it all-gathers the
-    parameters sends 3(W-1)/W·M.
-
-    Args:
-        nbytes: M, of all parameters, and of all gradients.
-        world_size: W.
-        stage: 0, 1, 2 or 3.
-        reshard_after_forward: Whether stage 3 frees whole parameters after the forward
-            pass, and gathers them again for the backward pass.
-
-    Raises:
-        ValueError: there is no such stage, no rank, or the size is negative.
-    """
-    n = count(world_size, "world_size", least=1)
-    _known(stage, "stage", range(4))
-    times = 3 if stage == 3 and reshard_after_forward else 2
-    return times * (n - 1) / n * not_negative(nbytes, "nbytes")
-
-
 def shard_size(elements: int, world_size: int) -> int:
     """Elements of a shard: a `world_size`-th, rounded up, so that all are equal.
 
@@ -1052,78 +962,42 @@ def shard_parts(
 
 @dataclass(frozen=True)
 class FsdpMemory:
-    """Bytes on each rank of a model under FSDP; see `fsdp_memory`.
+    """Bytes of the parameters on each rank under FSDP; see `fsdp_memory`.
 
     Attributes:
         shards: What it always has: its shards, padding included.
         gathered: The most that whole parameters take at a time.
-        whole_gradients: The most that gradients take that are not reduced yet.
-        peak: The most that all of this takes at a time, in a whole step.
     """
 
-    shards: ModelStates
+    shards: float
     gathered: float
-    whole_gradients: float
-    peak: float
-
-    @property
-    def persistent(self) -> float:
-        """What stays from step to step, with the gradients' shards."""
-        return self.shards.total
 
     @property
     def parameter_peak(self) -> float:
-        """Of parameters alone: all shards, and what is gathered."""
-        return self.shards.parameters + self.gathered
+        """All shards, and what is gathered."""
+        return self.shards + self.gathered
 
 
 def fsdp_memory(
-    units: Sequence[int],
-    world_size: int,
-    *,
-    optimizer: Optimizer = "adam",
-    precision: Precision = "float32",
-    compute_bytes: float | None = None,
-    prefetch: int = 0,
-    reducing: int = 0,
-    reduce_buffers: int = 1,
-    copied: Sequence[int] = (),
-    reshard_after_forward: bool | Sequence[bool] = True,
+    units: Sequence[int], world_size: int, *, prefetch: int = 0
 ) -> FsdpMemory:
-    """Bytes on each rank of a model under FSDP, unit by unit; without activations.
+    """Bytes of the parameters on each rank under FSDP, unit by unit, in float32.
 
     Each rank has a shard of every unit. A unit's parameters are whole while it
     computes: for units of ψᵢ bytes on F ranks, parameters take at most
-    Σψᵢ/F + max ψᵢ. A unit's gradient is whole from its backward pass until it has been
-    reduce-scattered.
+    Σψᵢ/F + max ψᵢ.
 
         >>> memory = fsdp_memory([1000] * 10, world_size=4)
         >>> memory.parameter_peak / (4 * 10_000)
         0.35
 
-    Source: FSDP, arXiv 2304.11277, section 3.2.1 (the parameters). The gradients
-    follow from the same order: backward of unit i goes on with its parameters, those of
-    the units that are gathered ahead, its gradient, and those that still wait. The
-    gradients' shards are there once they are reduced (`zero_grad(set_to_none=True)`).
+    Source: FSDP, arXiv 2304.11277, section 3.2.1.
 
     Args:
         units: Parameters of each unit, in the order of the forward pass. FSDP2 pads
             each parameter by itself: pass what it has after padding.
         world_size: F.
-        optimizer, precision: Of the shards, as in `state_bytes`.
-        compute_bytes: Of a whole parameter, and of its gradient, if they are not as in
-            the shards: 2 for bfloat16 (`MixedPrecisionPolicy(param_dtype=...)`).
         prefetch: Units that are gathered ahead of the one that computes.
-        reducing: Units whose gradients still wait while the next one computes.
-        reduce_buffers: Shards that a reduce-scatter on its way has for what arrives.
-            One is its result. It is F-1 where the pieces of the other ranks arrive one
-            by one, as in `from_scratch/fsdp` with gloo. (A result that is cast to
-            the type of the shards is there twice for a moment: not counted.)
-        copied: Elements of the largest tensor of each unit, if its gradient is copied
-            into a flat one: at this moment it is there twice. Not, if left out.
-        reshard_after_forward: Whether whole parameters are freed after the forward
-            pass; else they stay until their own backward pass is done. One for all
-            units, or one for each.
 
     Raises:
         ValueError: there are no units, or a number makes no sense.
@@ -1131,44 +1005,10 @@ def fsdp_memory(
     if not units:
         raise ValueError("There are no units: expected the size of at least one.")
     counts = [count(size, f"units[{place}]") for place, size in enumerate(units)]
-    freed = reshard_after_forward
-    freed = [freed] * len(counts) if isinstance(freed, bool) else [*freed]
-    if len(freed) != len(counts):
-        raise ValueError(
-            f"reshard_after_forward has {len(freed)} entries for {len(counts)} units: "
-            "expected one for each, or one for all."
-        )
-    twice = [count(size, f"copied[{place}]") for place, size in enumerate(copied)]
-    if twice and len(twice) != len(counts):
-        raise ValueError(
-            f"copied has {len(twice)} sizes for {len(counts)} units: expected one for "
-            "each, or none."
-        )
-    ahead, waiting = count(prefetch, "prefetch"), count(reducing, "reducing")
-    buffers = count(reduce_buffers, "reduce_buffers")
-    one = state_bytes(optimizer, precision)
-    each = one.parameters
-    if compute_bytes is not None:
-        each = positive(compute_bytes, "compute_bytes")
-    sizes = [shard_size(elements, world_size) for elements in counts]
-    whole = [world_size * size * each for size in sizes]
-    total = sum(sizes)
-    shards = ModelStates(
-        total * one.parameters, total * one.gradients, total * one.optimizer
-    )
-    gathered, waits, most = [], [], [shards.total]
-    for unit in range(len(whole)):
-        # In the forward pass, the units ahead are the next ones: the sums are the same.
-        there = (j for j in range(unit + 1) if j >= unit - ahead or not freed[j])
-        gathered.append(sum(whole[j] for j in there))
-        waits.append(sum(whole[unit : unit + waiting + 1]))
-        # Of the units behind it, the first ones still wait, and the others are done.
-        arriving = each * buffers * sum(sizes[unit + 1 : unit + waiting + 1])
-        arrived = one.gradients * sum(sizes[unit + waiting + 1 :])
-        kept = shards.parameters + shards.optimizer + arriving + arrived
-        copies = each * twice[unit] if twice else 0.0
-        most.append(kept + gathered[-1] + waits[-1] + copies)
-    return FsdpMemory(shards, max(gathered), max(waits), max(most))
+    together = count(prefetch, "prefetch") + 1
+    shards = [4 * shard_size(elements, world_size) for elements in counts]
+    most = max(sum(shards[i : i + together]) for i in range(len(shards)))
+    return FsdpMemory(sum(shards), world_size * most)
 
 
 def activation_bytes(

@@ -7,7 +7,6 @@ are downloaded by torchvision, once, into the course's own folder.
 import contextlib
 import importlib.util
 import io
-import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import numpy
 import torch
 from filelock import FileLock
 
-from course_utils.environment import ROOT, STATE
+from course_utils.environment import STATE, shown
 
 Split = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -108,7 +107,7 @@ def _torchvision(name: str, folder: Path) -> Split:
             except Exception as error:
                 file.unlink()
                 raise DataError(
-                    f"{_short(file)} was damaged ({_first_line(error)}), perhaps by a "
+                    f"{shown(file)} was damaged ({_first_line(error)}), perhaps by a "
                     "download that was cut off. It has been removed. Run this again "
                     "to download it anew."
                 ) from None
@@ -120,7 +119,7 @@ def _download(name: str, mirrors: list[str], archive: str, md5: str, raw: Path) 
     """Download one file into ``raw`` and unpack it, or raise :class:`DataError`."""
     from torchvision.datasets.utils import download_and_extract_archive
 
-    print(f"downloading {archive} of {name} into {_short(raw)}", file=sys.stderr)
+    print(f"downloading {archive} of {name} into {shown(raw)}", file=sys.stderr)
     failures = []
     for mirror in mirrors:
         try:
@@ -150,11 +149,6 @@ def _quick_and_quiet() -> Iterator[None]:
             yield
     finally:
         socket.setdefaulttimeout(before)
-
-
-def _short(path: Path) -> str:
-    """A path as the reader of the clone knows it."""
-    return os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path)
 
 
 def _first_line(error: Exception) -> str:

@@ -62,7 +62,6 @@ class Machine:
 
     system: str  # "Linux", "macOS" or "Windows"
     release: str  # with its version: "Debian GNU/Linux 12 (bookworm)"
-    architecture: str  # "x86_64", "arm64", ...
     cpu: str  # the model's name
     cores: int  # logical cores that this process may use at a time
     all_cores: int  # logical cores of the machine
@@ -89,7 +88,6 @@ def inspect_machine() -> Machine:
         machine = Machine(
             system={"Darwin": "macOS"}.get(platform.system(), platform.system()),
             release=_release(),
-            architecture=platform.machine(),
             cpu=cpu,
             cores=usable_cores(),
             all_cores=os.cpu_count() or 1,

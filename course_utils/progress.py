@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from course_utils.lessons import LESSONS, Lesson, lesson_of
+from course_utils.written import exit_status
 
 VERSION = 1
 # What an entry of each part has at least; a question's answer may be of any type.
@@ -353,10 +354,9 @@ def _row(lesson: Lesson, state: dict) -> tuple[str, str]:
     facts = [f"{passed} of {len(tasks)} tasks done"]
     if tried:
         facts.append(f"{tried} tried")
-    if quiz:
-        judged = [q["correct"] for q in quiz if q["correct"] is not None]
-        if judged:
-            facts.append(f"{sum(judged)} of {len(judged)} answers right")
+    judged = [q["correct"] for q in quiz if q["correct"] is not None]
+    if judged:
+        facts.append(f"{sum(judged)} of {len(judged)} answers right")
     if tasks and passed == len(tasks):
         mark = "✓"
     elif passed or tried or quiz:
@@ -411,25 +411,18 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.force and options.export is None:
         parser.error("--force goes with --export")
-    if hasattr(sys.stdout, "reconfigure"):  # a terminal that has no ✓ shows a ?
-        sys.stdout.reconfigure(errors="replace")
-    try:
-        if options.reset is not None:
-            _reset(_lesson_named(options.reset))
-        elif options.export is not None:
-            _export(options.export, options.force)
-        elif options.file:
-            print(progress_file())
-        else:
-            progress()
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"{where}{error.strerror or error}", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.reset is not None:
+        _reset(_lesson_named(options.reset))
+    elif options.export is not None:
+        _export(options.export, options.force)
+    elif options.file:
+        print(progress_file())
+    else:
+        progress()
 
 
 def _lesson_named(number: str) -> Lesson:

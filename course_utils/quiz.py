@@ -17,8 +17,6 @@ What goes where:
 - What the notebook file stores is the question as text, without the key and without
   the learner's answer. It is the same on every run, so tests can compare it. It is
   what nbviewer, nbconvert and a notebook that was opened but not yet run show.
-  `quiz("00.ranks", static=True)` shows that text with the answers in a closed
-  `<details>`, for a hand-out.
 """
 
 from __future__ import annotations
@@ -60,14 +58,13 @@ _STYLE = """
 </style>"""
 
 
-def quiz(question_id: str, *, answer: object = None, static: bool = False) -> Quiz:
+def quiz(question_id: str, *, answer: object = None) -> Quiz:
     """Show one question, or answer it in text.
 
     Args:
         question_id: "<lesson>.<name>", such as "00.ranks".
         answer: an option's number from 1; several in a list; or the predicted number.
             Prints the feedback instead of showing the question.
-        static: show the question as text, with its answers in a closed `<details>`.
 
     Returns:
         The `Quiz`. Its `value` is the learner's answer, or None.
@@ -86,7 +83,7 @@ def quiz(question_id: str, *, answer: object = None, static: bool = False) -> Qu
         print(item.feedback_text())
         return item
     item.restore()
-    item.show(static=static)
+    item.show()
     return item
 
 
@@ -156,7 +153,7 @@ class Quiz:
                 self.feedback = (one.note if one.measured else one.grade)(self._answer)
         self._push()
 
-    def show(self, *, static: bool = False) -> None:
+    def show(self) -> None:
         """Show the form in a notebook, print the text form anywhere else."""
         shell = _notebook_shell()
         if shell is None:
@@ -169,13 +166,9 @@ class Quiz:
 
         # Two outputs: the text, which the notebook keeps, and the form, which lives as
         # long as the kernel.
-        text = {"text/plain": self.text(), "text/html": self.html(key=static)}
-        if static:
-            display(text, raw=True)
-        else:
-            text["text/html"] += _STYLE
-            display(text, raw=True)
-            display(self._form(), raw=True)
+        text = {"text/plain": self.text(), "text/html": self.html() + _STYLE}
+        display(text, raw=True)
+        display(self._form(), raw=True)
         self._shown_by = _request(shell)
 
     def _ipython_display_(self) -> None:
@@ -203,13 +196,8 @@ class Quiz:
         call, advice = self._how_to_answer()
         return "\n".join([*lines, "", f"To answer: {call}, {advice}."])
 
-    def html(self, *, key: bool = False) -> str:
-        """The question as static HTML.
-
-        Args:
-            key: add the answers, in a closed `<details>`. Without it nothing in the
-                HTML tells which answer is right.
-        """
+    def html(self) -> str:
+        """The question as static HTML. Nothing in it tells which answer is right."""
         question = self.question
         call, advice = self._how_to_answer()
         parts = [
@@ -226,9 +214,6 @@ class Quiz:
             "<p>To answer, or to see your last answer, run this cell in JupyterLab. Or "
             f"answer in any Python: <code>{html.escape(call)}</code>, {advice}.</p>"
         )
-        if key:
-            lines = "".join(f"<p>{_prose(line)}</p>" for line in question.key())
-            parts.append(f"<details><summary>Answer</summary>{lines}</details>")
         return "\n".join([*parts, "</details>"])
 
     def feedback_text(self) -> str:

@@ -825,40 +825,26 @@ class FsdpStep:
         return self.compute / self.seconds if self.seconds else 1.0
 
 
-@dataclass
-class _Unit:
-    """Some layers of a model that are gathered together."""
-
-    name: str
-    parameters: int
-    flops: float  # of the forward pass, for all samples
-    stays: bool  # whole from its first all-gather until its backward pass is done
-
-
 def fsdp_step(
     cluster: Cluster,
     model: Model,
     samples: float,
     *,
-    layers_per_unit: int = 1,
     prefetch: int = 1,
-    reshard_after_forward: bool = True,
-    parameter_bytes: float = 4,
-    gradient_bytes: float = 4,
     utilization: float = 0.5,
 ) -> FsdpStep:
-    """Simulate one training step of FSDP, sharded over all GPUs.
+    """Simulate one training step of FSDP in float32, sharded over all GPUs.
 
-    A unit is all-gathered, computes forward, and is freed; before its backward pass it
-    is all-gathered again, and after it freed, and its gradient is reduce-scattered.
-    Collectives are rings, and go on one after the other, in the order in which they
-    were issued, while a unit computes. All-gathers of the next units are issued when a
-    unit begins to compute, a reduce-scatter when its backward pass is done.
+    A unit is a layer. It is all-gathered, computes forward, and is freed; before its
+    backward pass it is all-gathered again, and after it freed, and its gradient is
+    reduce-scattered. Collectives are rings, and go on one after the other, in the order
+    in which they were issued, while a unit computes. All-gathers of the next units are
+    issued when a unit begins to compute, a reduce-scatter when its backward pass is
+    done.
 
     With `prefetch=0`, each collective waits for the computing before it, and keeps the
     next waiting: `seconds = compute + 2·all-gathers + reduce-scatters`. The same holds
-    if there is one unit only. (If whole parameters stay after the forward pass,
-    reduce-scatters overlap even so.)
+    if there is one unit only.
 
     A layer without parameters computes with those of the first layer, as the output
     layer of a GPT-2 does: the first unit then stays whole during the step, like the
@@ -869,12 +855,7 @@ def fsdp_step(
 
     Args:
         samples: How many each GPU has in its batch.
-        layers_per_unit: How many layers that follow each other make a unit.
         prefetch: How many units are gathered ahead of the one that computes.
-        reshard_after_forward: Whether whole parameters are freed after the forward
-            pass; else they stay until their backward pass is done.
-        parameter_bytes, gradient_bytes: Of one that is sent: 4 in float32, 2 in
-            bfloat16.
         utilization: As for `ddp_step`.
 
     Raises:
@@ -882,9 +863,10 @@ def fsdp_step(
     """
     _check_computing(samples, utilization)
     ahead = costs.count(prefetch, "prefetch")
-    parameter_bytes = costs.positive(parameter_bytes, "parameter_bytes")
-    gradient_bytes = costs.positive(gradient_bytes, "gradient_bytes")
-    units = _units(model, layers_per_unit, stay=not reshard_after_forward)
+    layers = model.layers
+    tied = any(layer.flops and not layer.parameters for layer in layers)
+    names = [f"layer {place}" for place in range(len(layers))]
+    sizes = [4 * layer.parameters for layer in layers]
     speed = cluster.flops * utilization
     line = _Line(cluster)
     now, computed = 0.0, 0.0
@@ -892,10 +874,9 @@ def fsdp_step(
 
     def gather(wanted: Sequence[int]) -> None:
         for place in wanted:
-            if place not in whole and units[place].parameters:
-                unit = units[place]
-                nbytes = parameter_bytes * unit.parameters
-                whole[place] = line.send(now, nbytes, unit.name, "all-gather")
+            if place not in whole and sizes[place]:
+                done = line.send(now, sizes[place], names[place], "all-gather")
+                whole[place] = done
 
     def compute(place: int, kind: str, seconds: float) -> None:
         nonlocal now, computed
@@ -905,39 +886,36 @@ def fsdp_step(
         gather(upcoming(place, kind)[1:])
         now = start + seconds
         computed += seconds
-        line.events.append(UnitEvent(start, now, units[place].name, kind))
+        line.events.append(UnitEvent(start, now, names[place], kind))
 
     def upcoming(place: int, kind: str) -> Sequence[int]:
         if kind == "forward":
-            return range(place, min(place + ahead + 1, len(units)))
+            return range(place, min(place + ahead + 1, len(layers)))
         return range(place, max(place - ahead - 1, -1), -1)
 
     def free(place: int) -> None:
         if whole.pop(place, None) is not None:
-            name = units[place].name
-            line.events.append(UnitEvent(now, now, name, "free"))
+            line.events.append(UnitEvent(now, now, names[place], "free"))
 
-    for place, unit in enumerate(units):
+    for place, layer in enumerate(layers):
         gather([place])
-        compute(place, "forward", unit.flops * samples / speed)
-        if not unit.stays:
+        compute(place, "forward", layer.flops * samples / speed)
+        if place or not tied:
             free(place)
-    for place, unit in reversed([*enumerate(units)]):
+    for place, layer in reversed([*enumerate(layers)]):
         gather([place])
-        compute(place, "backward", 2 * unit.flops * samples / speed)
+        compute(place, "backward", 2 * layer.flops * samples / speed)
         free(place)
-        if unit.parameters:
-            nbytes = gradient_bytes * unit.parameters
-            line.send(now, nbytes, unit.name, "reduce-scatter")
+        if sizes[place]:
+            line.send(now, sizes[place], names[place], "reduce-scatter")
     seconds = max(now, line.free)
-    sizes = {unit.name: parameter_bytes * unit.parameters for unit in units}
     return FsdpStep(
         seconds=seconds,
         compute=computed,
         exposed=seconds - computed,
         communication=line.seconds,
         sent=line.sent,
-        whole=_most_whole(line.events, sizes),
+        whole=_most_whole(line.events, dict(zip(names, sizes, strict=True))),
         events=tuple(sorted(line.events, key=lambda event: (event.start, event.stop))),
     )
 
@@ -971,26 +949,6 @@ class _Line:
         self.sent += float(run.sent.max())
         self.events.append(UnitEvent(start, self.free, unit, kind))
         return self.free
-
-
-def _units(model: Model, layers_per_unit: int, *, stay: bool) -> list[_Unit]:
-    """The layers of a model, so many together."""
-    size = costs.count(layers_per_unit, "layers_per_unit", least=1)
-    layers = model.layers
-    tied = any(layer.flops and not layer.parameters for layer in layers)
-    units = []
-    for first in range(0, len(layers), size):
-        group = layers[first : first + size]
-        last = first + len(group) - 1
-        units.append(
-            _Unit(
-                f"layer {first}" if last == first else f"layers {first}-{last}",
-                sum(layer.parameters for layer in group),
-                math.fsum(layer.flops for layer in group),
-                stays=stay or (tied and not first),
-            )
-        )
-    return units
 
 
 def _most_whole(events: Sequence[UnitEvent], sizes: Mapping[str, float]) -> float:

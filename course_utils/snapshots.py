@@ -14,9 +14,9 @@ PyTorch's own sends its messages in C++: these are not seen.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,12 +120,7 @@ def _place(part: "Tensor", flat: "Tensor") -> int:
     return first
 
 
-def record_ring(
-    ranks: "Ranks",
-    elements: int = 8,
-    *,
-    all_reduce: "Callable[[Tensor], Any] | None" = None,
-) -> list[list[Moment]]:
+def record_ring(ranks: "Ranks", elements: int) -> list[list[Moment]]:
     """Run a ring all-reduce on the ranks, and note what they hold between its messages.
 
     Rank r starts with 10(r + 1), 10(r + 1) + 1, ...: all numbers differ.
@@ -133,8 +128,6 @@ def record_ring(
     Args:
         ranks: On which to run it.
         elements: How many each rank's tensor has; not necessarily as many as chunks.
-        all_reduce: A function that reduces a tensor in place; this course's own
-            `from_scratch.ring.all_reduce_ring` if left out.
 
     Returns:
         For each rank its moments, for `RingStepper`.
@@ -148,7 +141,7 @@ def record_ring(
 
         tensor = 10.0 * (dist.get_rank() + 1) + torch.arange(elements)
         with snapshots(tensor) as moments:
-            (all_reduce or all_reduce_ring)(tensor)
+            all_reduce_ring(tensor)
         return moments
 
     return ranks.run(run)

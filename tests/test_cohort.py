@@ -23,10 +23,12 @@ from course_utils.cohort import main, rerun
 from course_utils.cohort.collect import (
     PROGRESS_BYTES,
     Result,
+    Unreadable,
     clean,
     collect,
     columns,
     owner,
+    read_json,
 )
 from course_utils.cohort.report import as_csv, as_html, as_text, counts, hurdles
 from course_utils.exercises import build
@@ -286,6 +288,7 @@ def test_questions_that_are_never_judged_are_not_counted(write):
         str(total),
     )
     page = as_html(learners, columns(), "how", "class")
+    assert "1 learner." in page
     assert f"<small>{len(judged)} of {len(judged)}</small>" in page
 
 
@@ -318,6 +321,20 @@ def test_the_highest_hurdle_comes_first(write):
     text = as_text(learners, columns())
     assert text.index(hard) < text.index(easy) < text.index(last)
     assert "b (wrong: 7 tries)" in text
+
+
+def test_the_terminal_shows_five_hurdles_and_four_names_each(write):
+    for number in range(10):
+        tries = {name: ("wrong", 2) for name in lesson_of("01").tasks[:6]}
+        write(f"{number}.json", progress(tries))
+    learners = collect(write.folder)
+    assert len(hurdles(learners, columns())) == 6
+    text = as_text(learners, columns())
+    assert text.count(": 0 passed, 20 tries\n") == 5
+    assert text.count(" (wrong: 2 tries)\n") == 5 * 4
+    assert text.count("      6 more") == 5
+    page = as_html(learners, columns(), "how", "class")
+    assert "10 learners" in page and page.count("<small>2</small>") == 6 * 10
 
 
 # ------------------------------------------------------- damaged and malicious input
@@ -418,11 +435,24 @@ def test_links_and_pipes_are_not_opened(write, tmp_path):
     }
 
 
+@UNIX
+def test_a_link_that_came_since_is_not_opened(tmp_path):
+    (tmp_path / "secret.json").write_text(PASSED_AVERAGE)
+    (tmp_path / "link.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(Unreadable, match="cannot be read: "):
+        read_json(tmp_path / "link.json", PROGRESS_BYTES)
+
+
 def test_deep_folders_and_packed_files_are_notes(write):
     write("anna/" + "d/" * 20 + "progress.json", PASSED_AVERAGE)
     write("ben.zip", b"PK")
     anna, ben = collect(write.folder)
     assert anna.results == {} and anna.notes == ["more than 12 folders in folders"]
+    for folders, notes in ((12, []), (13, anna.notes)):
+        name = f"{folders} deep"
+        write(f"{name}/" + "d/" * folders + "progress.json", PASSED_AVERAGE)
+        (found,) = (one for one in collect(write.folder) if one.name == name)
+        assert found.notes == notes and bool(found.results) != bool(notes)
     assert ben.notes == ["ben.zip is packed: unpack it first"]
 
 
@@ -519,7 +549,8 @@ def test_a_pipe_that_is_closed_costs_no_file(write, monkeypatch):
     os.close(reading)
     with open(writing, "w", buffering=1) as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        assert main([str(write.folder), "--html", str(page)]) == 1
+        with pytest.raises(BrokenPipeError):  # no error for course_utils.__main__
+            main([str(write.folder), "--html", str(page)])
         monkeypatch.undo()
         with contextlib.suppress(BrokenPipeError):
             closed.close()

@@ -71,9 +71,14 @@ def test_the_same_seed_gives_the_same_language_and_the_same_sentences(language):
     assert sentences(language, 4, 1).shape == (4, 1)
 
 
+def test_two_symbols_are_a_language():
+    assert Language(symbols=2).best_loss(4) < math.log(2)
+
+
 def test_what_makes_no_language_is_refused(language):
     with pytest.raises(ValueError, match="symbols is 2 or more, not 1"):
         Language(symbols=1)
+    assert Language(symbols=2).table.shape == (2, 2, 2)
     with pytest.raises(ValueError, match="length is 1 or more, not 0"):
         language.best_loss(0)
 

@@ -33,7 +33,6 @@ def computer(cores=2, count=0, link=None, **changes):
     facts = {
         "system": "Linux",
         "release": "Debian GNU/Linux 12 (bookworm)",
-        "architecture": "x86_64",
         "cpu": "AMD EPYC",
         "cores": cores,
         "all_cores": cores,
@@ -116,7 +115,7 @@ DRAWN = {
     "1 rank": lambda: pictures.ranks_on_cores(1, 1),
     "2 ranks": lambda: pictures.ranks_on_cores(2, 8),
     "4 ranks": lambda: pictures.ranks_on_cores(4, 2),
-    "8 ranks": lambda: pictures.ranks_on_cores(8, 12, backend="nccl"),
+    "8 ranks": lambda: pictures.ranks_on_cores(8, 12),
     "1024 ranks": lambda: pictures.ranks_on_cores(1024, 2048),
     "all_reduce": lambda: pictures.collective(
         [[r, 10 + r] for r in range(4)], [[6, 46]] * 4, "all_reduce"
@@ -413,7 +412,7 @@ SAID = {
     "which talk to each other by gloo over loopback. "
     "8 cores for 2 ranks: all ranks can run at once.",
     "8 ranks": "The notebook kernel sends your cell to 8 processes: ranks 0 to 7, "
-    "which talk to each other by nccl. "
+    "which talk to each other by gloo over loopback. "
     "12 cores for 8 ranks: all ranks can run at once.",
     "4 ranks": "The notebook kernel sends your cell to 4 processes: ranks 0 to 3, "
     "which talk to each other by gloo over loopback. "

@@ -12,7 +12,6 @@ from tests.test_pictures import LONG, assert_suits_a_notebook, drawing
 SIZES = [4**k for k in range(1, 13)]
 FIT = costs.Transfer(latency=60e-6, bandwidth=1.6e9)
 TIMES = [FIT.seconds(size) for size in SIZES]
-SLOW = costs.Link(LONG, "between nodes", "9 kb/s", 1.1e9, "one way", "-")
 
 DRAWN = {
     "four ways": lambda: pictures.four_ways(),
@@ -30,7 +29,6 @@ DRAWN = {
     ),
     "3 × 8": lambda: pictures.ranks_on_nodes(3, 8, asked=(2, 7), guess=1e9),
     "the ladder": lambda: pictures.bandwidth_ladder(),
-    "a ladder of one": lambda: pictures.bandwidth_ladder([SLOW]),
     "14 GB": lambda: pictures.transfer_ladder(14e9),
     "14 GB, no guess": lambda: pictures.transfer_ladder(
         14e9, guess_for="InfiniBand NDR"
@@ -106,10 +104,7 @@ def lines_with(picture, marker):
 
 def test_ten_times_as_much_is_one_step_on_the_ladder():
     picture = drawn("the ladder")
-    (hundred, ten) = (
-        lines_with(pictures.bandwidth_ladder([costs.link(name)]), "D")[0]
-        for name in ("100 Gigabit Ethernet", "10 Gigabit Ethernet")
-    )
+    hundred, ten = sorted(lines_with(picture, "D"), reverse=True)[-2:]  # Ethernet
     across = sorted(x for marker in "osD" for x in lines_with(picture, marker))
     speeds = sorted(math.log10(link.one_way) for link in costs.LADDER)
     assert len(across) == len(speeds) == 12
@@ -173,9 +168,7 @@ def test_the_learners_rank_is_hatched():
             ValueError,
             "local_rank is 4",
         ),
-        (lambda: pictures.bandwidth_ladder([]), ValueError, "links is empty"),
         (lambda: pictures.transfer_ladder(0), ValueError, "nbytes is 0"),
-        (lambda: pictures.transfer_ladder(1, []), ValueError, "links is empty"),
         (
             lambda: pictures.transfer_times([1, 2], [1.0], FIT),
             ValueError,

@@ -74,9 +74,7 @@ TIMES = {m: step_seconds(m) for m in (1, 2, 4, 8, 16, 32)}
 
 DRAWN = {
     "two devices": lambda: pictures.device_memory(TWO, title="At the peak"),
-    "two devices, a cap and a note": lambda: pictures.device_memory(
-        TWO, capacity=320 * MiB, note="One of them does not fit."
-    ),
+    "two devices, a cap": lambda: pictures.device_memory(TWO, capacity=320 * MiB),
     "a large cap": lambda: pictures.device_memory(TWO, capacity=16 * 2**30),
     "a full device": lambda: pictures.device_memory(
         {"cuda:0": {"parameters": 3 * 2**30}}, capacity=3 * 2**30
@@ -89,16 +87,16 @@ DRAWN = {
     ),
     "nothing held": lambda: pictures.device_memory({"cuda:0": {}, "cpu": {"other": 0}}),
     "long names": lambda: pictures.device_memory(
-        {LONG: {"optimizer state": 12.0, "other": 700.0}}, title=LONG, note=LONG
+        {LONG: {"optimizer state": 12.0, "other": 700.0}}, title=LONG
     ),
     "naive": lambda: pictures.device_timeline(NAIVE, title="A naive split"),
-    "naive, longer": lambda: pictures.device_timeline(NAIVE, note="A note.", span=0.5),
+    "naive, longer": lambda: pictures.device_timeline(NAIVE, span=0.5),
     "pipeline": lambda: pictures.device_timeline(pipeline(4, 8)),
     "32 micro-batches": lambda: pictures.device_timeline(pipeline(8, 32)),
     "recorded": lambda: pictures.device_timeline(RECORDED, title="As it was"),
     "always busy": lambda: pictures.device_timeline({"cuda:0": [(0, 2, "optimizer")]}),
     "at one moment": lambda: pictures.device_timeline(
-        {LONG: [(1, 1, "forward", LONG)]}, title=LONG, note=LONG, span=1e-7
+        {LONG: [(1, 1, "forward", LONG)]}, title=LONG, span=1e-7
     ),
     "micro-batches": lambda: pictures.micro_batch_times(
         TIMES, step_seconds, best=6.3, one_device=0.04
@@ -120,7 +118,7 @@ SUMMARIES = {
     "two devices": "At the peak. cuda:0 holds 221 MiB (parameters 5.5, gradients 5.5, "
     "activations 210); cuda:1 holds 381 MiB (parameters 92, gradients 92, optimizer "
     "state 92, activations 102, other 3).",
-    "two devices, a cap and a note": "Each has 320 MiB. One of them does not fit.",
+    "two devices, a cap": "Each has 320 MiB.",
     "a large cap": "Each has 16 GiB.",
     "nothing held": "cuda:0 holds 0 B (nothing); cpu holds 0 B (nothing).",
     "naive": "A naive split. 320 ms in all. Times in ms: cuda:0 forward 50, backward "

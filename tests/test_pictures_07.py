@@ -10,28 +10,18 @@ from course_utils.pictures.scaling import _CURVES
 from tests.test_pictures import LONG, assert_suits_a_notebook, drawing, words_of
 
 GPUS = (8, 16, 64, 512, 1024, 10_000)
-VALUES = {"seconds": 0.1, "efficiency": 0.9, "busbw": 4e11}
 
 
-def curve(name, *keys, gpus=GPUS, factor=1.0):
-    """Times that grow with the number of GPUs, and the rest that falls."""
+def curve(name, gpus=GPUS, factor=1.0):
+    """Times that grow with the number of GPUs."""
     return [
-        {
-            "name": name,
-            "gpus": number,
-            **{
-                key: factor
-                * VALUES[key]
-                * (number / 8) ** (0.3 if key == "seconds" else -0.3)
-                for key in keys
-            },
-        }
+        {"name": name, "gpus": number, "seconds": factor * 0.1 * (number / 8) ** 0.3}
         for number in gpus
     ]
 
 
-def both(*keys):
-    return [*curve("ring", *keys), *curve("tree", *keys, factor=0.7, gpus=GPUS[:3])]
+def two_curves():
+    return [*curve("ring"), *curve("tree", GPUS[:3], factor=0.7)]
 
 
 def predictions(*ratios, name=None, noise=0.05, sizes=(4096, 65536, 2**20, 2**24)):
@@ -54,16 +44,13 @@ ONE_MEASUREMENT = [
     for row in predictions(1.02, 0.97, 1.1, 1)
 ]
 DRAWN = {
-    "time": lambda: pictures.scaling(both("seconds"), title="Step time"),
-    "time and efficiency": lambda: pictures.scaling(both("seconds", "efficiency")),
-    "all three": lambda: pictures.scaling(both(*VALUES), title=LONG),
+    "time": lambda: pictures.scaling(two_curves(), title="Step time"),
     "six curves": lambda: pictures.scaling(
-        [row for k in range(6) for row in curve(f"{k} {LONG}", "busbw", factor=1 + k)]
+        [row for k in range(6) for row in curve(f"{k} {LONG}", factor=1 + k)],
+        title=LONG,
     ),
-    "every number": lambda: pictures.scaling(
-        curve("hierarchical", "efficiency", gpus=range(8, 200, 8))
-    ),
-    "one point": lambda: pictures.scaling(curve("ring", "seconds", gpus=[1])),
+    "every number": lambda: pictures.scaling(curve("hierarchical", range(8, 200, 8))),
+    "one point": lambda: pictures.scaling(curve("ring", [1])),
     "close": lambda: pictures.predicted_and_measured(predictions(1.02, 0.97, 1.1, 1)),
     "far off": lambda: pictures.predicted_and_measured(
         predictions(0.2, 1, 7, 30, noise=0.4), title=LONG
@@ -86,16 +73,13 @@ drawn = drawing(DRAWN)
 
 @every_picture
 def test_texts_labels_and_size(name):
-    most = {"all three": 8.1, "three series": 6.4, "one measurement": 6.4}
+    most = {"three series": 6.4, "one measurement": 6.4}
     assert_suits_a_notebook(drawn(name), most.get(name, 6.0))
 
 
 SUMMARIES = {
     "time": "Step time. ring: time 100 ms on 8 GPUs, 849 ms on 10,000. tree: time 70 "
     "ms on 8 GPUs, 131 ms on 64.",
-    "time and efficiency": "More and more GPUs. ring: time 100 ms on 8 GPUs, 849 ms on "
-    "10,000, scaling efficiency 90 % on 8 GPUs, 10.6 % on 10,000. tree: ",
-    "all three": "bus bandwidth 400 GB/s on 8 GPUs, 47.1 GB/s on 10,000",
     "one point": "ring: time 53.6 ms on 1 GPU.",
     "close": "Predicted and measured. Measured / predicted from 0.97 to 1.1; the "
     "prediction is within the A/A band at 3 of 4 sizes. Farthest off at 1.05 MB: "
@@ -122,18 +106,15 @@ def test_what_is_far_below_is_as_far_off_as_what_is_far_above():
 
 
 def test_all_points_are_drawn_where_they_are():
-    picture = drawn("all three")
-    for axis, key in zip(picture.axes[1:], VALUES, strict=True):
-        rows = both(key)
-        assert [(*line.get_xdata(),) for line in axis.lines] == [GPUS, GPUS[:3]]
-        drawn_values = itertools.chain(*(line.get_ydata() for line in axis.lines))
-        assert [*drawn_values] == [row[key] for row in rows]
-    scales = [(axis.get_xscale(), axis.get_yscale()) for axis in picture.axes[1:]]
-    assert scales == [("log", "log"), ("log", "linear"), ("log", "log")]
+    (axis,) = drawn("time").axes[1:]
+    assert [(*line.get_xdata(),) for line in axis.lines] == [GPUS, GPUS[:3]]
+    drawn_values = itertools.chain(*(line.get_ydata() for line in axis.lines))
+    assert [*drawn_values] == [row["seconds"] for row in two_curves()]
+    assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
 
 
 def test_points_are_in_the_order_of_the_gpus():
-    rows = curve("ring", "seconds")
+    rows = curve("ring")
     picture = pictures.scaling([*reversed(rows)])
     assert [*picture.axes[1].lines[0].get_xdata()] == [*GPUS]
 
@@ -212,26 +193,18 @@ ROW = predictions(1, sizes=(8,))[0]
         (lambda: pictures.scaling([]), "rows are of 0 names: expected 1 to 6."),
         (
             lambda: pictures.scaling([{"name": "a", "gpus": 1}]),
-            "The row {'name': 'a', 'gpus': 1} has no value: add 'seconds'",
+            "The row {'name': 'a', 'gpus': 1} has no seconds.",
         ),
         (
             lambda: pictures.scaling([{"name": "a", "seconds": 1}]),
             "The row {'name': 'a', 'seconds': 1} has no gpus.",
         ),
         (
-            lambda: pictures.scaling(
-                [*curve("a", "seconds"), *curve("b", "efficiency")]
-            ),
-            "The row {'name': 'b', 'gpus': 8, 'efficiency': 0.9} has no seconds.",
-        ),
-        (
-            lambda: pictures.scaling(curve("a", "seconds", factor=0)),
+            lambda: pictures.scaling(curve("a", factor=0)),
             "seconds is 0.0: expected more than 0.",
         ),
         (
-            lambda: pictures.scaling(
-                [row for k in range(7) for row in curve(str(k), "seconds")]
-            ),
+            lambda: pictures.scaling([row for k in range(7) for row in curve(str(k))]),
             "rows are of 7 names: expected 1 to 6.",
         ),
         (lambda: pictures.predicted_and_measured([]), "rows are of 0 names: expected"),

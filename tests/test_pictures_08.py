@@ -1,7 +1,6 @@
 """The pictures of lesson 08: what they say, and that what they draw is right."""
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 from matplotlib.colors import to_rgb
@@ -9,6 +8,7 @@ from matplotlib.colors import to_rgb
 from course_utils import costs, pictures, simulator
 from course_utils.costs import zero_memory
 from course_utils.pictures import memory
+from course_utils.tensor_bytes import TensorBytes
 from tests.test_pictures import LONG, assert_suits_a_notebook, drawing, words_of
 
 GB, MB = costs.GB, costs.MB
@@ -20,12 +20,12 @@ WITH_ACTIVATIONS = {
     name: {"parameters": held.parameters, "activations": 17.2e9, "other": 5e8}
     for name, held in STAGES.items()
 }
-RECORD = SimpleNamespace(
+RECORD = TensorBytes(
     seconds=[0.2, 0.3, 0.4, 0.7, 1.1],
     nbytes=[100, 4000, 2000, 9000, 4000],
     spans=[("forward", 0.25, 0.6), ("backward", 0.6, 1.0), ("step", 1.0, 1.1)],
 )
-HILL = [(k, 20 * MB + min(k, 20 - k) * MB) for k in range(21)]
+HILL = TensorBytes([*range(21)], [(20 + min(k, 20 - k)) * MB for k in range(21)])
 UNITS = ("embedding", "blocks.0", "blocks.1", "head")
 
 
@@ -58,33 +58,25 @@ def simulated(nodes, **more):
 
 DRAWN = {
     "stages": lambda: pictures.memory_per_gpu(
-        STAGES, title="7.5 billion parameters, 64 GPUs", note="Without activations."
+        STAGES, title="7.5 billion parameters, 64 GPUs"
     ),
-    "every card": lambda: pictures.memory_per_gpu(
-        WITH_ACTIVATIONS, cards=[card.name for card in costs.CARDS]
-    ),
+    "activations": lambda: pictures.memory_per_gpu(WITH_ACTIVATIONS),
     "far too much": lambda: pictures.memory_per_gpu(
-        {LONG: zero_memory(1e12)}, cards=["T4", "H100"], title=LONG, note=3 * LONG + "."
+        {LONG: zero_memory(1e12)}, title=LONG
     ),
     "eight bars": lambda: pictures.memory_per_gpu(
-        {f"{k} {LONG}": zero_memory(k * 1e8) for k in range(8)}, cards=["RTX 4090"]
+        {f"{k} {LONG}": zero_memory(k * 1e8) for k in range(8)}
     ),
-    "over time": lambda: pictures.memory_over_time(
-        {"DDP": HILL, "ZeRO-1": HILL, "FSDP": HILL},
-        formulas={
-            "DDP": {"persistent": 20 * MB, "peak": 30 * MB},
-            "FSDP": {"peak": 40 * MB},
+    "over time": lambda: pictures.memory_over_time({"DDP": HILL, "FSDP": HILL}),
+    "a record": lambda: pictures.memory_over_time({"FSDP": RECORD}),
+    "four curves": lambda: pictures.memory_over_time(
+        {
+            f"{k} {LONG}": TensorBytes([*range(9)], [i * k * GB for i in range(9)])
+            for k in range(4)
         },
-    ),
-    "a record": lambda: pictures.memory_over_time(
-        {"FSDP": RECORD}, formulas={"FSDP": {"peak": 9000, "persistent": 8900}}
-    ),
-    "events": lambda: pictures.memory_over_time(
-        {f"{k} {LONG}": [(i, i * k * GB) for i in range(9)] for k in range(4)},
-        x="event",
         title=LONG,
     ),
-    "nothing": lambda: pictures.memory_over_time({"empty": [(0, 0)]}),
+    "nothing": lambda: pictures.memory_over_time({"empty": TensorBytes([0], [0])}),
     "shards": lambda: pictures.flat_shards([("fc.weight", 12), ("fc.bias", 3)], 4),
     "many shards": lambda: pictures.flat_shards(
         [(f"layer.{i}.weight", 17 * i + 1) for i in range(9)], 8, title=LONG
@@ -123,9 +115,7 @@ def widths_of(picture, color):
 
 @every_picture
 def test_texts_labels_and_size(name):
-    assert_suits_a_notebook(
-        drawn(name), {"events": 7.95, "over time": 6.3}.get(name, 5.9)
-    )
+    assert_suits_a_notebook(drawn(name), 7.95 if name == "four curves" else 5.9)
 
 
 SUMMARIES = {
@@ -135,15 +125,12 @@ SUMMARIES = {
     "holds 16.6 GB (parameters 15, gradients 0.234, optimizer state 1.41): 68.9 left "
     "on H100; ZeRO-3 holds 1.88 GB (parameters 0.234, gradients 0.234, optimizer "
     "state 1.41): 83.6 left on H100. RTX 4090 has 25.8 GB (24 GiB) and H100 has 85.5 "
-    "GB (79.6 GiB). Without activations.",
+    "GB (79.6 GiB).",
     "far too much": "holds 16,000 GB (parameters 2,000, gradients 2,000, optimizer "
     "state 12,000): 15,914 too much for H100.",
-    "over time": "Tensor bytes during one step. DDP: measured peak 30 MB (formula 30 "
-    "MB, equal), at the end 20 MB (formula 20 MB, equal). ZeRO-1: measured peak 30 MB, "
-    "at the end 20 MB. FSDP: measured peak 30 MB (formula 40 MB, measured 25 % less), "
-    "at the end 20 MB.",
-    "a record": "FSDP: measured peak 9 kB (formula 9 kB, equal), at the end 4 kB "
-    "(formula 8.9 kB, measured 55 % less).",
+    "over time": "Tensor bytes during one step. DDP: measured peak 30 MB, at the end "
+    "20 MB. FSDP: measured peak 30 MB, at the end 20 MB.",
+    "a record": "FSDP: measured peak 9 kB, at the end 4 kB.",
     "shards": "One unit, flat and cut into shards. 15 elements in 2 parameters, 1 "
     "element of padding, 4 shards of 4. Rank 0: fc.weight[0:4]; rank 1: "
     "fc.weight[4:8]; rank 2: fc.weight[8:12]; rank 3: fc.bias[0:3], 1 element of "
@@ -198,22 +185,16 @@ def test_what_is_left_is_drawn_up_to_the_largest_card():
 # ---------------------------------------------------------------- memory over time
 
 
-def test_curves_are_steps_and_formulas_are_lines():
-    picture = drawn("over time")
-    ddp, zero, fsdp = picture.axes[1:]
-    for axis in (ddp, zero, fsdp):
+def test_curves_are_steps():
+    ddp, fsdp = drawn("over time").axes[1:]
+    for axis in (ddp, fsdp):
         curve = axis.lines[0]
         assert curve.get_drawstyle() == "steps-post"
         # 20 seconds, and the last value once more, so that it can be seen.
         assert [*curve.get_xdata()] == pytest.approx([*range(21), 20 * 1.02])
-        values = [nbytes / MB for _, nbytes in HILL]
+        values = [nbytes / MB for nbytes in HILL.nbytes]
         assert [*curve.get_ydata()] == [*values, values[-1]]
         assert axis.get_ylim() == ddp.get_ylim()
-    heights = [[line.get_ydata()[0] for line in axis.lines[1:]] for axis in (ddp, fsdp)]
-    assert heights == [[20, 30], [40]]
-    styles = {str(looks["ls"]) for looks in memory._FORMULAS.values()}
-    assert len(styles) == 2
-    assert {"persistent 20 MB", "peak 30 MB", "peak 40 MB"} <= {*words_of(picture)}
 
 
 def test_a_record_brings_the_names_of_its_spans():
@@ -317,14 +298,6 @@ def test_many_units_are_left_out_in_the_middle():
             "strategies holds 9 bars: expected 1 to 8.",
         ),
         (
-            lambda: pictures.memory_per_gpu(STAGES, cards=[]),
-            "cards is empty: name at least one card.",
-        ),
-        (
-            lambda: pictures.memory_per_gpu(STAGES, cards=["A100"]),
-            "There is no card 'A100' here.",
-        ),
-        (
             lambda: pictures.memory_per_gpu({"a": {"optimizer": 1}}),
             "a holds 'optimizer': the categories are 'parameters', 'gradients'",
         ),
@@ -334,31 +307,8 @@ def test_many_units_are_left_out_in_the_middle():
         ),
         (lambda: pictures.memory_over_time({}), "There are 0 curves: expected 1 to 4."),
         (
-            lambda: pictures.memory_over_time({"a": HILL}, x="steps"),
-            "x is 'steps': expected 'seconds' or 'event'.",
-        ),
-        (lambda: pictures.memory_over_time({"a": []}), "a has no points: expected at"),
-        (
-            lambda: pictures.memory_over_time({"a": [(0, 1), (2, 1), (1, 1)]}),
-            "The points of a go back: sort them by their places.",
-        ),
-        (
-            lambda: pictures.memory_over_time({"a": [(0, -1)]}),
-            "a holds -1 bytes: expected 0 or more.",
-        ),
-        (
-            lambda: pictures.memory_over_time({"a": HILL}, formulas={"b": {"peak": 1}}),
-            "The formula of 'b' has peak: expected 'persistent' and 'peak' of one of a",
-        ),
-        (
-            lambda: pictures.memory_over_time({"a": HILL}, formulas={"a": {"most": 1}}),
-            "The formula of 'a' has most: expected 'persistent' and 'peak'",
-        ),
-        (
-            lambda: pictures.memory_over_time(
-                {"a": HILL}, formulas={"a": {"peak": -1}}
-            ),
-            "peak of a is -1: expected 0 or more.",
+            lambda: pictures.memory_over_time({"a": TensorBytes()}),
+            "a has no points: expected at least one.",
         ),
         (
             lambda: pictures.flat_shards([("a", 0)], 2),
@@ -373,15 +323,15 @@ def test_many_units_are_left_out_in_the_middle():
         ),
         (
             lambda: pictures.fsdp_schedule([(0, 1, "a", "gather")]),
-            "The kind 'gather' of 'a' is unknown: use 'all-gather', 'forward', ",
+            "The kind 'gather' of the rank is unknown: use 'all-gather', 'forward', ",
         ),
         (
             lambda: pictures.fsdp_schedule([(1, 0, "a", "forward")]),
-            "forward of 'a' ends at 0, before it starts at 1.",
+            "'a' on the rank ends at 0, before it starts at 1.",
         ),
         (
             lambda: pictures.fsdp_schedule([(0, 1, "forward")]),
-            "An event is (0, 1, 'forward'): expected (start, stop, unit, kind).",
+            "An interval of the rank is (0, 1, 'forward'): expected (start, stop,",
         ),
     ],
 )

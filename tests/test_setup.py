@@ -1143,7 +1143,7 @@ GOES_ON = "; run the same command again to go on"
 
 
 def test_progress_needs_no_environment(clone: Clone) -> None:
-    for name in ("progress.py", "lessons.py"):
+    for name in ("progress.py", "lessons.py", "written.py"):
         shutil.copy(ROOT / "course_utils" / name, clone.folder / "course_utils")
     result = clone.run("progress", "--file")
     assert result.returncode == 0, result.stderr

@@ -193,6 +193,7 @@ def test_strided_indices_are_those_of_the_sampler():
                     )
                     cases += 1
     assert cases == 15 * 21 * 8 * 2
+    assert list(DistributedSampler(range(9), 2, 0)) == ours.strided_indices(9, 2, 0)
 
 
 def test_the_batches_of_all_ranks_are_those_of_one_process():

@@ -52,7 +52,7 @@ def two_levels(nodes, gpus_per_node, cards=1):
 def formula(algorithm, n, nbytes, link=LINK):
     """Seconds of an all-reduce where all links are alike."""
     if algorithm == "hierarchical":
-        return costs.hierarchical_seconds(n, 1, nbytes, inside=link, between=link)
+        algorithm = "ring"  # between nodes of one GPU
     return costs.all_reduce_seconds(
         algorithm, n, nbytes, latency=link.latency, bandwidth=link.bandwidth
     )
@@ -122,9 +122,9 @@ def test_hierarchical_is_three_rings_one_after_the_other():
     g, nodes = 4, 6
     cluster = two_levels(nodes, g, cards=2)
     run = all_reduce(cluster, S, "hierarchical")
-    expected = costs.hierarchical_seconds(
-        nodes, g, S, inside=cluster.inside, between=cluster.between_nodes(g)
-    )
+    in_nodes = 2 * (g - 1) * cluster.inside.seconds(S / g)
+    between = 2 * (nodes - 1) * cluster.between_nodes(g).seconds(S / g / nodes)
+    expected = in_nodes + between
     assert run.seconds == pytest.approx(expected, rel=1e-9)
     assert run.messages == 2 * (g - 1) * g * nodes + 2 * (nodes - 1) * g * nodes
 
@@ -433,19 +433,12 @@ def test_without_overlap_a_step_is_the_sum_of_its_parts(n, model):
     step = fsdp_step(cluster, model, 10, prefetch=0)
     gathers = sum(half(n, size) for size in sizes)
     assert step.seconds == pytest.approx(alone.seconds + 3 * gathers)
-    # Without all-gathers in it, the backward pass hides all but one reduce-scatter.
-    kept = fsdp_step(cluster, model, 10, prefetch=0, reshard_after_forward=False)
-    last = half(n, sizes[0])
-    assert alone.seconds + gathers + last <= kept.seconds * (1 + 1e-9)
-    assert kept.seconds < alone.seconds + 2 * gathers
-    if model is FOUR:  # whose layers all take longer to compute than to reduce
-        assert kept.seconds == pytest.approx(alone.seconds + gathers + last)
 
-    for prefetch in (0, 1, 3):  # one unit: there is no next one
-        step = fsdp_step(cluster, model, 10, layers_per_unit=99, prefetch=prefetch)
-        expected = alone.seconds + 3 * half(n, sum(sizes))
-        assert step.seconds == pytest.approx(expected)
-        assert step.whole == sum(sizes)
+    one = simulator.Model("one", (simulator.Layer(MiB // 4, 1e9),), "sample")
+    for prefetch in (0, 1, 3):  # there is no next unit
+        step = fsdp_step(cluster, one, 10, prefetch=prefetch)
+        assert step.seconds == pytest.approx(step.compute + 3 * half(n, MiB))
+        assert step.whole == MiB
         assert [event.kind for event in step.events] == [
             *("all-gather", "forward", "free"),
             *("all-gather", "backward", "free", "reduce-scatter"),
@@ -471,22 +464,13 @@ def test_slow_links_make_a_step_half_as_long_again_as_that_of_ddp():
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
-@pytest.mark.parametrize("layers_per_unit", [1, 2, 99])
-def test_bytes_are_those_of_the_formula(n, layers_per_unit):
-    def sent(**more):
-        more = {"layers_per_unit": layers_per_unit, **more}
-        return fsdp_step(flat(n), UNTIED, 1, **more).sent
-
+def test_bytes_are_those_of_the_formula(n):
     nbytes = 4 * UNTIED.parameters
-    assert sent() == pytest.approx(costs.zero_traffic(nbytes, n, stage=3))
-    kept = costs.zero_traffic(nbytes, n, reshard_after_forward=False)
-    assert sent(reshard_after_forward=False) == pytest.approx(kept)
+    sent = fsdp_step(flat(n), UNTIED, 1).sent
+    assert sent == pytest.approx(3 * (n - 1) / n * nbytes)
     # What DDP sends, message by message.
     ddp = all_reduce(flat(n), nbytes, "ring").sent[0]
-    assert sent() / ddp == pytest.approx(1.5)
-    # Parameters in bfloat16, gradients in float32: (2 + 2 + 4) / (4 + 4 + 4).
-    assert sent(parameter_bytes=2) / sent() == pytest.approx(8 / 12)
-    assert sent(parameter_bytes=2, gradient_bytes=2) == pytest.approx(sent() / 2)
+    assert sent / ddp == pytest.approx(1.5)
 
 
 def test_shared_weights_stay_whole():
@@ -497,20 +481,18 @@ def test_shared_weights_stay_whole():
     assert all(gathers.count(f"layer {k}") == 2 for k in range(1, 7))
     assert "layer 7" not in gathers  # it computes with the weights of layer 0
     embedding = 4 * tied.layers[0].parameters
-    everything = costs.zero_traffic(4 * tied.parameters, 4)
+    everything = 3 * 3 / 4 * (4 * tied.parameters)
     assert step.sent == pytest.approx(everything - 3 / 4 * embedding)
     assert step.whole == embedding + 2 * 4 * tied.layers[1].parameters
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
-@pytest.mark.parametrize("reshard", [True, False])
-def test_whole_parameters_are_those_of_the_formula(prefetch, reshard):
-    more = {"prefetch": prefetch, "reshard_after_forward": reshard}
-    step = fsdp_step(flat(4, NO_LATENCY), FOUR, 1000, **more)
-    memory = costs.fsdp_memory([UNIT] * 4, 4, **more)
+def test_whole_parameters_are_those_of_the_formula(prefetch):
+    step = fsdp_step(flat(4, NO_LATENCY), FOUR, 1000, prefetch=prefetch)
+    memory = costs.fsdp_memory([UNIT] * 4, 4, prefetch=prefetch)
     assert step.whole == memory.gathered
     # With slow links, units that wait for the network come later.
-    slow = fsdp_step(flat(4, Transfer(0, 1e3)), FOUR, 1, **more)
+    slow = fsdp_step(flat(4, Transfer(0, 1e3)), FOUR, 1, prefetch=prefetch)
     assert slow.whole <= memory.gathered
 
 
@@ -530,9 +512,6 @@ def test_what_holds_of_every_step_of_fsdp(pod, model):
     assert seconds == sorted(seconds)
     ddp = ddp_step(cluster, model, 64)
     assert ddp.compute == pytest.approx(step.compute)
-    kept = fsdp_step(cluster, model, 64, reshard_after_forward=False)
-    assert kept.communication <= step.communication
-    assert kept.whole == 4 * model.parameters
 
 
 def check_order(events):
@@ -561,14 +540,14 @@ def check_order(events):
 
 
 def test_fsdp_hides_in_a_node_what_it_shows_between_slow_ones():
-    """7.5 billion parameters in 16 bits: as fast as DDP, and half as long again."""
+    """7.5 billion parameters: as fast as DDP, and half as long again."""
     model = simulator.transformer(
         "7.5 billion", layers=36, width=4096, vocabulary=51200, tied=False
     )
 
     def ratio(cluster):
-        fsdp = fsdp_step(cluster, model, 4096, parameter_bytes=2, gradient_bytes=2)
-        return fsdp.seconds / ddp_step(cluster, model, 4096, gradient_bytes=2).seconds
+        fsdp = fsdp_step(cluster, model, 8192)
+        return fsdp.seconds / ddp_step(cluster, model, 8192).seconds
 
     node = simulator.CLUSTERS["A100, InfiniBand"]
     assert 1 < ratio(node) < 1.01
@@ -582,9 +561,6 @@ def test_fsdp_hides_in_a_node_what_it_shows_between_slow_ones():
         ({"samples": 0}, "samples is 0: expected more than 0"),
         ({"utilization": 1.5}, "utilization is 1.5: expected a share up to 1"),
         ({"prefetch": -1}, "prefetch is -1: expected a whole number from 0 up"),
-        ({"layers_per_unit": 0}, "layers_per_unit is 0: expected a whole number"),
-        ({"parameter_bytes": 0}, "parameter_bytes is 0"),
-        ({"gradient_bytes": -2}, "gradient_bytes is -2"),
     ],
 )
 def test_bad_steps_of_fsdp(wrong, says):

@@ -1,9 +1,12 @@
 """The slides of a lesson: what becomes a slide, and one file that holds it all."""
 
 import base64
+import io
 import os
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -21,6 +24,7 @@ from course_utils.slides.outline import (
     outline,
 )
 
+ROOT = Path(__file__).resolve().parent.parent
 LESSON = lesson_of("00")
 EXISTING = [lesson for lesson in LESSONS if lesson.exists]
 SETUP = "import torch"
@@ -114,6 +118,7 @@ def test_a_short_text_needs_no_note():
         ("One. " + "two " * LONG + "three.", None),  # "two" begins no sentence
         ("One `a. B` c. " + "More " * LONG, "One `a. B` c."),
         ("**One. Two.** Three. " + "More " * LONG, "**One. Two.** Three."),
+        ("- **One.** A" + " b" * LONG + ". Two.", "- **One.** A" + " b" * LONG + "."),
         ("One (see it.) Two. " + "More " * LONG, "One (see it.) Two."),
         ("One. (Two. " + "two " * LONG + "three.) Four.", "One."),
         ("x" + " x" * LONG + ". Then this.", "x" + " x" * LONG + "."),
@@ -206,6 +211,24 @@ def test_a_task_is_announced_and_its_check_help_and_progress_are_left_out():
     assert "exercises/00_start_here.ipynb" in slide.notes[0]
 
 
+@pytest.mark.parametrize("left_out", ["progress()", "ranks.close()", "del model"])
+def test_a_sentence_that_leads_to_a_cell_which_is_left_out_goes_with_it(left_out):
+    first, second = made(
+        text("## Sources\n\nRead them. They are long:"),
+        code(left_out),
+        text("## The end\n\n**Next:** lesson 04. What you have done so far:"),
+        code(left_out),
+    )
+    assert [part.text for part in first.parts] == ["Read them."]
+    assert [part.text for part in second.parts] == ["**Next:** lesson 04."]
+
+
+def test_a_slide_with_nothing_but_such_a_sentence_is_not_made():
+    long = text("- " + "\n- ".join(["A source."] * 20))
+    (slide,) = made(text("## Sources"), long, text("So far:"), code("progress()"))
+    assert len(slide.parts) == 1
+
+
 def test_plain_text_of_questions_is_no_markdown():
     assert _markdown("a*b_c `x*_` <b>") == r"a\*b\_c `x*_` \<b\>"
 
@@ -284,6 +307,38 @@ def test_the_command_writes_and_replaces_only_its_own(tmp_path, capsys):
     assert capsys.readouterr().err == f"{target} is no folder.\n"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_a_link_is_not_replaced(tmp_path):
+    assert main(["00", "--out", str(tmp_path)]) == 0
+    target = tmp_path / "00_start_here.html"
+    target.rename(tmp_path / "elsewhere")
+    target.symlink_to("elsewhere")
+    assert main(["00", "--out", str(tmp_path)]) == 1 and target.is_symlink()
+
+
+def test_a_terminal_without_a_letter_of_the_folder_gets_the_slides(
+    tmp_path, monkeypatch
+):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    out = tmp_path / "슬라이드"
+    assert main(["00", "01", "--out", str(out)]) == 0
+    assert len(os.listdir(out)) == 2
+    terminal.flush()
+    assert b"/????/01_gpus_nodes" in terminal.buffer.getvalue()
+
+
+def test_output_that_nobody_reads_is_no_error(tmp_path):
+    command = [sys.executable, "-m", "course_utils", "slides", "00", "--out", tmp_path]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    assert not done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -306,7 +361,7 @@ def test_a_folder_has_a_name(capsys):
 
 
 def test_without_nbconvert_it_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "nbconvert", None)
+    monkeypatch.setitem(sys.modules, "nbconvert", None)
     assert main(["00", "--out", str(tmp_path)]) == 1
     errors = capsys.readouterr().err
     assert 'pip install "nbconvert==' in errors and errors.count("\n") == 1

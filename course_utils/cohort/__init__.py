@@ -13,7 +13,7 @@ from pathlib import Path
 
 from course_utils.cohort.collect import Learner, clean, collect, columns
 from course_utils.cohort.report import HEAD, MARK, as_csv, as_html, as_text
-from course_utils.written import may_write, write
+from course_utils.written import exit_status, may_write, write
 
 HOW_READ = (
     "As handed in: progress files, and the outputs of the checks in notebooks. "
@@ -57,17 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--force goes with --csv or --html")
     if options.csv and options.html and options.csv.resolve() == options.html.resolve():
         parser.error("--csv and --html name the same file")
-    for stream in (sys.stdout, sys.stderr):  # a terminal without a letter shows a ?
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    try:
-        return _run(options)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"{where}{error.strerror or error}", file=sys.stderr)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-    return 1
+    return exit_status(lambda: _run(options))
 
 
 def _seconds(text: str) -> float:
@@ -80,7 +70,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     if not options.folder.is_dir():
         raise ValueError(
             f"{options.folder} is no folder. Give the folder that holds one folder or "
@@ -112,7 +102,6 @@ def _run(options: argparse.Namespace) -> int:
     print(as_text(learners, asked))
     for file in filter(None, (options.csv, options.html)):
         print(f"Written to {file}")
-    return 0
 
 
 def _rerun(learners: list[Learner], seconds: float | None) -> None:

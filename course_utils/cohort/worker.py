@@ -20,13 +20,13 @@ MEMORY = 8 << 30  # bytes of data a process; torch and a lesson need about 1 GB
 FILE = 1 << 30  # bytes of the largest file
 
 
-def limit_resources(memory: int = MEMORY) -> None:
+def limit_resources() -> None:
     """Bound memory and the size of files, here and in all processes from here."""
     try:
         import resource
     except ImportError:  # Windows has no such limits
         return
-    limits = {"RLIMIT_DATA": memory, "RLIMIT_FSIZE": FILE, "RLIMIT_CORE": 0}
+    limits = {"RLIMIT_DATA": MEMORY, "RLIMIT_FSIZE": FILE, "RLIMIT_CORE": 0}
     for name, most in limits.items():
         kind = getattr(resource, name, None)
         if kind is None:

@@ -1,7 +1,7 @@
 """What all explorers have: the widget, its sliders and lists, and words for numbers."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,29 @@ class Explorer(anywidget.AnyWidget):
         display({_WIDGET: view, "text/html": ""}, raw=True)
 
 
+def check_choice(value: object, what: str, known: Iterable[str]) -> None:
+    """Raise a `ValueError` unless the value is one of those that are known."""
+    if value not in (known := [*known]):
+        raise ValueError(f"{what} is {value!r}: expected one of {'; '.join(known)}.")
+
+
+def check_whole(
+    value: object, what: str, low: int, high: int, because: str = ""
+) -> None:
+    """Raise a `ValueError` unless the value is a whole number from low to high."""
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(
+            f"{what} is {value!r}: expected a whole number from {low} to {high:,}"
+            f"{because}."
+        )
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines of text, their columns one below the other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def slider(name: str, label: str, low: int, high: int, **more: Any) -> dict[str, Any]:
     """A slider over whole numbers."""
     return {"name": name, "label": label, "min": low, "max": high, **more}
@@ -110,6 +133,8 @@ def stops(name: str, label: str, values: Sequence[float]) -> dict[str, Any]:
     return {"name": name, "label": label, "values": [*values]}
 
 
-def choice(name: str, label: str, options: Sequence[str]) -> dict[str, Any]:
+def choice(
+    name: str, label: str, options: Iterable[str], **more: Any
+) -> dict[str, Any]:
     """A list to choose from."""
-    return {"name": name, "label": label, "options": [*options]}
+    return {"name": name, "label": label, "options": [*options], **more}

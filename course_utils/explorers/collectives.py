@@ -8,7 +8,15 @@ from typing import NamedTuple
 import traitlets
 
 from course_utils import costs
-from course_utils.explorers.base import Explorer, slider, table
+from course_utils.explorers.base import (
+    Explorer,
+    check_choice,
+    check_whole,
+    choice,
+    in_columns,
+    slider,
+    table,
+)
 
 MOST_RANKS = 8
 
@@ -165,24 +173,11 @@ class CollectiveExplorer(Explorer):
         op: str = "SUM",
         root: int = 0,
     ) -> None:
-        for value, what, known in (
-            (collective, "collective", _KINDS),
-            (op, "op", _OPERATIONS),
-        ):
-            if value not in known:
-                raise ValueError(
-                    f"{what} is {value!r}: expected one of {', '.join(known)}."
-                )
-        if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
-            raise ValueError(
-                f"world_size is {world_size!r}: expected a whole number from 1 to "
-                f"{MOST_RANKS}."
-            )
-        if type(root) is not int or not 0 <= root < world_size:
-            raise ValueError(
-                f"root is {root!r}: expected a whole number from 0 to "
-                f"{world_size - 1}, because the world size is {world_size}."
-            )
+        check_choice(collective, "collective", _KINDS)
+        check_choice(op, "op", _OPERATIONS)
+        check_whole(world_size, "world_size", 1, MOST_RANKS)
+        because = f", because the world size is {world_size}"
+        check_whole(root, "root", 0, world_size - 1, because)
         settings = {"collective": collective, "op": op, "root": root}
         super().__init__(world_size=world_size, **settings)
         self.set_trait("region", "Table of what the ranks hold, and of the cost")
@@ -200,14 +195,9 @@ class CollectiveExplorer(Explorer):
             return
         kind = _KINDS[self.collective]
         controls = [
-            {"name": "collective", "label": "Collective", "options": [*_KINDS]},
+            choice("collective", "Collective", _KINDS),
             slider("world_size", "World size", 1, MOST_RANKS),
-            {
-                "name": "op",
-                "label": "Operation (op)",
-                "options": [*_OPERATIONS],
-                "disabled": not kind.reduces,
-            },
+            choice("op", "Operation (op)", _OPERATIONS, disabled=not kind.reduces),
             slider("root", "Root", 0, last, disabled=not kind.rooted),
         ]
         self.set_trait("controls", controls)
@@ -309,11 +299,7 @@ class CollectiveExplorer(Explorer):
     def text(self) -> str:
         """What is shown, as plain text."""
         rows = [("rank", *self._heads()), *self._rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [self.summary, *self._promise(), ""]
-        for row in rows:
-            cells = zip(row, widths, strict=True)
-            lines.append("  ".join(f"{cell:{width}}" for cell, width in cells).rstrip())
+        lines = [self.summary, *self._promise(), "", *in_columns(rows)]
         lines += ["", "On every rank:", *(f"    {line}" for line in self.lines()), ""]
         lines += [self._cost_in_words(name, cost) for name, cost in self.cost().items()]
         return "\n".join([*lines, self._factor_in_words()])

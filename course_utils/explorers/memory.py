@@ -7,6 +7,8 @@ import traitlets
 from course_utils import costs
 from course_utils.explorers.base import (
     Explorer,
+    check_choice,
+    check_whole,
     choice,
     counted,
     digits,
@@ -102,17 +104,9 @@ are activations. It fits on H100, A100 80GB, H200.
             "recompute": recompute,
         }
         for what, known in _CHOICES.items():
-            if settings[what] not in known:
-                raise ValueError(
-                    f"{what} is {settings[what]!r}: expected one of {'; '.join(known)}."
-                )
+            check_choice(settings[what], what, known)
         for what in ("gpus", "stage", "batch", "sequence"):
-            low, high = _limits(what)
-            if type(settings[what]) is not int or not low <= settings[what] <= high:
-                raise ValueError(
-                    f"{what} is {settings[what]!r}: expected a whole number from {low} "
-                    f"to {high:,}."
-                )
+            check_whole(settings[what], what, *_limits(what))
         super().__init__(**settings)
         self.set_trait("region", "Tables of the memory of each GPU")
         controls = [

@@ -5,7 +5,7 @@ import html
 import traitlets
 
 from course_utils import costs
-from course_utils.explorers.base import Explorer, slider
+from course_utils.explorers.base import Explorer, check_whole, slider
 
 _MOST = 8
 _PORT = 29500  # torchrun's own default
@@ -31,16 +31,9 @@ class RankExplorer(Explorer):
 
     def __init__(self, nodes: int = 2, gpus_per_node: int = 4, rank: int = 0) -> None:
         for value, what in ((nodes, "nodes"), (gpus_per_node, "gpus_per_node")):
-            if type(value) is not int or not 1 <= value <= _MOST:
-                raise ValueError(
-                    f"{what} is {value!r}: expected a whole number from 1 to {_MOST}."
-                )
-        if type(rank) is not int or not 0 <= rank < nodes * gpus_per_node:
-            raise ValueError(
-                f"rank is {rank!r}: expected a whole number from 0 to "
-                f"{nodes * gpus_per_node - 1}, because the world size is "
-                f"{nodes * gpus_per_node}."
-            )
+            check_whole(value, what, 1, _MOST)
+        n = nodes * gpus_per_node
+        check_whole(rank, "rank", 0, n - 1, f", because the world size is {n}")
         super().__init__(nodes=nodes, gpus_per_node=gpus_per_node, rank=rank)
         self.set_trait("region", "Table of ranks and commands")
         self._refresh()

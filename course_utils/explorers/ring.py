@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import traitlets
 
-from course_utils.explorers.base import Explorer, counted, slider, table
+from course_utils.explorers.base import Explorer, counted, in_columns, slider, table
 from course_utils.explorers.collectives import MOST_RANKS, shown
 from course_utils.snapshots import History, Moment
 
@@ -89,11 +89,7 @@ rank 1 chunk 1 to rank 0. Complete: 0 of 4 chunks.
                 signs = (sign for true, sign in marks if true)
                 cells.append(" ".join([values, *signs]))
             rows.append((f"rank {rank}", *cells))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [self.summary, ""]
-        for row in rows:
-            cells = zip(row, widths, strict=True)
-            lines.append("  ".join(f"{cell:{width}}" for cell, width in cells).rstrip())
+        lines = [self.summary, "", *in_columns(rows)]
         return "\n".join([*lines, "", _MARKS, self._sent_so_far()])
 
     def _in_one_line(self) -> str:

@@ -8,6 +8,9 @@ import traitlets
 from course_utils import costs, simulator
 from course_utils.explorers.base import (
     Explorer,
+    check_choice,
+    check_whole,
+    choice,
     counted,
     digits,
     duration,
@@ -23,6 +26,10 @@ _WHAT_IF: dict[str, tuple[float, ...]] = {
     "bucket_mib": (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 10_000),
     "straggler": (1.0, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0),
 }
+_SETTINGS = (
+    *("cluster", "model", "nodes", "samples", "bucket_mib", "overlap"),
+    *("algorithm", "straggler"),
+)
 _SLOWEST = _WHAT_IF["straggler"][-1]
 _MOST_NAIVE = 128  # GPUs: more take too long to simulate between two moves of a slider
 
@@ -75,25 +82,12 @@ scaling efficiency 97.7 %.
         algorithm: str = "ring",
         straggler: float = 1.0,
     ) -> None:
-        for value, what, known in (
-            (cluster, "cluster", simulator.CLUSTERS),
-            (model, "model", simulator.MODELS),
-            (algorithm, "algorithm", simulator.ALGORITHMS),
-        ):
-            if value not in known:
-                raise ValueError(
-                    f"{what} is {value!r}: expected one of {'; '.join(known)}."
-                )
-        for value, what in (
-            (nodes, "nodes"),
-            (samples, "samples"),
-            (bucket_mib, "bucket_mib"),
-        ):
-            most = _WHAT_IF[what][-1]
-            if type(value) is not int or not 1 <= value <= most:
-                raise ValueError(
-                    f"{what} is {value!r}: expected a whole number from 1 to {most:,}."
-                )
+        check_choice(cluster, "cluster", simulator.CLUSTERS)
+        check_choice(model, "model", simulator.MODELS)
+        check_choice(algorithm, "algorithm", simulator.ALGORITHMS)
+        check_whole(nodes, "nodes", 1, _WHAT_IF["nodes"][-1])
+        check_whole(samples, "samples", 1, _WHAT_IF["samples"][-1])
+        check_whole(bucket_mib, "bucket_mib", 1, _WHAT_IF["bucket_mib"][-1])
         if type(straggler) not in (int, float) or not 1 <= straggler <= _SLOWEST:
             raise ValueError(
                 f"straggler is {straggler!r}: expected a number from 1 to {_SLOWEST}."
@@ -118,26 +112,19 @@ scaling efficiency 97.7 %.
         most = _WHAT_IF[proposal["trait"].name][-1]
         return min(max(proposal["value"], 1), most)
 
-    @traitlets.observe(
-        *("cluster", "model", "nodes", "samples", "bucket_mib", "overlap"),
-        *("algorithm", "straggler"),
-    )
+    @traitlets.observe(*_SETTINGS)
     def _refresh(self, _: object = None) -> None:
         sample = simulator.MODELS[self.model].sample
         controls = [
-            {"name": "cluster", "label": "Cluster", "options": [*simulator.CLUSTERS]},
-            {"name": "model", "label": "Model", "options": [*simulator.MODELS]},
+            choice("cluster", "Cluster", simulator.CLUSTERS),
+            choice("model", "Model", simulator.MODELS),
             stops("nodes", "Nodes", _WHAT_IF["nodes"]),
             stops(
                 "samples", f"{sample.capitalize()}s for each GPU", _WHAT_IF["samples"]
             ),
             stops("bucket_mib", "Bucket cap (MiB)", _WHAT_IF["bucket_mib"]),
             {"name": "overlap", "label": "Overlap", "check": True},
-            {
-                "name": "algorithm",
-                "label": "All-reduce",
-                "options": [*simulator.ALGORITHMS],
-            },
+            choice("algorithm", "All-reduce", simulator.ALGORITHMS),
             stops("straggler", "Slowdown of one GPU", _WHAT_IF["straggler"]),
         ]
         self.set_trait("controls", controls)
@@ -151,16 +138,7 @@ scaling efficiency 97.7 %.
 
     def _simulated(self) -> tuple[simulator.Step | None, str]:
         """The step, or None and why there is none."""
-        return _simulate(
-            self.cluster,
-            self.model,
-            self.nodes,
-            self.samples,
-            self.bucket_mib,
-            self.overlap,
-            self.algorithm,
-            self.straggler,
-        )
+        return _simulate(*(getattr(self, name) for name in _SETTINGS))
 
     @property
     def _pod(self) -> simulator.Cluster:

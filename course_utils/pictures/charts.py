@@ -304,9 +304,7 @@ def bars(values: Mapping[str, float], unit: str, title: str, note: str = "") -> 
         draw.box(board, left, y, wide, 0.32, rounded=0.01, fill=draw.tint(BLUE, 0.6))
         looks = {"size": NORMAL, "weight": "bold"}
         draw.write(board, left + wide + 0.1, y + 0.16, said[name], **looks)
-    draw.write(
-        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
-    )
+    draw.note(board, note)
     numbers = ", ".join(f"{name} {text}" for name, text in said.items())
     picture.summary = f"{title}: {numbers}. {note}".strip()
     return picture

@@ -469,9 +469,7 @@ def message_steps(
         draw.write(board, MARGIN, low, word, color=QUIET)
         for x, number in zip(lanes, numbers, strict=True):
             draw.write(board, x, low, str(number), ha="center")
-    draw.write(
-        board, MARGIN, 0.24, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
-    )
+    draw.note(board, note, 0.24)
     picture.summary = (
         f"{title.rstrip('.')}, {draw.count(world_size, 'rank')}. {note} "
         f"{_steps_in_words(every)}"
@@ -656,8 +654,7 @@ def collective_bandwidth(
         draw.log_ticks(axis.set_xticks, edges, draw.byte_size, 8)
         draw.log_ticks(axis.set_yticks, axis.get_ylim(), say, 5)
         axis.minorticks_off()
-        axis.grid(color="#E3E3E3", linewidth=0.8)
-        axis.set_axisbelow(True)
+        draw.grid(axis)
         draw.write(board, left, bottom + tall + 0.12, heading, weight="bold")
     draw.write(board, left + width, low - 0.38, "size", ha="right")
     _name_regions(board, left, width, high + tall + 0.12, edges, halves)
@@ -676,9 +673,7 @@ def collective_bandwidth(
     unfitted = [name for name, curve in curves.items() if not curve.fit]
     if unfitted:
         note = f"No latency and bandwidth fit the times of {draw.listed(unfitted)}."
-    draw.write(
-        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
-    )
+    draw.note(board, note)
     said = [_speeds_in_words(name, curve) for name, curve in curves.items()]
     picture.summary = f"{title.rstrip('.')}. {' '.join(said)}"
     return picture

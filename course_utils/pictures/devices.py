@@ -44,7 +44,6 @@ def device_memory(
     *,
     capacity: float | None = None,
     title: str = "Memory of each device",
-    note: str = "",
 ) -> Picture:
     """What fills the memory of each device, as bars to the same scale.
 
@@ -54,7 +53,6 @@ def device_memory(
             A category that is left out is 0. One to eight devices.
         capacity: Bytes that each device has, drawn as a line if given.
         title: What the picture shows, such as "At the peak of a training step".
-        note: What follows from it, in one line.
 
     Raises:
         TypeError: an amount is not a number.
@@ -71,7 +69,7 @@ def device_memory(
         name: f"{draw.number(total / size, 3)} {unit}" for name, total in totals.items()
     }
     step = 0.5
-    low = 0.84 if note else 0.56
+    low = 0.56
     head = 0.2 if capacity else 0.0
     picture, board = draw.board(0.52 + head + step * len(rows) + low, title)
     left = MARGIN + 0.16 + min(max(draw.width_of(name, NORMAL) for name in rows), 1.6)
@@ -107,9 +105,6 @@ def device_memory(
         draw.write(board, at, top + 0.1, text, ha="center", color=QUIET)
     used = [what for what in _HOLDS if any(held.get(what) for held in rows.values())]
     draw.key(board, low - 0.28, [(what, _HOLDS[what]) for what in used])
-    draw.write(
-        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
-    )
     lines = []
     for name, held in rows.items():
         parts = [
@@ -119,8 +114,7 @@ def device_memory(
         ]
         lines.append(f"{name} holds {said[name]} ({', '.join(parts) or 'nothing'})")
     limit = f" Each has {draw.number(capacity / size, 3)} {unit}." if capacity else ""
-    text = f"{title.rstrip('.')}. {'; '.join(lines)}.{limit} {note}"
-    picture.summary = text.strip()
+    picture.summary = f"{title.rstrip('.')}. {'; '.join(lines)}.{limit}"
     return picture
 
 
@@ -162,7 +156,6 @@ def device_timeline(
     devices: "Mapping[str, Iterable[tuple]] | Timeline",
     *,
     title: str = "Who is idle",
-    note: str = "",
     span: float | None = None,
 ) -> Picture:
     """One row a device: what it did and when, and how much of the time it was idle.
@@ -176,7 +169,6 @@ def device_timeline(
             `Work` (or tuples like it), in any order. One to eight devices. A device
             without work was idle all the time.
         title: What the picture shows.
-        note: What follows from it, in one line.
         span: Seconds to draw, so that two pictures have the same scale. The time
             that was needed by all, if left out.
 
@@ -202,7 +194,7 @@ def device_timeline(
     idle = {name: _idle_share(row, needed) for name, row in rows.items()}
     unit, size = draw.unit_of(shown)
     step = 0.52
-    low = 1.16 if note else 0.88
+    low = 0.88
     picture, board = draw.board(0.52 + 0.22 + step * len(rows) + low, title)
     left = MARGIN + 0.16 + min(max(draw.width_of(name, NORMAL) for name in rows), 1.6)
     room = draw.width_of("100 %", NORMAL, "bold") + 0.16
@@ -248,10 +240,7 @@ def device_timeline(
     key = [(kind, _WORKS[kind]) for kind in used]
     if any(idle.values()):
         key.append(("idle", _IDLE))
-    draw.key(board, 0.5 if note else 0.22, key)
-    draw.write(
-        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
-    )
+    draw.key(board, 0.22, key)
     lines = []
     for name, row in rows.items():
         times = [
@@ -262,11 +251,10 @@ def device_timeline(
         lines.append(
             f"{name} {', '.join(times) or 'nothing'}, idle {100 * idle[name]:.0f} %"
         )
-    text = (
+    picture.summary = (
         f"{title.rstrip('.')}. {draw.number(needed / size, 3)} {unit} in all. Times in "
-        f"{unit}: {'; '.join(lines)}. {note}"
+        f"{unit}: {'; '.join(lines)}."
     )
-    picture.summary = text.strip()
     return picture
 
 
@@ -363,8 +351,7 @@ def micro_batch_times(
     axis.minorticks_off()
     axis.set_ylim(0, 1.12 * most / size)
     axis.yaxis.set_major_locator(draw.round_ticks(5))
-    axis.grid(color="#E3E3E3", linewidth=0.8)
-    axis.set_axisbelow(True)
+    draw.grid(axis)
     by_formula = {"color": BLUE, "lw": 2.2}
     points = {
         "marker": "o",
@@ -389,17 +376,12 @@ def micro_batch_times(
         samples.append(("best by the formula", marked))
     draw.write(board, left, bottom + tall + 0.14, f"time ({unit})", weight="bold")
     draw.write(board, left + width / 2, bottom - 0.4, "micro-batches", ha="center")
-    x = MARGIN
-    for text, looks in samples:
-        xs = [x + 0.15] if "marker" in looks else [x, x + 0.32]
-        board.plot(xs, [0.54] * len(xs), **looks)
-        draw.write(board, x + 0.42, 0.54, text, color=QUIET)
-        x += 0.42 + draw.width_of(text, SMALL) + 0.28
+    draw.line_key(board, 0.54, samples)
     fastest = min(numbers, key=measured.__getitem__)
     note = f"Fastest of those measured: {fastest} micro-batches."
     if best is not None:
         note += f" Best by the formula: {draw.number(float(best), 3)}."
-    draw.write(board, MARGIN, 0.22, note, color=QUIET)
+    draw.note(board, note)
     said = ", ".join(f"{m}: {draw.number(measured[m] / size, 3)}" for m in numbers)
     line = f" One device: {draw.number(one_device / size, 3)}." if one_device else ""
     picture.summary = f"Time in {unit} by micro-batches. {said}.{line} {note}"

@@ -297,6 +297,11 @@ def write(board: Axes, x: float, y: float, text: str, **looks: Any) -> Text:
     return board.text(x, y, text, **looks)
 
 
+def note(board: Axes, text: str, y: float = 0.22) -> None:
+    """What follows from the picture, in one line at its bottom."""
+    write(board, MARGIN, y, cut(text, WIDTH - 2 * MARGIN, SMALL), color=QUIET)
+
+
 def box(
     board: Axes,
     x: float,
@@ -381,6 +386,16 @@ def key(board: Axes, y: float, entries: Sequence[tuple]) -> None:
         x += key_width([(text,)])
 
 
+def line_key(board: Axes, y: float, entries: Sequence[tuple[str, dict]]) -> None:
+    """One line of samples of lines and markers, each with what it means."""
+    x = MARGIN
+    for text, looks in entries:
+        xs = [x + 0.15] if "marker" in looks else [x, x + 0.32]
+        board.plot(xs, [y] * len(xs), **looks)
+        write(board, x + 0.42, y, text, color=QUIET)
+        x += 0.42 + width_of(text, SMALL) + 0.28
+
+
 def key_width(entries: Sequence[tuple]) -> float:
     """The width of the line that `key` draws, in inches."""
     return sum(0.68 + width_of(text, SMALL) for text, *_ in entries)
@@ -414,6 +429,12 @@ def chart(
     return chart
 
 
+def grid(axis: Axes, which: str = "both") -> None:
+    """Pale lines behind what is drawn, at the ticks of "x", "y" or "both"."""
+    axis.grid(axis=which, color="#E3E3E3", linewidth=0.8)
+    axis.set_axisbelow(True)
+
+
 def time_axis(
     picture: Picture,
     left: float,
@@ -429,8 +450,7 @@ def time_axis(
     axis.set_yticks([])
     axis.spines["left"].set_visible(False)
     axis.xaxis.set_major_locator(round_ticks(8))
-    axis.grid(axis="x", color="#E3E3E3", linewidth=0.8)
-    axis.set_axisbelow(True)
+    grid(axis, "x")
     return unit
 
 

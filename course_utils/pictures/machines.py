@@ -262,13 +262,12 @@ def _machine_in_words(machine: "Machine", levels: Sequence[tuple[str, list]]) ->
 
 
 @draw.picture
-def ranks_on_cores(world_size: int, cores: int, *, backend: str = "gloo") -> Picture:
+def ranks_on_cores(world_size: int, cores: int) -> Picture:
     """The notebook kernel, its rank processes, their messages, and the CPU cores.
 
     Args:
         world_size: How many rank processes there are.
         cores: How many CPU cores the machine has.
-        backend: What carries the messages between the ranks.
 
     Raises:
         ValueError: a number is not a whole number from 1 up.
@@ -276,7 +275,7 @@ def ranks_on_cores(world_size: int, cores: int, *, backend: str = "gloo") -> Pic
     draw.whole(world_size, "world_size")
     draw.whole(cores, "cores")
     processes = draw.count(world_size, "process", "processes")
-    way = f"{backend} over loopback" if backend == "gloo" else backend
+    way = "gloo over loopback"
     picture, board = draw.board(
         4.1, f"One cell, {processes}, {draw.count(cores, 'CPU core')}"
     )
@@ -470,7 +469,7 @@ def ranks_on_nodes(
             looks = {"fill": draw.tint(ORANGE, 0.3), "hatch": "////"}
             entries.append(("your answer", looks))
         draw.key(board, 0.5, entries)
-        draw.write(board, MARGIN, 0.22, note, color=QUIET)
+        draw.note(board, note)
     lines = "; ".join(
         f"node {node} has ranks {node * gpus_per_node} to "
         f"{(node + 1) * gpus_per_node - 1}"
@@ -555,19 +554,15 @@ def _dots(
                 board, left + width + 0.15, y, draw.cut(row.text, room - 0.15, SMALL)
             )
         y -= step
-    draw.write(
-        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
-    )
+    draw.note(board, note)
     return picture
 
 
 @draw.picture
-def bandwidth_ladder(links: Sequence[costs.Link] = costs.LADDER) -> Picture:
+def bandwidth_ladder() -> Picture:
     """How many bytes a second go one way over each link, on a logarithmic axis."""
-    if not links:
-        raise ValueError("links is empty: give at least one link.")
     rows = []
-    for link in links:
+    for link in costs.LADDER:
         text = draw.speed(link.one_way)
         if link.direction == "both ways together":
             text += f"  ({link.stated} both ways)"
@@ -597,7 +592,6 @@ def _value_of(row: _Dot) -> float:
 @draw.picture
 def transfer_ladder(
     nbytes: float,
-    links: Sequence[costs.Link] = costs.LADDER,
     *,
     guess: float | None = None,
     guess_for: str = "",
@@ -606,17 +600,14 @@ def transfer_ladder(
 
     Args:
         nbytes: How many bytes go one way.
-        links: The links.
         guess: Seconds that a learner expects for the link named `guess_for`.
         guess_for: The name of that link.
     """
-    if not links:
-        raise ValueError("links is empty: give at least one link.")
     if draw.finite(nbytes, "nbytes") <= 0:
         raise ValueError(f"nbytes is {nbytes}: expected more than 0.")
     size = draw.byte_size(nbytes)
     rows = []
-    for link in links:
+    for link in costs.LADDER:
         seconds = nbytes / link.one_way
         text = draw.duration(seconds)
         if link.direction == "shared":
@@ -624,7 +615,6 @@ def transfer_ladder(
         rows.append(_Dot(link.name, seconds, text, link.place))
     first = math.floor(math.log10(min(row.value for row in rows)))
     last = math.ceil(math.log10(max(row.value for row in rows)))
-    last += first == last
     ticks = {10.0**p: draw.duration(10.0**p) for p in range(first, last + 1)}
     note = f"Time = {size} / bandwidth one way, without latency."
     for row in rows:
@@ -690,8 +680,7 @@ def transfer_times(
         powers = range(math.ceil(first), math.floor(last) + 1)
         ticks([10.0**p for p in powers], labels=[say(10.0**p) for p in powers])
     axis.minorticks_off()
-    axis.grid(color="#E3E3E3", linewidth=0.8)
-    axis.set_axisbelow(True)
+    draw.grid(axis)
     draw.write(board, left, bottom + tall + 0.14, "time, one way", weight="bold")
     draw.write(
         board, left + width / 2, bottom - 0.38, "size of the message", ha="center"
@@ -702,19 +691,14 @@ def transfer_times(
         ("latency alone", {"color": INK, "lw": 1, "ls": (0, (5, 3))}),
         ("size / bandwidth alone", {"color": VERMILLION, "lw": 1.4, "ls": ":"}),
     )
-    x = MARGIN
-    for text, looks in samples:
-        xs = [x + 0.15] if "marker" in looks else [x, x + 0.32]
-        board.plot(xs, [0.5] * len(xs), **looks)
-        draw.write(board, x + 0.42, 0.5, text, color=QUIET)
-        x += 0.42 + draw.width_of(text, SMALL) + 0.28
+    draw.line_key(board, 0.5, samples)
     errors = [abs(fit.seconds(n) / t - 1) for n, t in zip(sizes, seconds, strict=True)]
     note = (
         f"Fitted: latency {draw.duration(fit.latency)}, "
         f"bandwidth {draw.speed(fit.bandwidth)}. "
         f"The largest error of the fit is {100 * max(errors):.0f} %."
     )
-    draw.write(board, MARGIN, 0.22, note, color=QUIET)
+    draw.note(board, note)
     measured = "; ".join(
         f"{draw.byte_size(n)} {draw.duration(t)}"
         for n, t in zip(sizes, seconds, strict=True)

@@ -3,16 +3,15 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
 from course_utils import costs
-from course_utils.pictures import devices, draw, overlap, ranks
+from course_utils.pictures import devices, draw, overlap
 from course_utils.pictures.draw import (
     BLUE,
     GREEN,
-    INK,
     LINE,
     MARGIN,
     MIST,
@@ -28,9 +27,11 @@ from course_utils.pictures.draw import (
     Picture,
     duration,
 )
+from course_utils.pictures.ranks import Interval, checked
 
 if TYPE_CHECKING:
     from course_utils.simulator import FsdpStep
+    from course_utils.tensor_bytes import TensorBytes
 
 # --- what fills each GPU, against what cards have -------------------------------------
 
@@ -43,43 +44,37 @@ Held = Mapping[str, float] | costs.ModelStates
 def memory_per_gpu(
     strategies: Mapping[str, Held],
     *,
-    cards: Sequence[str] = ("RTX 4090", "H100"),
     title: str = "Memory of each GPU",
-    note: str = "",
 ) -> Picture:
-    """What each GPU holds under several strategies, against the memory of real cards.
+    """What each GPU holds under several strategies, against the memory of two cards.
 
     All bars have one scale, in decimal GB as in the ZeRO paper. A card's line is at the
-    bytes that nvidia-smi reports, so that an H100, sold with 80 GB, has 85.5 GB.
+    bytes that nvidia-smi reports, so that an H100, sold with 80 GB, has 85.5 GB. What
+    is left, or missing, is said for the H100.
 
     Args:
         strategies: From a name to bytes by category: "parameters", "gradients",
             "optimizer state", "activations", "other"; one that is left out is 0. Or to
             `costs.ModelStates`. One to eight.
-        cards: Names of `costs.CARDS`. What is left, or missing, is said for the largest
-            one of them.
         title: What the picture shows.
-        note: What follows from it, in one line.
 
     Raises:
         TypeError: an amount is not a number.
-        ValueError: there is no strategy or too many, no card, or none of that name; a
-            category is unknown, or an amount is negative or not finite.
+        ValueError: there is no strategy or too many, a category is unknown, or an
+            amount is negative or not finite.
     """
     if not 1 <= len(strategies) <= _MOST_BARS:
         raise ValueError(
             f"strategies holds {len(strategies)} bars: expected 1 to {_MOST_BARS}."
         )
-    if not cards:
-        raise ValueError("cards is empty: name at least one card.")
-    limits = sorted((costs.card(name) for name in cards), key=lambda one: one.nbytes)
+    limits = [costs.card("RTX 4090"), costs.card("H100")]
     rows = {str(name): _by_category(name, held) for name, held in strategies.items()}
     totals = {name: math.fsum(held.values()) for name, held in rows.items()}
     most = max(*totals.values(), limits[-1].nbytes)
     unit, size = _decimal_unit(most)
     said = {name: f"{draw.spoken(t / size, 3)} {unit}" for name, t in totals.items()}
     verdicts = {name: _verdict(t, limits[-1], size) for name, t in totals.items()}
-    step, low = 0.54, 0.84 if note else 0.58
+    step, low = 0.54, 0.58
     left = MARGIN + 0.16 + min(max(draw.width_of(name, NORMAL) for name in rows), 1.7)
     room = 0.16 + max(
         *(draw.width_of(text, NORMAL, "bold") for text in said.values()),
@@ -126,8 +121,6 @@ def memory_per_gpu(
     draw.key(board, low - 0.28, [(what, devices._HOLDS[what]) for what in used])
     where = f"{unit} are decimal"
     draw.write(board, WIDTH - MARGIN, low - 0.28, where, ha="right", color=QUIET)
-    note_line = draw.cut(note, WIDTH - 2 * MARGIN, SMALL)
-    draw.write(board, MARGIN, 0.22, note_line, color=QUIET)
     lines = []
     for name, held in rows.items():
         parts = [
@@ -142,8 +135,7 @@ def memory_per_gpu(
         f"({draw.number(card.nbytes / costs.GiB, 3)} GiB)"
         for card in limits
     )
-    text = f"{title.rstrip('.')}. {'; '.join(lines)}. {have}. {note}"
-    picture.summary = text.strip()
+    picture.summary = f"{title.rstrip('.')}. {'; '.join(lines)}. {have}."
     return picture
 
 
@@ -210,204 +202,84 @@ def _decimal_unit(nbytes: float) -> tuple[str, float]:
 # --- memory over time -----------------------------------------------------------------
 
 
-class _Curve(NamedTuple):
-    """Bytes from each place on, and named spans (label, start, stop)."""
-
-    xs: list[float]
-    values: list[float]
-    spans: list[tuple[str, float, float]]
-
-
 _MOST_CURVES = 4
-_FORMULAS: dict[str, dict[str, Any]] = {
-    "peak": {"color": VERMILLION, "ls": (0, (5, 2))},
-    "persistent": {"color": INK, "ls": (0, (1, 1.5))},
-}
 
 
 @draw.picture
 def memory_over_time(
-    curves: Mapping[str, Any],
+    curves: "Mapping[str, TensorBytes]",
     *,
-    formulas: Mapping[str, Mapping[str, float]] | None = None,
-    x: str = "seconds",
     title: str = "Tensor bytes during one step",
 ) -> Picture:
-    """Measured bytes during a step, with the lines of the formula beside them.
+    """Measured bytes during a step, and how many they are at most and in the end.
 
     Args:
-        curves: From a strategy to its points (x, bytes): from x on, so many bytes are
-            held. Or to a record with `seconds`, `nbytes` and `spans`, whose spans
-            (label, from, to) are named above the curve. One to four, each in a panel of
-            its own, all to the same scale.
-        formulas: From a strategy to its "persistent" and its "peak" bytes, or one of
-            them. Measured values are compared with them: the highest point with the
-            peak, and the last one with the persistent bytes.
-        x: What the places are: "seconds", from the first one on, or "event" numbers.
+        curves: From a strategy to what `record_tensor_bytes` recorded, whose spans are
+            named above the curve. One to four, each in a panel of its own, all to the
+            same scale.
         title: What the picture shows.
 
     Raises:
-        TypeError: a value is not a number.
-        ValueError: there are no curves or too many, one has no points or goes back in
-            x, a number of bytes is negative, or a formula is of no curve.
+        ValueError: there are no curves or too many, or nothing was recorded.
     """
     if not 1 <= len(curves) <= _MOST_CURVES:
         raise ValueError(f"There are {len(curves)} curves: expected 1 to 4.")
-    if x not in ("seconds", "event"):
-        raise ValueError(f"x is {x!r}: expected 'seconds' or 'event'.")
-    drawn = {str(name): _curve(str(name), points) for name, points in curves.items()}
-    formulas = {str(name): dict(lines) for name, lines in (formulas or {}).items()}
-    for name, lines in formulas.items():
-        if name not in drawn or not {*lines} <= {*_FORMULAS}:
-            raise ValueError(
-                f"The formula of {name!r} has {draw.listed(lines) or 'nothing'}: "
-                f"expected 'persistent' and 'peak' of one of {draw.listed(drawn)}."
-            )
-        for what, value in lines.items():
-            if draw.finite(value, f"{what} of {name}") < 0:
-                raise ValueError(f"{what} of {name} is {value}: expected 0 or more.")
-    of_formulas = [value for lines in formulas.values() for value in lines.values()]
-    most = max([*of_formulas, *(max(curve.values) for curve in drawn.values())]) or 1.0
-    unit, size = _decimal_unit(most)
-    end = max(curve.xs[-1] for curve in drawn.values())
-    end = 1.02 * end if x == "seconds" else end + 1  # the last value is held, too
-    time, length = draw.unit_of(end) if x == "seconds" else ("event", 1.0)
+    for name, curve in curves.items():
+        if not curve.nbytes:
+            raise ValueError(f"{name} has no points: expected at least one.")
+    unit, size = _decimal_unit(max(curve.peak for curve in curves.values()))
+    most = max(curve.peak for curve in curves.values()) / size or 1.0
+    span = 1.02 * max(c.seconds[-1] - c.seconds[0] for c in curves.values())
+    time, length = draw.unit_of(span)  # somewhat longer: the last value is held, too
 
-    above = 0.16 if any(curve.spans for curve in drawn.values()) else 0.0
+    above = 0.16 if any(curve.spans for curve in curves.values()) else 0.0
     tall, pitch = 1.2, 1.7 + above
-    height = 1.12 + pitch * len(drawn)
+    height = 1.12 + pitch * len(curves)
     picture, board = draw.board(height, title)
-    says = {name: _formula_words(lines, unit, size) for name, lines in formulas.items()}
-    words = [word for lines in says.values() for word in lines.values()]
-    room = max((draw.width_of(word, SMALL) + 0.14 for word in words), default=0.0)
-    ticks = draw.round_ticks(4).tick_values(0, most / size)
+    ticks = draw.round_ticks(4).tick_values(0, most)
     label = max(draw.width_of(draw.number(tick), SMALL) for tick in ticks)
     left = MARGIN + label + 0.14
-    width = WIDTH - MARGIN - room - left
-    for place, (name, curve) in enumerate(drawn.items()):
+    width = WIDTH - MARGIN - left
+    said = []
+    for place, (name, curve) in enumerate(curves.items()):
         bottom = height - 0.78 - above - tall - place * pitch
+        begin = curve.seconds[0]
         axis = draw.chart(picture, left, bottom, width, tall)
-        axis.set_xlim(0, end / length or 1.0)
-        axis.set_ylim(0, most / size * 1.16)
-        axis.set_yticks([tick for tick in ticks if tick <= most / size * 1.16])
+        axis.set_xlim(0, span / length or 1.0)
+        axis.set_ylim(0, most * 1.16)
+        axis.set_yticks([tick for tick in ticks if tick <= most * 1.16])
         axis.xaxis.set_major_locator(draw.round_ticks(8))
-        axis.grid(axis="y", color="#E3E3E3", linewidth=0.8)
-        axis.set_axisbelow(True)
-        for number, (span, start, stop) in enumerate(curve.spans):
+        draw.grid(axis, "y")
+        for number, (what, start, stop) in enumerate(curve.spans):
+            start, stop = start - begin, stop - begin
             shade = draw.tint(SKY, 0.22) if number % 2 else MIST
             axis.axvspan(start / length, stop / length, color=shade, lw=0, zorder=-1)
-            wide = (stop - start) / (end or 1.0) * width
-            text = draw.cut(span, wide - 0.08, SMALL) if wide > 0.4 else ""
+            wide = (stop - start) / (span or 1.0) * width
+            text = draw.cut(what, wide - 0.08, SMALL) if wide > 0.4 else ""
             if text.strip("…"):
-                middle = left + (start + stop) / 2 / (end or 1.0) * width
+                middle = left + (start + stop) / 2 / (span or 1.0) * width
                 y = bottom + tall + 0.1
                 draw.write(board, middle, y, text, ha="center", color=QUIET)
-        xs = [value / length for value in (*curve.xs, end)]
-        ys = [value / size for value in (*curve.values, curve.values[-1])]
+        xs = [*((moment - begin) / length for moment in curve.seconds), span / length]
+        ys = [nbytes / size for nbytes in (*curve.nbytes, curve.nbytes[-1])]
         axis.fill_between(xs, ys, step="post", color=draw.tint(BLUE, 0.3), lw=0)
         axis.step(xs, ys, where="post", color=BLUE, lw=1.4)
-        up = tall / axis.get_ylim()[1]
-        heights = {}
-        for what, value in formulas.get(name, {}).items():
-            axis.axhline(value / size, lw=1.6, zorder=4, **_FORMULAS[what])
-            heights[what] = bottom + value / size * up
-        # Words of lines that are close to each other must not be.
-        if len(heights) == 2 and abs(heights["peak"] - heights["persistent"]) < 0.18:
-            middle = sum(heights.values()) / 2
-            apart = 0.09 if heights["peak"] >= heights["persistent"] else -0.09
-            heights = {"peak": middle + apart, "persistent": middle - apart}
-        for what, y in heights.items():
-            draw.write(board, left + width + 0.1, y, says[name][what])
         looks = {"ha": "right", "color": QUIET}
         draw.write(board, left - 0.1, bottom + tall + 0.13, unit, **looks)
         y = bottom + tall + 0.13 + above
         draw.write(board, left, y, draw.cut(name, 2.6, SMALL, "bold"), weight="bold")
-        draw.write(board, left + width, y, _measured(curve, unit, size), **looks)
-    name = f"time ({time})" if x == "seconds" else "event"
-    draw.write(board, left + width / 2, bottom - 0.36, name, ha="center")
-    samples = [
-        (word, what)
-        for what, word in (("persistent", "persistent bytes"), ("peak", "peak"))
-        if any(what in lines for lines in formulas.values())
-    ]
-    _formula_key(board, 0.2, samples)
-    said = ". ".join(
-        f"{name}: {_against(curve, formulas.get(name, {}))}"
-        for name, curve in drawn.items()
-    )
-    picture.summary = f"{title.rstrip('.')}. {said}."
+        peak, last = (draw.number(n / size, 3) for n in (curve.peak, curve.nbytes[-1]))
+        words = f"measured: peak {peak} {unit}, at the end {last} {unit}"
+        draw.write(board, left + width, y, words, **looks)
+        said.append(
+            f"{name}: measured peak {draw.byte_size(curve.peak)}, at the end "
+            f"{draw.byte_size(curve.nbytes[-1])}"
+        )
+    draw.write(board, left + width / 2, bottom - 0.36, f"time ({time})", ha="center")
+    board.plot([MARGIN, MARGIN + 0.34], [0.2, 0.2], color=BLUE, lw=1.4)
+    draw.write(board, MARGIN + 0.42, 0.2, "measured", color=QUIET)
+    picture.summary = f"{title.rstrip('.')}. {'. '.join(said)}."
     return picture
-
-
-def _curve(name: str, points: Any) -> _Curve:
-    """The points of a curve, from 0 on, checked."""
-    spans: Iterable[tuple] = ()
-    if hasattr(points, "nbytes"):
-        points, spans = zip(points.seconds, points.nbytes, strict=True), points.spans
-    pairs = [tuple(point) for point in points]
-    if not pairs:
-        raise ValueError(f"{name} has no points: expected at least one.")
-    xs = [draw.finite(pair[0], f"A place of {name}") for pair in pairs]
-    values = [draw.finite(pair[1], f"A number of bytes of {name}") for pair in pairs]
-    if min(values) < 0:
-        raise ValueError(f"{name} holds {min(values)} bytes: expected 0 or more.")
-    if any(later < before for before, later in itertools.pairwise(xs)):
-        raise ValueError(f"The points of {name} go back: sort them by their places.")
-    found = [(str(label), start - xs[0], stop - xs[0]) for label, start, stop in spans]
-    return _Curve([value - xs[0] for value in xs], values, found)
-
-
-def _measured(curve: _Curve, unit: str, size: float) -> str:
-    values = max(curve.values), curve.values[-1]
-    peak, last = (draw.number(value / size, 3) for value in values)
-    return f"measured: peak {peak} {unit}, at the end {last} {unit}"
-
-
-def _formula_words(
-    lines: Mapping[str, float], unit: str, size: float
-) -> dict[str, str]:
-    return {
-        what: f"{what} {draw.number(value / size, 3)} {unit}"
-        for what, value in lines.items()
-    }
-
-
-def _against(curve: _Curve, lines: Mapping[str, float]) -> str:
-    """The peak and the end of a curve, and how far the formula is off."""
-    said = []
-    for word, measured, what in (
-        ("measured peak", max(curve.values), "peak"),
-        ("at the end", curve.values[-1], "persistent"),
-    ):
-        text = f"{word} {draw.byte_size(measured)}"
-        if what in lines:
-            text += f" (formula {draw.byte_size(lines[what])}"
-            if lines[what]:
-                text += f", {_off(measured / lines[what])}"
-            text += ")"
-        said.append(text)
-    return ", ".join(said)
-
-
-def _off(ratio: float) -> str:
-    if abs(ratio - 1) < 5e-5:
-        return "equal"
-    percent = draw.number(100 * abs(ratio - 1), 2)
-    return f"measured {percent} % {'more' if ratio > 1 else 'less'}"
-
-
-def _formula_key(board: Axes, y: float, samples: Sequence[tuple[str, str]]) -> None:
-    """A sample of each line of the formula, and of the curve."""
-    x = MARGIN
-    entries = [("measured", {"color": BLUE, "lw": 1.4})]
-    entries += [
-        (f"{word}, by formula", {"lw": 1.6, **_FORMULAS[what]})
-        for word, what in samples
-    ]
-    for word, looks in entries:
-        board.plot([x, x + 0.34], [y, y], **looks)
-        draw.write(board, x + 0.42, y, word, color=QUIET)
-        x += 0.72 + draw.width_of(word, SMALL)
 
 
 # --- a unit, flat and cut -------------------------------------------------------------
@@ -514,7 +386,7 @@ def flat_shards(
         f"{_elements(padding)} of padding, "
         f"{draw.count(world_size, 'shard')} of {shard:,}."
     )
-    draw.write(board, MARGIN, 0.24, note, color=QUIET)
+    draw.note(board, note, 0.24)
     picture.summary = f"{title.rstrip('.')}. {note} {draw.sentence('; '.join(said))}"
     return picture
 
@@ -556,15 +428,6 @@ def _fitting_name(name: str, more: str, width: float) -> str:
 
 
 # --- one step of FSDP -----------------------------------------------------------------
-
-
-class _Event(NamedTuple):
-    """What went on from `start` to `stop`, in seconds, for a unit."""
-
-    start: float
-    stop: float
-    unit: str
-    kind: str
 
 
 _GATHER = {"fill": draw.tint(ORANGE, 0.5)}
@@ -612,7 +475,7 @@ def fsdp_schedule(
     origin = min(event.start for event in found)
     span = max(event.stop for event in found) - origin
     lanes = {
-        name: _lanes([event for event in found if belongs(event.kind)])
+        name: overlap._in_lanes(event for event in found if belongs(event.kind))
         for name, belongs in _LANES.items()
     }
     lanes = {name: rows for name, rows in lanes.items() if rows}
@@ -654,7 +517,7 @@ def fsdp_schedule(
             y -= _LANE
             for event in row:
                 looks = _LOOKS[event.kind]
-                put(event.start, event.stop, y + 0.02, _LANE - 0.04, event.unit, looks)
+                put(event.start, event.stop, y + 0.02, _LANE - 0.04, event.label, looks)
     y -= 0.2
     board.plot([MARGIN, WIDTH - MARGIN], [y + 0.14] * 2, color=LINE, lw=0.6)
     draw.write(board, MARGIN, y, "whole in memory", color=QUIET)
@@ -693,70 +556,37 @@ def fsdp_events(
     ]
 
 
-def _events(values: Iterable[tuple]) -> list[_Event]:
-    """The events in order of time, checked."""
-    found = []
-    for value in values:
-        try:
-            start, stop, unit, kind = value
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"An event is {value!r}: expected (start, stop, unit, kind)."
-            ) from None
-        if kind not in _LOOKS and kind != "free":
-            kinds = draw.listed(map(repr, (*_LOOKS, "free")))
-            raise ValueError(f"The kind {kind!r} of {unit!r} is unknown: use {kinds}.")
-        start = draw.finite(start, f"The start of {unit!r}")
-        stop = draw.finite(stop, f"The stop of {unit!r}")
-        if stop < start:
-            raise ValueError(
-                f"{kind} of {unit!r} ends at {stop}, before it starts at {start}."
-            )
-        found.append(_Event(start, stop, str(unit), kind))
+def _events(values: Iterable[tuple]) -> list[Interval]:
+    """The events in order of time, checked. Their labels are the names of units."""
+    found = [checked(value, "the rank", (*_LOOKS, "free")) for value in values]
     if not any(event.kind in overlap._COMPUTING for event in found):
         raise ValueError("There is no computing among the events: nothing to draw.")
     return sorted(found)
 
 
-def _lanes(events: Sequence[_Event]) -> list[list[_Event]]:
-    """As many lanes as go on at the same time."""
-    lanes: list[list[_Event]] = []
-    for event in events:
-        free = [lane for lane in lanes if lane[-1].stop <= event.start]
-        if free:
-            free[0].append(event)
-        else:
-            lanes.append([event])
-    return lanes
-
-
-def _whole(events: Sequence[_Event]) -> dict[str, list[tuple[float, float]]]:
+def _whole(events: Sequence[Interval]) -> dict[str, list[tuple[float, float]]]:
     """When the parameters of each gathered unit are whole."""
     end = max(event.stop for event in events)
     whole: dict[str, list[tuple[float, float]]] = {}
     since: dict[str, float] = {}
     for event in events:
         if event.kind == "all-gather":
-            whole.setdefault(event.unit, [])
-            since.setdefault(event.unit, event.start)
-        elif event.kind == "free" and event.unit in since:
-            whole[event.unit].append((since.pop(event.unit), event.start))
+            whole.setdefault(event.label, [])
+            since.setdefault(event.label, event.start)
+        elif event.kind == "free" and event.label in since:
+            whole[event.label].append((since.pop(event.label), event.start))
     for unit, start in since.items():
         whole[unit].append((start, end))
     return whole
 
 
-def _seconds(events: Iterable[_Event]) -> float:
-    return sum(stop - start for start, stop in _merged(events))
-
-
-def _merged(events: Iterable[_Event]) -> list[tuple[float, float]]:
-    return overlap._merged(ranks.Interval(*event) for event in events)
+def _seconds(events: Iterable[Interval]) -> float:
+    return sum(stop - start for start, stop in overlap._merged(events))
 
 
 def _schedule_words(
     title: str,
-    events: Sequence[_Event],
+    events: Sequence[Interval],
     span: float,
     totals: Mapping[str, float],
     whole: Mapping[str, Sequence[tuple[float, float]]],

@@ -1,5 +1,6 @@
 """Pictures of DDP: what is sent when, and what of it the computing hides."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,7 +78,10 @@ def overlap(
     origin = min(part.start for part in every)
     span = max(part.stop for part in every) - origin
     shares = {name: _shares(row) for name, row in rows.items()}
-    lanes = {name: _in_lanes(row, 8 // len(rows)) for name, row in rows.items()}
+    lanes = {
+        name: _in_lanes([p for p in row if p.kind == "communicate"], 8 // len(rows))
+        for name, row in rows.items()
+    }
     tall = {
         name: (2 + max(1, len(found))) * _LANE + _PAUSE for name, found in lanes.items()
     }
@@ -222,15 +226,15 @@ def _shares(row: Sequence[Interval]) -> _Shares:
     )
 
 
-def _in_lanes(row: Sequence[Interval], most: int) -> list[list[Interval]]:
-    """The communication of a rank, in as many lanes as go on at the same time.
+def _in_lanes(
+    parts: Iterable[Interval], most: float = math.inf
+) -> list[list[Interval]]:
+    """What goes on at the same time in lanes of its own; parts are in order of time.
 
-    Where there are more, those of the last lane are drawn as one.
+    Where there are more lanes than that, those of the last one are drawn as one.
     """
     lanes: list[list[Interval]] = []
-    for part in row:
-        if part.kind != "communicate":
-            continue
+    for part in parts:
         free = [lane for lane in lanes if lane[-1].stop <= part.start]
         if free:
             free[0].append(part)
@@ -343,7 +347,7 @@ def ddp_buckets(
         f"{draw.count(len(buckets), 'bucket')}, {_mib(sum(sizes))} in all. Bucket 0 is "
         "sent first."
     )
-    draw.write(board, MARGIN, 0.24, note, color=QUIET)
+    draw.note(board, note, 0.24)
     told = "; ".join(
         "…"
         if number is None

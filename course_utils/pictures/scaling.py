@@ -1,7 +1,7 @@
 """Pictures of cost models: more and more GPUs, and predictions beside measurements."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,34 +33,15 @@ _CURVES: tuple[dict[str, Any], ...] = (
 # --- more and more GPUs -------------------------------------------------------------
 
 
-class _Panel(NamedTuple):
-    """What one value of the rows is, and how it is said."""
-
-    heading: str
-    say: Callable[[float], str]
-    logarithmic: bool
-
-
-_PANELS = {
-    "seconds": _Panel("time", draw.duration, True),
-    "efficiency": _Panel(
-        "scaling efficiency", lambda share: f"{draw.number(100 * share, 3)} %", False
-    ),
-    "busbw": _Panel("bus bandwidth", lambda rate: f"{draw.byte_size(rate)}/s", True),
-}
-
-
 @draw.picture
 def scaling(
     rows: Iterable[Mapping[str, Any]], *, title: str = "More and more GPUs"
 ) -> Picture:
-    """Time, scaling efficiency or bus bandwidth against the number of GPUs.
+    """Time against the number of GPUs, both on logarithmic axes.
 
     Args:
-        rows: One dict for each point: "name", whose points make one curve; "gpus", on
-            a logarithmic axis; and one or more of "seconds", "efficiency" (1 for n
-            times the work on n GPUs) and "busbw" (bytes a second), the same in all
-            rows. Each value has a panel of its own. At most six curves.
+        rows: One dict for each point: "name", whose points make one curve; "gpus"; and
+            "seconds". At most six curves.
         title: What the picture shows.
 
     Raises:
@@ -68,66 +49,51 @@ def scaling(
             too many.
     """
     rows = [dict(row) for row in rows]
-    panels = [key for key in _PANELS if rows and key in rows[0]]
     for row in rows:
-        missing = {"name", "gpus", *panels} - set(row)
-        if missing or not panels:
-            wanted = draw.listed(sorted(missing)) or "value: add 'seconds' for example"
-            raise ValueError(f"The row {row!r} has no {wanted}.")
-        for key in ("gpus", *panels):
+        missing = {"name", "gpus", "seconds"} - set(row)
+        if missing:
+            raise ValueError(f"The row {row!r} has no {draw.listed(sorted(missing))}.")
+        for key in ("gpus", "seconds"):
             if draw.finite(row[key], key) <= 0:
                 raise ValueError(f"{key} is {row[key]}: expected more than 0.")
     curves = _curves(rows, "gpus")
     lines = draw.key_lines([*curves])
     below = 0.24 + 0.22 * (len(lines) - 1)
-    tall, pitch = 1.75, 2.28
-    height = below + 0.62 + pitch * len(panels) + 0.32
-    picture, board = draw.board(height, title)
+    bottom, tall = below + 0.72, 1.75
+    picture, board = draw.board(bottom + tall + 0.75, title)
     left, width = MARGIN + 0.78, WIDTH - 2 * MARGIN - 0.95
     gpus = sorted({row["gpus"] for row in rows})
-    edges = gpus[0] / 1.25, gpus[-1] * 1.25
-    for place, key in enumerate(panels):
-        heading, say, logarithmic = _PANELS[key]
-        bottom = height - 0.75 - tall - place * pitch
-        axis = draw.chart(picture, left, bottom, width, tall)
-        axis.set_xscale("log")
-        axis.set_xlim(*edges)
-        values = [row[key] for row in rows]
-        if logarithmic:
-            axis.set_yscale("log")
-            axis.set_ylim(min(values) / 1.4, max(values) * 1.4)
-            draw.log_ticks(axis.set_yticks, axis.get_ylim(), say, 5)
-        else:
-            axis.set_ylim(0, max(1.0, *values) * 1.06)
-            ticks = [0, 0.25, 0.5, 0.75, 1.0]
-            axis.set_yticks(ticks, labels=[say(tick) for tick in ticks])
-        for looks, points in zip(_CURVES, curves.values(), strict=False):
-            axis.plot(
-                [point["gpus"] for point in points],
-                [point[key] for point in points],
-                **{"ms": 6, "mec": INK, "mew": 0.5, "lw": 1.6, **looks},
-            )
-        _gpu_ticks(axis, gpus, width)
-        _grid(axis)
-        draw.write(board, left, bottom + tall + 0.14, heading, weight="bold")
+    axis = draw.chart(picture, left, bottom, width, tall)
+    axis.set_xscale("log")
+    axis.set_xlim(gpus[0] / 1.25, gpus[-1] * 1.25)
+    times = [row["seconds"] for row in rows]
+    axis.set_yscale("log")
+    axis.set_ylim(min(times) / 1.4, max(times) * 1.4)
+    draw.log_ticks(axis.set_yticks, axis.get_ylim(), draw.duration, 5)
+    for looks, points in zip(_CURVES, curves.values(), strict=False):
+        axis.plot(
+            [point["gpus"] for point in points],
+            [point["seconds"] for point in points],
+            **{"ms": 6, "mec": INK, "mew": 0.5, "lw": 1.6, **looks},
+        )
+    _gpu_ticks(axis, gpus, width)
+    draw.grid(axis)
+    draw.write(board, left, bottom + tall + 0.14, "time", weight="bold")
     draw.write(board, left + width, below + 0.3, "GPUs", ha="right")
     _key(board, lines, [*curves], below)
-    said = [
-        f"{name}: " + ", ".join(_ends_in_words(points, key) for key in panels)
-        for name, points in curves.items()
-    ]
+    said = [f"{name}: {_ends_in_words(points)}" for name, points in curves.items()]
     picture.summary = f"{title.rstrip('.')}. {'. '.join(said)}."
     return picture
 
 
-def _ends_in_words(points: Sequence[Mapping[str, Any]], key: str) -> str:
-    """The first and the last value of a curve."""
-    heading, say, _ = _PANELS[key]
+def _ends_in_words(points: Sequence[Mapping[str, Any]]) -> str:
+    """The first and the last time of a curve."""
     first, last = points[0], points[-1]
-    words = f"{heading} {say(first[key])} on {draw.count(first['gpus'], 'GPU')}"
+    words = f"time {draw.duration(first['seconds'])} on "
+    words += draw.count(first["gpus"], "GPU")
     if len(points) == 1:
         return words
-    return f"{words}, {say(last[key])} on {last['gpus']:,}"
+    return f"{words}, {draw.duration(last['seconds'])} on {last['gpus']:,}"
 
 
 def _gpu_ticks(axis: Axes, gpus: Sequence[int], width: float) -> None:
@@ -331,13 +297,8 @@ def _chart(
     draw.log_ticks(axis.set_xticks, edges, draw.byte_size, 8)
     draw.log_ticks(axis.set_yticks, axis.get_ylim(), say, 6)
     axis.minorticks_off()
-    _grid(axis)
+    draw.grid(axis)
     return axis
-
-
-def _grid(axis: Axes) -> None:
-    axis.grid(color="#E3E3E3", linewidth=0.8)
-    axis.set_axisbelow(True)
 
 
 def _key(

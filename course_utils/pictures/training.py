@@ -22,7 +22,6 @@ from course_utils.pictures.draw import (
     NORMAL,
     PAPER,
     PURPLE,
-    QUIET,
     SMALL,
     VERMILLION,
     WIDTH,
@@ -115,9 +114,7 @@ def partition(
         text = draw.wrap(aside_words[place], room, SMALL, lines=2)
         draw.write(board, aside, y + step / 2, text, linespacing=1.05)
     draw.key(board, 0.55, samples)
-    draw.write(
-        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
-    )
+    draw.note(board, note)
     said = "; ".join(
         f"rank {rank} gets {', '.join(map(str, share)) or 'nothing'}"
         for rank, share in enumerate(shares)
@@ -251,8 +248,7 @@ def _panel(axis: Axes, lines: Mapping[str, _Line], *, log: bool = False) -> None
         )
     values = [y for line in lines.values() for y in line.finite().ys] or [0.0, 1.0]
     low, high = min(values), max(values)
-    axis.grid(axis="y", color="#E3E3E3", linewidth=0.8)
-    axis.set_axisbelow(True)
+    draw.grid(axis, "y")
     if log:
         room = (high / low) ** 0.08
         axis.set_yscale("log")
@@ -356,9 +352,7 @@ def training_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Picture:
         draw.write(board, left + width / 2, bottom - 0.4, "epoch", ha="center")
         _name_lines(board, axis, lines, (left, bottom, width, tall), gutter)
     note = _differences(curves)
-    draw.write(
-        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
-    )
+    draw.note(board, note)
     ends = "; ".join(
         f"{name}: loss from {draw.number(curve['loss'][0], 3)} to "
         f"{draw.number(curve['loss'][-1], 3)}, test accuracy "
@@ -450,23 +444,24 @@ def _lost_at(curve: Mapping[str, list[float]]) -> float | None:
 
 # --- one panel: differences, learning rates ------------------------------------------
 
+_LIMIT = 1e-6  # with which differences are compared
+
 
 @draw.picture
 def difference_by_step(
     runs: Mapping[str, Sequence[float]],
     *,
-    limit: float | None = 1e-6,
     title: str = "Difference to one big batch, step by step",
 ) -> Picture:
     """How far a run's parameters are from a reference after each step.
 
-    The axis is logarithmic. A difference of exactly 0 has no place on it and gets a
-    line of its own, below; so does one that is not finite, above.
+    The axis is logarithmic, with a dashed line at 1e-6. A difference of exactly 0 has
+    no place on it and gets a line of its own, below; so does one that is not finite,
+    above.
 
     Args:
         runs: From a run's name to the largest absolute difference after step 1, 2, ...
             At most four runs.
-        limit: A difference to compare with, drawn as a dashed line; None for none.
         title: What the picture shows.
 
     Raises:
@@ -480,31 +475,25 @@ def difference_by_step(
     }
     if not all(columns.values()):
         raise ValueError("A run has no step: give one difference a step.")
-    places = _Places.of([v for column in columns.values() for v in column], limit)
+    places = _Places.of([v for column in columns.values() for v in column])
     lines = {
         name: _Line(range(1, len(column) + 1), [places.level(v) for v in column])
         for name, column in columns.items()
     }
-    heading = "largest absolute difference"
-    if limit:
-        heading += f" (dashed line: {draw.number(limit, 2)})"
-    picture, board, axis, place, gutter = _one_panel(
-        lines, title, heading, "step", 0.92
-    )
+    limit = draw.number(_LIMIT, 2)
+    heading = f"largest absolute difference (dashed line: {limit})"
+    picture, board, axis, place, gutter = _one_panel(lines, title, heading, 0.92)
     axis.set_ylim(places.bottom, places.top)
     axis.set_yticks([*places.ticks], labels=[*places.ticks.values()])
     for edge, band in ((places.low, places.bottom), (places.high, places.top)):
         if abs(edge - band) > 0.2 * places.unit:
             axis.axhspan(edge, band, color=MIST, lw=0, zorder=0)
             axis.axhline(edge, color=LINE, lw=0.8)
-    if limit:
-        looks = {"color": VERMILLION, "lw": 1.4, "ls": (0, (5, 3))}
-        axis.axhline(math.log10(limit), zorder=1, **looks)
+    looks = {"color": VERMILLION, "lw": 1.4, "ls": (0, (5, 3))}
+    axis.axhline(math.log10(_LIMIT), zorder=1, **looks)
     _name_lines(board, axis, lines, place, gutter)
-    note = _against(columns, limit)
-    draw.write(
-        board, MARGIN, 0.22, draw.cut(note, WIDTH - 2 * MARGIN, SMALL), color=QUIET
-    )
+    note = _against(columns)
+    draw.note(board, note)
     said = "; ".join(
         f"{name}: {draw.number(column[0], 2)} after step 1, "
         f"{draw.number(column[-1], 2)} after step {len(column)}"
@@ -525,11 +514,11 @@ class _Places(NamedTuple):
     ticks: dict[float, str]
 
     @classmethod
-    def of(cls, values: Sequence[float], limit: float | None) -> "_Places":
+    def of(cls, values: Sequence[float]) -> "_Places":
         """Places for all these values, and the limit."""
-        inner = [math.log10(v) for v in [*values, limit or 0.0] if 0 < v < math.inf]
-        low = math.floor(min(inner, default=-8.0) - 0.1)
-        high = max(math.ceil(max(inner, default=-6.0) + 0.1), low + 2)
+        inner = [math.log10(v) for v in [*values, _LIMIT] if 0 < v < math.inf]
+        low = math.floor(min(inner) - 0.1)
+        high = max(math.ceil(max(inner) + 0.1), low + 2)
         unit = (high - low) / 10
         every = math.ceil((high - low) / 5)
         ticks = {float(p): f"1e{p:+03d}" for p in range(low, high + 1, every)}
@@ -550,7 +539,7 @@ class _Places(NamedTuple):
 
 
 def _one_panel(
-    lines: Mapping[str, _Line], title: str, heading: str, by: str, bottom: float
+    lines: Mapping[str, _Line], title: str, heading: str, bottom: float
 ) -> tuple[Picture, Axes, Axes, tuple[float, float, float, float], float]:
     """A picture with one diagram of lines: its axes, its place, room for names."""
     picture, board = draw.board(bottom + 2.78, title)
@@ -560,22 +549,20 @@ def _one_panel(
     axis = draw.chart(picture, left, bottom, width, tall)
     _panel(axis, lines)
     draw.write(board, left, bottom + tall + 0.15, heading, weight="bold")
-    draw.write(board, left + width / 2, bottom - 0.4, by, ha="center")
+    draw.write(board, left + width / 2, bottom - 0.4, "step", ha="center")
     return picture, board, axis, (left, bottom, width, tall), gutter
 
 
-def _against(columns: Mapping[str, Sequence[float]], limit: float | None) -> str:
+def _against(columns: Mapping[str, Sequence[float]]) -> str:
     """Which runs stay within the limit, and from which step on others do not."""
     same = [name for name, column in columns.items() if not any(column)]
     parts = [f"Always 0: {draw.listed(same)}."] if same else []
-    if limit is None:
-        return " ".join(parts)
     above = {
-        name: next((i for i, v in enumerate(column, 1) if not v <= limit), None)
+        name: next((i for i, v in enumerate(column, 1) if not v <= _LIMIT), None)
         for name, column in columns.items()
         if name not in same
     }
-    said = draw.number(limit, 2)
+    said = draw.number(_LIMIT, 2)
     below = [name for name, step in above.items() if step is None]
     if below:
         parts.append(f"Never above {said}: {draw.listed(below)}.")
@@ -600,14 +587,12 @@ def _difference(value: object, name: str) -> float:
 def learning_rates(
     runs: Mapping[str, Sequence[float]],
     *,
-    by: str = "step",
     title: str = "Learning rate",
 ) -> Picture:
     """Schedules of the learning rate, such as a warm-up to a scaled rate.
 
     Args:
         runs: From a run's name to its learning rate in step 0, 1, 2, ... At most four.
-        by: What is counted: "step" or "epoch".
         title: What the picture shows.
 
     Raises:
@@ -625,23 +610,20 @@ def learning_rates(
     }
     if not all(line.ys for line in lines.values()):
         raise ValueError("A run has no step: give one learning rate a step.")
-    picture, board, axis, place, gutter = _one_panel(
-        lines, title, "learning rate", by, 0.6
-    )
+    picture, board, axis, place, gutter = _one_panel(lines, title, "learning rate", 0.6)
     axis.set_ylim(0 if axis.get_ylim()[0] > 0 else None, None)
     _name_lines(board, axis, lines, place, gutter)
-    said = "; ".join(_schedule(name, line, by) for name, line in lines.items())
+    said = "; ".join(_schedule(name, line.ys) for name, line in lines.items())
     picture.summary = f"{title.rstrip('.')}. {said}."
     return picture
 
 
-def _schedule(name: str, line: _Line, by: str) -> str:
-    rates = line.ys
+def _schedule(name: str, rates: Sequence[float]) -> str:
     if len(set(rates)) == 1:
-        return f"{name}: {draw.number(rates[0])} in every {by}"
+        return f"{name}: {draw.number(rates[0])} in every step"
     peak = max(rates)
-    words = f"{name}: {draw.number(rates[0])} in {by} 0"
+    words = f"{name}: {draw.number(rates[0])} in step 0"
     at = rates.index(peak)
     if at not in (0, len(rates) - 1):
-        words += f", {draw.number(peak)} from {by} {at}"
-    return f"{words}, {draw.number(rates[-1])} in {by} {len(rates) - 1}"
+        words += f", {draw.number(peak)} from step {at}"
+    return f"{words}, {draw.number(rates[-1])} in step {len(rates) - 1}"

@@ -10,12 +10,11 @@ loads nothing from a network: reveal.js, the pictures and the notes for the spea
 """
 
 import argparse
-import sys
 from copy import deepcopy
 from pathlib import Path
 
 from course_utils.lessons import LESSONS, Lesson, lesson_of
-from course_utils.written import may_write, write
+from course_utils.written import exit_status, may_write, write
 
 HERE = Path(__file__).parent
 MARK = "<!-- Slides of the course: python3 -m course_utils slides -->"
@@ -47,30 +46,25 @@ def main(argv: list[str] | None = None) -> int:
         "--force", action="store_true", help="replace files that are no such slides"
     )
     options = parser.parse_args(argv)
-    try:
-        lessons = [_lesson_named(name) for name in options.lessons]
-        lessons = lessons or [lesson for lesson in LESSONS if lesson.exists]
-        if options.out.exists() and not options.out.is_dir():
-            raise ValueError(f"{options.out} is no folder.")
-        options.out.mkdir(parents=True, exist_ok=True)
-        targets = [options.out / f"{lesson.slug}.html" for lesson in lessons]
-        for target in targets:
-            may_write(target, (MARK,), options.force)
-        for lesson, target in zip(lessons, targets, strict=True):
+    return exit_status(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    lessons = [_lesson_named(name) for name in options.lessons]
+    lessons = lessons or [lesson for lesson in LESSONS if lesson.exists]
+    if options.out.exists() and not options.out.is_dir():
+        raise ValueError(f"{options.out} is no folder.")
+    options.out.mkdir(parents=True, exist_ok=True)
+    targets = [options.out / f"{lesson.slug}.html" for lesson in lessons]
+    for target in targets:
+        may_write(target, (MARK,), options.force)
+    for lesson, target in zip(lessons, targets, strict=True):
+        try:
             text, count = slides_of(lesson)
-            write(target, text)
-            print(f"{target}: {count} slides", flush=True)
-    except ImportError as error:
-        print(f"{INSTALL} ({error})", file=sys.stderr)
-        return 1
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"{where}{error.strerror or error}", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+        except ImportError as error:
+            raise ValueError(f"{INSTALL} ({error})") from None
+        write(target, text)
+        print(f"{target}: {count} slides", flush=True)
 
 
 def _folder(text: str) -> Path:

@@ -11,7 +11,8 @@
 - A question is a slide of its own, with the sentence that leads to it; its answer and
   the reasons are in the notes.
 - A task is a slide that says what to write, and where. Its check, its hints, imports
-  before the first heading, tidying up and the learner's progress are left out.
+  before the first heading, tidying up and the learner's progress are left out, with
+  the sentence that leads to them ("What you have done so far:").
 
 Everything is counted in pixels of a slide of 1280 x 720, roughly: the page itself makes
 smaller what is still too high.
@@ -42,6 +43,8 @@ NO_GUESS = re.compile(r" No guess yet:.*$", re.DOTALL)
 TIDY = re.compile(r"(del [^\n]+|\w+\.(close|off)\(\))")
 ITEM = re.compile(r"^ *([-*]|\d+\.) +")
 FENCE = re.compile(r"^ *(```|~~~)")
+# A bold word or two, maybe of an item, as in "- **Forward.** The buffers ...".
+LEAD = re.compile(r"(?: *(?:[-*]|\d+\.) +)?\*\*\S+(?: \S+)?\.\*\*")
 SENTENCE = re.compile(
     r"(?:(?<=[.!?])|(?<=[.!?][*_)\"”])|(?<=[.!?]\*\*))\s+(?=[\"“(*_`]*[A-Z0-9`])"
 )
@@ -162,6 +165,7 @@ class _Maker:
     def code(self, cell: dict) -> None:
         source = source_of(cell).strip()
         if not source or HELP.match(source) or TIDY.fullmatch(source):
+            self.drop_lead()
             return
         if len(self.slides) < 2 and not _draws(cell):
             return  # imports
@@ -181,6 +185,19 @@ class _Maker:
             slide.notes += [_listing(source), *_texts_of_pictures(cell)]
         else:
             self.run(cell, source)
+
+    def drop_lead(self) -> None:
+        """Take away the sentence that leads to a cell which is left out."""
+        parts = self.here.parts if self.slides else []
+        if not parts or not parts[-1].text.endswith(":"):
+            return
+        text = parts.pop().text
+        begins = [0, *(match.end() for match in SENTENCE.finditer(text))]
+        kept = text[: begins[-1]].rstrip()
+        if kept:
+            parts.append(Part(_height(kept), text=kept))
+        elif not parts and not self.here.begins:
+            self.slides.pop()
 
     def run(self, cell: dict, source: str) -> None:
         """A cell and what it printed: together, or on two slides."""
@@ -280,13 +297,15 @@ def _first_sentence(text: str) -> str:
     if len(text.split()) <= LONG:
         return text
     ends = [match.start() for match in SENTENCE.finditer(text)]
-    # Half a bold lead, half a code span and half a bracket are no sentences.
+    # Half a bold lead, half a code span and half a bracket are no sentences. Nor is a
+    # bold word before a sentence.
     whole = [
         end
         for end in ends
         if text.count("`", 0, end) % 2 == 0
         and text.count("**", 0, end) % 2 == 0
         and text.count("(", 0, end) == text.count(")", 0, end)
+        and not LEAD.fullmatch(text[:end])
     ]
     short = [end for end in whole if len(text[:end].split()) <= LONG]
     return text[: (short[-1:] or whole[:1] or [len(text)])[0]]
