@@ -22,20 +22,23 @@ from course_utils.environment import (
 from course_utils.installer import ensure
 
 HELP = """\
-usage: python3 -m course_utils test [--no-venv] [arguments of pytest]
+usage: python3 -m course_utils test [--all] [--no-venv] [arguments of pytest]
 
-Sets the course up together with what its tests need, then runs all tests: tests/, the
+Sets the course up together with what its tests need, then runs the tests: tests/, the
 examples in the docstrings, and the notebooks in notebooks/ and solutions/, which must
 give the same outputs again. Several files run at once, unless places are named. The
 exit code is pytest's.
 
+  --all              also the tests marked "thorough": further cases of what another
+                     test shows in one case. They take as long as all others together
   --no-venv          use the current environment, as it is
-  tests/test_x.py    run only this file, folder or notebook
+  tests/test_x.py    run only this file, folder or notebook, and all tests in it
   -n 0               one file after the other, which takes twice the time
   -k, -x, -q, ...    see: python3 -m pytest --help
 """
 PLACES = ("course_utils", "tests", "notebooks", "solutions")
 FILES = (".py", ".ipynb")
+WITHOUT_THOROUGH = ("-m", "not thorough")
 
 
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
@@ -93,13 +96,15 @@ def _must_exist(root: Path, arguments: Sequence[str]) -> None:
 def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:
     """What to tell pytest: notebooks strictly, and all places unless one is named.
 
-    All places are run by several processes (pytest-xdist).
+    All places are run by several processes (pytest-xdist), and without the thorough
+    tests unless ``--all`` is there.
     """
 
     def is_place(text: str) -> bool:
         return not text.startswith("-") and (root / text.partition("::")[0]).exists()
 
     named = any(map(is_place, arguments))
+    every = named or "--all" in arguments
     return [
         "--doctest-modules",
         "--nbval",
@@ -107,6 +112,7 @@ def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:
         "--nbval-cell-timeout=300",
         "--nbval-sanitize-with=tests/nbval.cfg",
         *([] if named else ["--numprocesses=auto"]),
+        *([] if every else WITHOUT_THOROUGH),
         *(place for place in PLACES if not named and (root / place).exists()),
-        *arguments,
+        *(argument for argument in arguments if argument != "--all"),
     ]

@@ -11,6 +11,9 @@ decorators, and runs it::
     @ANSWERS.right("00.average")
     def divide_first(tensor): ...
 
+A run without ``--all`` tries the first answers of each task, right and wrong, and those
+that the guide quotes.
+
 The instructor guide quotes what a check says to frequent mistakes. The answer that
 makes such a mistake names it, in the guide's words: ``did="returned the sum"``.
 
@@ -27,6 +30,9 @@ import pytest
 
 from course_utils.checks import run_check
 from course_utils.environment import ROOT
+
+# Answers to each task that are tried also without --all.
+FIRST_WRONG, FIRST_RIGHT = 3, 2
 
 
 class Answers:
@@ -75,11 +81,23 @@ class Answers:
         """What the wrong answers did that the instructor guide tells of."""
         return list(self._did.values())
 
+    def _marked(self, answers: list[tuple], first: int) -> list[Any]:
+        """The first of each task and those in the guide; all others as thorough."""
+        seen, cases = Counter(), []
+        for task_id, answer, *rest in answers:
+            seen[task_id] += 1
+            always = seen[task_id] <= first or (task_id, id(answer)) in self._did
+            marks = () if always else pytest.mark.thorough
+            cases.append(pytest.param(task_id, answer, *rest, marks=marks))
+        return cases
+
     def tests(self) -> tuple[Callable, Callable]:
         """Two test functions: one for the wrong answers, one for the right ones."""
 
         @pytest.mark.parametrize(
-            ("task_id", "answer", "status", "words"), self._wrong, ids=_name
+            ("task_id", "answer", "status", "words"),
+            self._marked(self._wrong, FIRST_WRONG),
+            ids=_name,
         )
         def test_wrong(task_id, answer, status, words):
             outcome = run_check(task_id, answer)
@@ -90,7 +108,9 @@ class Answers:
             for quoted in said_in_guide(task_id, did) if did else []:
                 assert quoted in text, str(outcome)
 
-        @pytest.mark.parametrize(("task_id", "answer"), self._right, ids=_name)
+        @pytest.mark.parametrize(
+            ("task_id", "answer"), self._marked(self._right, FIRST_RIGHT), ids=_name
+        )
         def test_right(task_id, answer):
             outcome = run_check(task_id, answer)
             assert outcome.passed, str(outcome)

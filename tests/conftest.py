@@ -49,6 +49,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that run alone come first: later they would wait for all others to stop."""
+    items.sort(key=lambda item: not item.nodeid.startswith(ALONE))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """What the tests answer and solve does not become the learner's progress."""
     several = hasattr(config, "workerinput")  # one of several processes with tests

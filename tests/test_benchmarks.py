@@ -22,6 +22,8 @@ from tests.benchmarks.__main__ import descriptions, main
 from tests.benchmarks._harness import Row, compare, compared, to_itself
 from tests.benchmarks._kernel import ROOT, Kernel
 
+pytestmark = pytest.mark.thorough  # they measure the course; no learner runs them
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 FIELDS = "row ratio unit aa goal better met samples note".split()
 
@@ -383,6 +385,7 @@ def test_a_ring_with_another_result_is_seen(pair):
     assert pair.run(race_with_a_ring_that_does_nothing) == [False, False]
 
 
+@pytest.mark.thorough
 def test_steps_of_ddp(pair):
     cpu, wall = ddp.ddp_rows(pair, 2)
     assert (cpu.goal, wall.goal) == (1.0, 1.08)

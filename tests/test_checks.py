@@ -23,6 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks_support import settle
+from thorough import thorough_after
 
 from course_utils import checks, costs
 from course_utils.checks import check, hint, runner, solution
@@ -202,6 +203,7 @@ def test_stuck_names_the_rank_and_the_line():
     assert "Every rank of the group must call a collective" in text
 
 
+@pytest.mark.thorough
 def test_ranks_that_all_are_in_one_collective_are_slow_and_not_stuck():
     def very_often(tensor):
         while True:
@@ -415,12 +417,15 @@ def swallows_everything(tensor):
 
 @pytest.mark.parametrize(
     ("answer", "status", "says"),
-    [
-        (sleep_long, "too slow", "time.sleep(1000)"),
-        (loop_in_c, "too slow", "sum(range(10**15))"),
-        (swallows_everything, "too slow", "did not end within 1.5 seconds"),
-        (both_receive_first, "stuck", "Rank 1 waits in recv, line "),
-    ],
+    thorough_after(
+        1,
+        [
+            (sleep_long, "too slow", "time.sleep(1000)"),
+            (loop_in_c, "too slow", "sum(range(10**15))"),
+            (swallows_everything, "too slow", "did not end within 1.5 seconds"),
+            (both_receive_first, "stuck", "Rank 1 waits in recv, line "),
+        ],
+    ),
 )
 def test_what_never_ends_is_ended(answer, status, says, nothing_left):
     started = time.monotonic()
@@ -478,6 +483,7 @@ def test_whole_numbers_are_compared_to_the_last_digit():
     assert difference(torch.tensor([True]), torch.tensor([False]), 0.0) is not None
 
 
+@pytest.mark.thorough
 def test_what_a_task_imports_is_there_before_the_time_begins():
     # Its own helper: that of the other tests may have imported it.
     code = (
@@ -1498,6 +1504,7 @@ def test_importing_the_checks_does_not_import_torch():
 # ----------------------------------------------------------------- where fork is unsafe
 
 
+@pytest.mark.thorough
 def test_the_same_where_ranks_cannot_be_forked(monkeypatch, nothing_left):
     from course_utils.checks import runner
 
@@ -1559,6 +1566,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.thorough
 def test_in_a_real_notebook(own_state):
     import nbformat
     from nbclient import NotebookClient

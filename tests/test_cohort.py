@@ -757,6 +757,7 @@ STUBBED = (
 )
 
 
+@pytest.mark.thorough
 @UNIX
 def test_rerun_notes_speak_of_the_best_notebook_and_stubs_disprove_nothing(
     write, capsys

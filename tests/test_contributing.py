@@ -108,7 +108,7 @@ def copied(clone: Path, run: Run) -> Path:
 
 @pytest.fixture(scope="module")
 def forgotten(copied: Path, run: Run) -> str:
-    """What the tests say before the other steps."""
+    """What the tests say before the other steps: to be asked for before ``made``."""
     done = run(
         f"python3 -m course_utils test -k 'lessons or {NUMBER}' -p no:cacheprovider "
         "tests/test_lessons.py tests/test_instructor_guide.py"
@@ -118,7 +118,7 @@ def forgotten(copied: Path, run: Run) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(copied: Path, forgotten: str, run: Run) -> Path:
+def made(copied: Path, run: Run) -> Path:
     """After the last step but the tests."""
     insert_after_last(copied / "README.md", f"| {LESSONS[-1].number} |", README_ROW[1])
     done = run(EXECUTE[1])
@@ -154,6 +154,7 @@ def test_every_file_of_the_template_is_copied():
     assert set(used) == there - {"conftest.py", "__pycache__"}
 
 
+@pytest.mark.thorough
 def test_a_step_left_out_is_noticed(forgotten: str):
     failed = re.findall(r"^FAILED tests/(\w+).py::(\w+)", forgotten, re.M)
     assert {name for file, name in failed if file == "test_lessons"} >= {
@@ -218,6 +219,7 @@ def test_its_tests_pass(tested: subprocess.CompletedProcess, name: str):
     assert all(" PASSED" in line for line in lines), lines
 
 
+@pytest.mark.thorough
 def test_what_a_new_lesson_needs_elsewhere_is_said(made: Path, run: Run):
     done = run(
         "python3 -m course_utils test -k 'lesson or map' -p no:cacheprovider "

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks_support import ranks_up_to
+from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -32,7 +33,7 @@ def started():
         yield ranks
 
 
-@pytest.fixture(params=[1, 2, 3, 4])
+@pytest.fixture(params=thorough_after(2, [2, 4, 1, 3]))
 def ranks(request, started):
     return started[request.param]
 

@@ -136,6 +136,7 @@ def without_gpu() -> None:
         pytest.skip("this machine has NVIDIA's driver: set_up.sh takes no CPU build")
 
 
+@pytest.mark.thorough
 def test_it_takes_the_cpu_build_and_leaves_a_finished_set_up(container: Clone):
     without_gpu()
     make_wheel(container.wheels, "uv", "1.0", UV)
@@ -155,6 +156,7 @@ def test_it_takes_the_cpu_build_and_leaves_a_finished_set_up(container: Clone):
     assert set_up(container) == ""
 
 
+@pytest.mark.thorough
 def test_after_a_first_run_that_failed_it_asks_for_the_cpu_build_again(
     container: Clone,
 ):
@@ -176,6 +178,7 @@ def test_after_a_first_run_that_failed_it_asks_for_the_cpu_build_again(
     assert environment.condition(container.folder) == "ready"
 
 
+@pytest.mark.thorough
 def test_what_is_in_the_way_is_replaced_and_a_link_is_not_followed(container: Clone):
     without_gpu()
     elsewhere = container.folder.parent / "elsewhere"
@@ -187,6 +190,7 @@ def test_what_is_in_the_way_is_replaced_and_a_link_is_not_followed(container: Cl
     assert [file.name for file in elsewhere.iterdir()] == ["mine"]
 
 
+@pytest.mark.thorough
 def test_without_a_cpu_build_it_takes_the_ordinary_one(container: Clone):
     without_gpu()
     said = set_up(container)
@@ -239,6 +243,7 @@ def colab_cells() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
 
 
+@pytest.mark.thorough
 def test_the_cells_for_colab_work_in_a_kernel_without_the_course(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -355,6 +355,7 @@ def test_the_report_on_this_machine() -> None:
     )
 
 
+@pytest.mark.thorough
 @only_linux
 def test_no_loopback() -> None:
     flags = "-n" if os.geteuid() == 0 else "-rn"

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks_support import ranks_up_to
+from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -33,7 +34,7 @@ def started():
         yield ranks
 
 
-@pytest.fixture(params=[1, 2, 3, 4])
+@pytest.fixture(params=thorough_after(2, [2, 4, 1, 3]))
 def ranks(request, started):
     return started[request.param]
 
@@ -232,7 +233,7 @@ def test_every_rung_is_ddp_to_the_last_bit_on_2_ranks(started, name):
             assert found == dict.fromkeys(EVERY, 0.0)
 
 
-@pytest.mark.parametrize("n", [1, 3, 4])
+@pytest.mark.parametrize("n", thorough_after(1, [4, 1, 3]))
 def test_every_rung_is_ddp_on_other_numbers_of_ranks(started, n):
     # Adam divides a gradient by its size: one that is zero but for rounding becomes
     # plus or minus 1, in any order of adding up. With float64 that noise is below eps.
@@ -1234,6 +1235,7 @@ def test_misuse_is_named(started):
 # --------------------------------------------------------------------------- benchmark
 
 
+@pytest.mark.thorough
 def test_rows_of_the_benchmark(started):
     from tests.benchmarks import fsdp as benchmark
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 from ranks_support import LOAD
+from thorough import thorough_after
 
 from course_utils import workers
 from course_utils.environment import ROOT
@@ -93,7 +94,7 @@ def script(tmp_path):
 
 
 # -------------------------------------------------------------- what goes well
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", thorough_after(1, ["fork", "spawn"]))
 def test_a_worker_runs_as_under_torchrun_and_on_loopback_only(
     script, tmp_path, mark, capfd, monkeypatch, method
 ):
@@ -410,6 +411,7 @@ def outcomes(tmp_path_factory) -> dict[str, Outcome]:
     return outcomes
 
 
+@pytest.mark.thorough
 def test_ranks_that_are_fresh_processes_fail_with_the_same_words(
     outcomes, tmp_path, monkeypatch
 ):
@@ -633,6 +635,7 @@ def test_a_rank_that_joins_a_group_alone_is_stopped(script, mark, monkeypatch):
     assert marked(mark) == []
 
 
+@pytest.mark.thorough
 def test_ranks_that_look_for_a_host_that_there_is_not_are_stopped(script, monkeypatch):
     monkeypatch.setattr(workers, "SECONDS_STILL", 1.0)
     call = "dist.init_process_group('gloo', 'tcp://no-such-host.invalid:1', **who)"
@@ -652,6 +655,7 @@ def test_ranks_that_look_for_a_host_that_there_is_not_are_stopped(script, monkey
     assert where == [f"  rank {rank} was in {inside}" for rank in (0, 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "pause",
     [
@@ -738,6 +742,7 @@ def test_an_interrupt_ends_the_launch_at_once(script, tmp_path, mark):
     button.join()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_a_kernel_that_ends_just_after_an_interrupt(script, tmp_path, mark, end):
     """A second press of the stop button, or a restart: it interrupts, then kills."""

@@ -806,6 +806,7 @@ def test_what_a_notebook_stores(executed: Path) -> None:
         )
 
 
+@pytest.mark.thorough
 def test_strict_nbval_three_times_also_with_answers(executed: Path) -> None:
     command = [
         *(sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q"),

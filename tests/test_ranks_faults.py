@@ -27,6 +27,7 @@ from ranks_support import (
     within,
     works,
 )
+from thorough import thorough_after
 
 from course_utils.ranks import Ranks, RanksError, report
 from course_utils.ranks.driver import AFTER_THE_END_SECONDS, Round, Team
@@ -355,6 +356,7 @@ def test_ranks_out_of_step_get_a_new_group(ranks, cell):
     kept(ranks)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("waits", "where"),
     [
@@ -394,6 +396,7 @@ def test_two_who_could_have_sent(ranks):
     assert str(failure_of(ranks, cell)).endswith(f"cell.\n{NEEDS_ALL}\n{KEPT}")
 
 
+@pytest.mark.thorough
 def test_a_rank_that_computes_after_its_end_is_no_help(ranks):
     """Threads of a rank that has finished may still send; but not for ever."""
     cell = (
@@ -506,6 +509,7 @@ def test_new_group_on_one_rank_only(ranks):
     kept(ranks, 1)
 
 
+@pytest.mark.thorough
 def test_a_slow_rank_is_no_deadlock(ranks):
     # Ranks 1 to 3 wait much longer than a deadlock takes to be noticed.
     ranks.run_cell("import time\nif rank == 0: time.sleep(3)\ndist.barrier()")
@@ -531,22 +535,29 @@ LIMIT = 0.5
 
 @pytest.mark.parametrize(
     "cell, seconds, fresh",
-    [
-        ("while True: pass", 0.5, False),
-        (
-            "while True:\n    try:\n        while True: pass\n    except: pass",
-            2.7,
-            None,
-        ),
-        ("import time\ntime.sleep(1000)", 0.5, False),
-        ("import threading\nthreading.Event().wait()", 0.5, False),
-        ("input_, output = __import__('os').pipe()\nopen(input_).read()", 0.5, False),
-        ("import subprocess\nsubprocess.run(['sleep', '1000'])", 0.5, False),
-        ("import re\nre.match('(a+)+$', 'a' * 60 + 'b')", 2.7, True),
-        ("sum(range(10**15))", 2.7, True),
-        ("while True: print('more', rank)", 0.5, False),
-        ("while True: torch.ones(1000, 1000) @ torch.ones(1000, 1000)", 0.5, False),
-    ],
+    thorough_after(
+        3,
+        [
+            ("while True: pass", 0.5, False),
+            (
+                "while True:\n    try:\n        while True: pass\n    except: pass",
+                2.7,
+                None,
+            ),
+            ("import time\ntime.sleep(1000)", 0.5, False),
+            ("import threading\nthreading.Event().wait()", 0.5, False),
+            (
+                "input_, output = __import__('os').pipe()\nopen(input_).read()",
+                0.5,
+                False,
+            ),
+            ("import subprocess\nsubprocess.run(['sleep', '1000'])", 0.5, False),
+            ("import re\nre.match('(a+)+$', 'a' * 60 + 'b')", 2.7, True),
+            ("sum(range(10**15))", 2.7, True),
+            ("while True: print('more', rank)", 0.5, False),
+            ("while True: torch.ones(1000, 1000) @ torch.ones(1000, 1000)", 0.5, False),
+        ],
+    ),
     ids=[
         "a loop",
         "a loop that catches all",
@@ -578,6 +589,7 @@ def test_what_never_ends_on_one_rank_is_ended(ranks, capsys, cell, seconds, fres
         kept(ranks, *([1] if fresh else []))
 
 
+@pytest.mark.thorough
 def test_what_a_collective_does_on_its_way_is_not_computing(ranks):
     # Whoever waits wakes up now and then. Here that takes most of the time.
     ranks.run_cell(
@@ -652,6 +664,7 @@ def test_a_deadlock_in_a_thread_that_the_cell_waits_for(ranks, capfd, waits):
     works(ranks)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_handles_interrupts_itself(ranks):
     with within(LIMIT + LADDER_SECONDS):
         error = failure_of(
@@ -793,6 +806,7 @@ def own_helper(watch, monkeypatch):  # noqa: F811
     watch.assert_no_strays()
 
 
+@pytest.mark.thorough
 def test_the_helper_process_is_killed(own_helper, tmp_path, monkeypatch):
     # What it imports at its start is Python's own, whatever lies in this folder.
     (tmp_path / "random.py").write_text("hides = 'Python has a module of this name'\n")
@@ -838,6 +852,7 @@ def test_the_helper_process_is_killed_during_a_cell(own_helper, tmp_path):
 CRASH = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("deaf", [False, True])
 def test_ranks_crash_while_the_helper_imports(own_helper, tmp_path, monkeypatch, deaf):
     begun = tmp_path / "begun"
@@ -860,6 +875,7 @@ def test_ranks_crash_while_the_helper_imports(own_helper, tmp_path, monkeypatch,
         works(ranks)
 
 
+@pytest.mark.thorough
 def test_ranks_crash_while_the_helper_is_stopped(own_helper, monkeypatch):
     monkeypatch.setattr("course_utils.ranks.driver.STATUS_SECONDS", 0.5)
     with Ranks(2, output="grouped", quiet=True) as ranks:

@@ -21,6 +21,7 @@ from ranks_support import (
     watch,  # noqa: F401 - a fixture
     within,
 )
+from thorough import thorough_after
 
 from tests.benchmarks._kernel import Kernel, Reply
 
@@ -121,7 +122,7 @@ def plain(text: str) -> str:
 # --------------------------------------------------------------------------- interrupts
 @pytest.mark.parametrize(
     "cell, says, seconds, lost",
-    [
+    thorough_after(3, [
         ("dist.recv(torch.ones(1), rank ^ 1)", "stuck in recv, line 3", 1, False),
         ("if rank: dist.barrier()\nelse: input_ = open(0).read(); time = 1; "
          "__import__('time').sleep(1000)", "stuck in barrier, line 3", 1, False),
@@ -131,7 +132,7 @@ def plain(text: str) -> str:
         ("while True: print('more')", "still running: ", 1.5, False),
         ("while True: torch.ones(500, 500) @ torch.ones(500, 500)",
          "still running: ", 1, False),
-    ],
+    ]),
     ids=["recv", "collective", "loop", "sleep", "loop in C", "printing", "tensors"],
 )  # fmt: skip
 def test_stop_ends_the_cell_on_all_ranks(kernel, tmp_path, cell, says, seconds, lost):
@@ -150,6 +151,7 @@ def test_stop_ends_the_cell_on_all_ranks(kernel, tmp_path, cell, says, seconds, 
     assert kernel.value("ranks._lock.locked()") is False
 
 
+@pytest.mark.thorough
 def test_stop_twice_is_no_worse_than_once(kernel, tmp_path):
     started = kernel.send(f"%%ranks\nopen(f'{tmp_path}/{{rank}}', 'w').close()\n"
                           "sum(range(10**15))")  # fmt: skip
@@ -293,7 +295,9 @@ def test_a_progress_bar_is_one_line_in_the_notebook(kernel):
 
 
 # -------------------------------------------------------------------- restart and death
-@pytest.mark.parametrize("now", [False, True], ids=["restart", "restart at once"])
+@pytest.mark.parametrize(
+    "now", thorough_after(1, [False, True]), ids=["restart", "restart at once"]
+)
 def test_a_restarted_kernel_leaves_no_ranks(fresh, now):
     old = fresh.family()
     assert len(old) == 3
@@ -305,13 +309,16 @@ def test_a_restarted_kernel_leaves_no_ranks(fresh, now):
 
 @pytest.mark.parametrize(
     "cell",
-    [
-        "import time; time.sleep(1000)",
-        "dist.recv(torch.ones(1), 1 - rank)",
-        "sum(range(10**15))",
-        "import subprocess; subprocess.run(['setsid', 'sleep', '1000'])",
-        "while True: print('x' * 1000)",
-    ],
+    thorough_after(
+        2,
+        [
+            "import time; time.sleep(1000)",
+            "dist.recv(torch.ones(1), 1 - rank)",
+            "sum(range(10**15))",
+            "import subprocess; subprocess.run(['setsid', 'sleep', '1000'])",
+            "while True: print('x' * 1000)",
+        ],
+    ),
     ids=["sleep", "recv", "loop in C", "a child in a session of its own", "printing"],
 )
 def test_a_killed_kernel_leaves_nothing(watch, tmp_path, cell):  # noqa: F811
@@ -330,6 +337,7 @@ def test_a_killed_kernel_leaves_nothing(watch, tmp_path, cell):  # noqa: F811
     watch.assert_nothing_left_but_kernels()
 
 
+@pytest.mark.thorough
 def test_a_killed_kernel_whose_helper_still_imports(watch):  # noqa: F811
     with Notebook() as kernel:
         kernel.send("%load_ext course_utils")  # starts the import of torch

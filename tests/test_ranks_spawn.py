@@ -113,6 +113,7 @@ def test_functions_classes_and_arguments(ranks):
     assert ranks.run(lambda: int(os.environ["RANK"]), only=[1]) == [1]
 
 
+@pytest.mark.thorough
 def test_restarted_ranks_import_what_the_notebook_can_import(
     ranks, tmp_path, monkeypatch
 ):
@@ -308,6 +309,7 @@ def test_sys_exit_is_an_exception(ranks):
     kept(ranks)
 
 
+@pytest.mark.thorough
 def test_an_endless_loop_in_c_ends_with_its_rank(ranks):
     with within(0.5 + LADDER_SECONDS + START_SECONDS):
         error = failure_of(
@@ -319,6 +321,7 @@ def test_an_endless_loop_in_c_ends_with_its_rank(ranks):
     kept(ranks, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "how, text",
     [
@@ -348,6 +351,7 @@ def test_a_rank_dies_with_what_it_has_started(ranks, capsys, how, text):
     kept(ranks, 1)
 
 
+@pytest.mark.thorough
 def test_a_rank_is_killed_between_two_cells(ranks):
     victim = psutil.Process(ranks._team.processes[1].pid)
     victim.kill()
@@ -576,6 +580,7 @@ os.listdir = no_descriptors
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not LINUX, reason="leaves out what Linux has, not other systems")
 def test_ranks_without_what_only_unix_has(watch, tmp_path):  # noqa: F811
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_UNIX)

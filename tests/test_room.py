@@ -115,6 +115,7 @@ def ready(clone: Path) -> Iterator[Path]:
     shutil.rmtree(venv)
 
 
+@pytest.mark.thorough
 def test_a_laptop_that_is_ready(ready: Path, tmp_path, monkeypatch, capfd) -> None:
     places = {name: tmp_path / name for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME")}
     for name, place in places.items():
@@ -228,6 +229,7 @@ def try_step(
     return room.try_step(STEPS[topic], python, clone, folder, seconds, venv=False)
 
 
+@pytest.mark.thorough
 def test_data_that_is_not_there(clone: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", module(tmp_path, "sklearn", ""))
     finding = try_step("lesson data", clone, tmp_path)
@@ -277,6 +279,7 @@ def test_a_step_that_hangs_ends_with_all_that_it_has_started(
     nothing_is_left(mark)
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_does_not_answer(clone: Path, tmp_path, monkeypatch) -> None:
     hang = "import time; time.sleep(300)"
     (tmp_path / "ipykernel_launcher.py").write_text(hang)

@@ -30,10 +30,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from thorough import thorough_after
 
 from course_utils import __main__ as command_line
 from course_utils import environment, installer, lab
 from course_utils import testing as test_command
+from course_utils.testing import PLACES, WITHOUT_THOROUGH
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = getattr(sys, "_base_executable", sys.executable)
@@ -628,6 +630,7 @@ def test_kill_9_while_the_venv_is_made(clone: Clone) -> None:
     assert clone.untouched_outside()
 
 
+@pytest.mark.thorough
 def test_kill_9_while_a_package_is_copied(unfinished: Clone) -> None:
     number = 3000
     many = {f"many/m{i}.txt": "x" for i in range(number)}
@@ -649,6 +652,7 @@ def test_kill_9_while_a_package_is_copied(unfinished: Clone) -> None:
     assert len(list(folder.iterdir())) == number
 
 
+@pytest.mark.thorough
 def test_two_starts_at_once_install_once(clone: Clone) -> None:
     arguments = ("start", "--no-browser", "--port", "0")
     with clone.running(*arguments) as one, clone.running(*arguments) as two:
@@ -688,6 +692,7 @@ def test_only_what_concerns_the_installation_makes_a_new_one_due(ready: Clone) -
     assert environment.condition(ready.folder) != "ready"
 
 
+@pytest.mark.thorough
 def test_a_removed_package_comes_back(ready: Clone) -> None:
     shutil.rmtree(ready.site_packages / "torch")
     shutil.rmtree(ready.site_packages / "torch-2.14.1.dist-info")
@@ -697,6 +702,7 @@ def test_a_removed_package_comes_back(ready: Clone) -> None:
     assert (ready.site_packages / "torch" / "__init__.py").exists()
 
 
+@pytest.mark.thorough
 def test_a_moved_clone_is_put_right(ready: Clone) -> None:
     moved = Clone(ready.folder.with_name("moved"))
     ready.folder.rename(moved.folder)
@@ -706,6 +712,7 @@ def test_a_moved_clone_is_put_right(ready: Clone) -> None:
     assert environment.condition(moved.folder) == "ready"
 
 
+@pytest.mark.thorough
 def test_a_lost_python_makes_the_venv_anew(ready: Clone) -> None:
     # As after an update of the system's Python.
     for name in ("python", "python3", f"python{VERSION}"):
@@ -718,6 +725,7 @@ def test_a_lost_python_makes_the_venv_anew(ready: Clone) -> None:
     assert environment.condition(ready.folder) == "ready"
 
 
+@pytest.mark.thorough
 def test_a_venv_without_pip_gets_it(ready: Clone) -> None:
     for path in ready.site_packages.glob("pip*"):
         shutil.rmtree(path)
@@ -758,6 +766,7 @@ def test_a_venv_of_an_old_python_is_made_anew(clone: Clone) -> None:
 # What can be wrong with the machine
 
 
+@pytest.mark.thorough
 def test_an_old_python_is_told_so_in_one_line(clone: Clone) -> None:
     old = old_pythons()
     if not old:
@@ -841,6 +850,7 @@ def test_no_network(ready: Clone) -> None:
     assert environment.condition(ready.folder) != "ready"
 
 
+@pytest.mark.thorough
 def test_a_download_that_breaks_off(unfinished: Clone, index: Index) -> None:
     make_wheel(unfinished.wheels, "extra", "1", {"extra.py": "x = 1\n" * 100_000})
     add_requirement(unfinished, "extra==1")
@@ -852,11 +862,13 @@ def test_a_download_that_breaks_off(unfinished: Clone, index: Index) -> None:
         process.address()
 
 
+@pytest.mark.thorough
 def test_pip_is_told_not_to_use_the_network(unfinished: Clone) -> None:
     add_requirement(unfinished, "extra==1")
     assert "PIP_NO_INDEX" in one_line(unfinished.run("start"))
 
 
+@pytest.mark.thorough
 def test_a_version_that_does_not_exist_here(unfinished: Clone, index: Index) -> None:
     make_wheel(unfinished.wheels, "extra", "1", {"extra.py": ""})
     add_requirement(unfinished, "extra==2")
@@ -864,6 +876,7 @@ def test_a_version_that_does_not_exist_here(unfinished: Clone, index: Index) -> 
     assert message.startswith(f"extra==2 does not exist for Python {VERSION} on ")
 
 
+@pytest.mark.thorough
 def test_any_other_trouble_of_pip_is_not_hidden(unfinished: Clone) -> None:
     (unfinished.wheels / "extra-1-py3-none-any.whl").write_text("this is no wheel")
     add_requirement(unfinished, "extra==1")
@@ -943,6 +956,7 @@ def test_a_disk_that_is_too_small_is_seen_before_the_download(clone: Clone) -> N
     assert "Making .venv" not in result.stdout
 
 
+@pytest.mark.thorough
 def test_the_disk_fills_while_the_venv_is_made(clone: Clone) -> None:
     result = on_small_disk(clone, "size=4m")
     assert one_line(result).startswith("The disk is full: 0.0 GB free")
@@ -974,6 +988,7 @@ def test_a_folder_that_cannot_be_written(clone: Clone) -> None:
 # torch and torchvision
 
 
+@pytest.mark.thorough
 def test_the_cpu_build_of_torch_beside_the_ordinary_torchvision(ready: Clone) -> None:
     make_wheel(ready.wheels, "torch", "2.14.1+cpu", TORCH)  # pip prefers it
     for path in ready.site_packages.glob("torch*"):
@@ -998,11 +1013,14 @@ def test_the_cpu_build_of_torch_beside_the_ordinary_torchvision(ready: Clone) ->
 
 @pytest.mark.parametrize(
     ("torch", "message"),
-    [
-        ("import os; os.kill(os.getpid(), 11)\n", "ended Python with SIGSEGV"),
-        ("raise OSError('libcudart.so.13: no such file')\n", "libcudart.so.13"),
-        ("import sys; sys.exit(3)\n", "SystemExit: 3"),
-    ],
+    thorough_after(
+        1,
+        [
+            ("import os; os.kill(os.getpid(), 11)\n", "ended Python with SIGSEGV"),
+            ("raise OSError('libcudart.so.13: no such file')\n", "libcudart.so.13"),
+            ("import sys; sys.exit(3)\n", "SystemExit: 3"),
+        ],
+    ),
 )
 def test_a_torch_that_does_not_load(ready: Clone, torch: str, message: str) -> None:
     (ready.site_packages / "torch" / "__init__.py").write_text(torch)
@@ -1079,11 +1097,14 @@ def test_help_and_mistakes(clone: Clone) -> None:
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [
-        ("cohort", "cohort"),
-        ("slides", "slides"),
-        ("build-exercises", "exercises"),
-    ],
+    thorough_after(
+        1,
+        [
+            ("cohort", "cohort"),
+            ("slides", "slides"),
+            ("build-exercises", "exercises"),
+        ],
+    ),
 )
 def test_commands_that_need_the_packages_run_in_the_venv(
     ready: Clone, command: str, module: str
@@ -1223,6 +1244,7 @@ def test_test_adds_the_dev_extra_and_becomes_pytest(ready: Clone) -> None:
     assert ready.untouched_outside()
 
 
+@pytest.mark.thorough
 def test_test_runs_notebooks_strictly_and_returns_pytests_exit_code(
     clone: Clone,
 ) -> None:
@@ -1279,23 +1301,24 @@ def write_notebook(clone: Clone, source: str, output: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "places"),
+    ("arguments", "others"),
     [
-        ([], ["course_utils", "tests", "notebooks", "solutions"]),
-        (["-k", "quiz.py"], ["course_utils", "tests", "notebooks", "solutions"]),
-        (["tests/test_a.py::test_b"], []),
-        (["solutions"], []),
+        ([], [*WITHOUT_THOROUGH, *PLACES]),
+        (["-k", "quiz.py"], [*WITHOUT_THOROUGH, *PLACES, "-k", "quiz.py"]),
+        (["--all", "-x"], [*PLACES, "-x"]),
+        (["tests/test_a.py::test_b"], ["tests/test_a.py::test_b"]),
+        (["solutions"], ["solutions"]),
     ],
 )
-def test_named_places_replace_all_places(
-    tmp_path: Path, arguments: list[str], places: list[str]
+def test_named_places_replace_all_places_and_have_all_their_tests(
+    tmp_path: Path, arguments: list[str], others: list[str]
 ) -> None:
     for name in ("course_utils", "tests", "notebooks", "solutions"):
         (tmp_path / name).mkdir()
     (tmp_path / "tests" / "test_a.py").touch()
     test_command._must_exist(tmp_path, arguments)  # of these nothing is missing
     made = test_command.pytest_arguments(tmp_path, arguments)
-    assert [a for a in made if not a.startswith("--")] == places + arguments
+    assert [argument for argument in made if not argument.startswith("--")] == others
     assert {"--nbval", "--doctest-modules"} <= set(made)
 
 

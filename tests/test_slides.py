@@ -316,6 +316,7 @@ def test_a_link_is_not_replaced(tmp_path):
     assert main(["00", "--out", str(tmp_path)]) == 1 and target.is_symlink()
 
 
+@pytest.mark.thorough
 def test_a_terminal_without_a_letter_of_the_folder_gets_the_slides(
     tmp_path, monkeypatch
 ):
@@ -328,6 +329,7 @@ def test_a_terminal_without_a_letter_of_the_folder_gets_the_slides(
     assert b"/????/01_gpus_nodes" in terminal.buffer.getvalue()
 
 
+@pytest.mark.thorough
 def test_output_that_nobody_reads_is_no_error(tmp_path):
     command = [sys.executable, "-m", "course_utils", "slides", "00", "--out", tmp_path]
     reader, writer = os.pipe()

@@ -12,6 +12,7 @@ from course_utils.environment import ROOT
 from course_utils.workers import spawn_hello
 
 
+@pytest.mark.thorough
 def test_as_a_script():
     done = subprocess.run(
         [sys.executable, "course_utils/workers/spawn_hello.py", "--nproc", "2"],

@@ -105,6 +105,7 @@ def test_the_curve_is_that_of_one_process_with_the_whole_batch(two_ranks, one_th
     assert min(losses) < 0.02  # it has learned something: the comparison means much
 
 
+@pytest.mark.thorough
 def test_three_ranks_leave_the_same_images_out(three_ranks, one_thread):
     losses, _, _ = train_in_one_process(63, 4)
     assert three_ranks.curve() == pytest.approx(losses, abs=1e-4)
@@ -117,6 +118,7 @@ def test_no_image_is_repeated_to_fill_a_batch(forks, one_thread):
     assert run.curve() == pytest.approx(losses, abs=1e-4)
 
 
+@pytest.mark.thorough
 def test_one_rank_without_torchrun_gives_the_same_curve(two_ranks):
     code = f"""
 import os, pathlib, runpy, sys
@@ -144,6 +146,7 @@ print([name for name in map(pathlib.Path.read_text, threads) if "gloo" in name])
     assert threads == "[]"
 
 
+@pytest.mark.thorough
 def test_four_ranks_launched_from_a_notebook_reach_97_percent(two_ranks):
     result = launch("train_ddp", nproc=4, quiet=True)
     losses = [metrics["loss"] for metrics in result.metrics]

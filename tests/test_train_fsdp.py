@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from thorough import thorough_after
 from worker_forks import Forks, Run, forks_of
 
 from course_utils.environment import ROOT
@@ -82,14 +83,24 @@ def with_each(strategies: tuple, *words: object, folder: Path | None = None) -> 
 
 
 # ------------------------------------------------- one curve, any ranks, any strategy
+class Unbroken(dict):
+    """10 steps with each strategy, by the number of ranks; run when it is asked for."""
+
+    def __init__(self, forks) -> None:
+        super().__init__()
+        self.forks = forks
+
+    def __missing__(self, n: int) -> Run:
+        self[n] = self.forks.several(n, with_each(STRATEGIES, "--steps", 10))
+        return self[n]
+
+
 @pytest.fixture(scope="module")
-def unbroken(forks) -> dict[int, Run]:
-    """10 steps with each strategy on 1, 2 and 4 ranks."""
-    runs = with_each(STRATEGIES, "--steps", 10)
-    return {n: forks.several(n, runs) for n in (1, 2, 4)}
+def unbroken(forks) -> Unbroken:
+    return Unbroken(forks)
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", thorough_after(2, [2, 4, 1]))
 def test_the_curve_is_that_of_one_process_with_the_whole_batch(unbroken, reference, n):
     run = unbroken[n]
     assert run.codes == [0] * n, run.err
@@ -100,11 +111,11 @@ def test_the_curve_is_that_of_one_process_with_the_whole_batch(unbroken, referen
 
 
 def test_all_strategies_see_the_same_norm_of_the_gradients(unbroken):
-    norms = unbroken[1].curve("grad_norm", strategy="ddp")
+    norms = unbroken[2].curve("grad_norm", strategy="ddp")
     assert max(norms) > 1.0  # else nothing would have been clipped
-    for run in unbroken.values():
+    for n in (2, 4):
         for strategy in STRATEGIES:
-            found = run.curve("grad_norm", strategy=strategy)
+            found = unbroken[n].curve("grad_norm", strategy=strategy)
             assert found == pytest.approx(norms, abs=1e-4), strategy
 
 
@@ -138,6 +149,7 @@ def test_a_rank_holds_what_the_stage_says(unbroken):
         assert 0 < held[0] - expected[strategy] < 400, strategy
 
 
+@pytest.mark.thorough
 def test_the_model_comes_close_to_the_best_loss_and_not_below(forks):
     run = forks(1, "--strategy", "ddp")
     assert run.curve("step")[-1] == 200
@@ -149,6 +161,7 @@ def test_the_model_comes_close_to_the_best_loss_and_not_below(forks):
     assert other.curve() != losses[:1]
 
 
+@pytest.mark.thorough
 def test_bf16_rounds_and_still_learns_the_same(forks, reference):
     run = forks.several(2, with_each(STRATEGIES, "--bf16", "--steps", 10))
     assert run.codes == [0, 0], run.err
@@ -186,6 +199,7 @@ def test_a_checkpoint_has_a_file_for_each_rank_and_one_that_says_what_is_where(s
         assert json.loads((saved / strategy / "settings.json").read_text()) == SETTINGS
 
 
+@pytest.mark.thorough
 def test_saved_on_4_ranks_resumed_on_2_then_3_then_1(forks, saved, reference, tmp_path):
     shutil.copytree(saved, tmp_path / "of")
     for turn, n in enumerate((2, 3, 1), start=2):
@@ -202,6 +216,7 @@ def test_saved_on_4_ranks_resumed_on_2_then_3_then_1(forks, saved, reference, tm
         assert names == {"settings.json", "step_000008", "step_000010"}
 
 
+@pytest.mark.thorough
 def test_a_run_can_go_on_with_another_strategy(forks, saved, reference, tmp_path):
     runs = []
     for before, after in zip(STRATEGIES, STRATEGIES[1:] + STRATEGIES[:1], strict=True):
@@ -240,6 +255,7 @@ torch.optim.AdamW.step, dcp.FileSystemWriter.write_data = counted_step, slow_wri
 """
 
 
+@pytest.mark.thorough
 def test_with_as_many_ranks_a_resumed_run_is_the_same_to_the_last_bit(
     forks, unbroken, tmp_path
 ):
@@ -305,12 +321,15 @@ os.fsync, os.rename, torch.optim.AdamW.step = torn_fsync, torn_rename, watched_s
 
 @pytest.mark.parametrize(
     ("where", "left", "complete"),
-    [
-        ("file", "step_000004.partial", 2),
-        ("name", "step_000004.partial", 2),
-        ("background", "step_000004.partial", 2),
-        ("removal", "step_000002.partial", 6),
-    ],
+    thorough_after(
+        1,
+        [
+            ("file", "step_000004.partial", 2),
+            ("name", "step_000004.partial", 2),
+            ("background", "step_000004.partial", 2),
+            ("removal", "step_000002.partial", 6),
+        ],
+    ),
 )
 def test_a_kill_in_the_middle_of_a_save_loses_nothing_but_that_save(
     forks, unbroken, tmp_path, where, left, complete
@@ -334,6 +353,7 @@ def test_a_kill_in_the_middle_of_a_save_loses_nothing_but_that_save(
     assert names == {"settings.json", "step_000008", "step_000010"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_full_disk_ends_the_run_with_a_message_and_spares_what_is_there(
     forks, tmp_path, in_background
@@ -466,6 +486,7 @@ def test_a_folder_that_is_not_ours_is_left_as_it_is(forks, saved, tmp_path):
     assert sorted((str(f), f.stat().st_mtime_ns) for f in saved.rglob("*")) == before
 
 
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_can_be_used(
     forks, saved, reference, tmp_path
 ):
@@ -492,6 +513,7 @@ def test_nccl_without_gpus_says_what_to_do(forks):
 
 
 # --------------------------------------------------------------- as a learner starts it
+@pytest.mark.thorough
 def test_launched_from_a_notebook(reference, tmp_path):
     options = {"steps": 4, "every": 2, "batch_size": 12, "async_save": True}
     folder = tmp_path / "run"
@@ -500,6 +522,7 @@ def test_launched_from_a_notebook(reference, tmp_path):
     assert (folder / "step_000004").is_dir()
 
 
+@pytest.mark.thorough
 def test_a_single_process_without_torchrun_ends_before_gloo_can_crash_it(reference):
     code = f"""
 import atexit, runpy, sys

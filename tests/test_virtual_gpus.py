@@ -1524,6 +1524,7 @@ def test_other_threads_go_on_while_one_waits_for_a_rank():
         assert ranks.run(on_rank) == [6.0, None]
 
 
+@pytest.mark.thorough
 def test_in_a_notebook():
     """One machine for many cells, also those that wait."""
     with Kernel() as kernel:

@@ -1,12 +1,10 @@
 """PyTorch's own database of operators, run on a virtual GPU, forward and backward.
 
 Each operator gets PyTorch's samples, once as they are on the CPU and once moved to
-`cuda:1`. Results and gradients must be the CPU's, and on `cuda:1`. By default every
-sixth operator is run; `VIRTUAL_GPUS_OPINFO=all` runs all of them.
+`cuda:1`. Results and gradients must be the CPU's, and on `cuda:1`.
 """
 
 import copy
-import os
 import sys
 import types
 import unittest
@@ -15,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from thorough import thorough_after
 from torch.utils._pytree import tree_leaves, tree_map
 
 from course_utils import virtual_gpus
@@ -22,7 +21,6 @@ from course_utils import virtual_gpus
 ONE = torch.device("cuda:1")
 SAMPLES = 3
 SHARDS = 24  # of the database; each is one test
-CHOSEN = range(SHARDS) if os.environ.get("VIRTUAL_GPUS_OPINFO") else range(0, SHARDS, 6)
 
 # Why an operator is left out.
 NOT_HERE = {
@@ -131,7 +129,7 @@ def same(there: torch.Tensor | None, here: torch.Tensor | None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("shard", CHOSEN)
+@pytest.mark.parametrize("shard", thorough_after(1, range(SHARDS)))
 def test_operators(database, shard):
     failed, ran = {}, 0
     for op in database[shard::SHARDS]:

@@ -16,6 +16,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from thorough import thorough_after
 
 from course_utils import costs
 from course_utils.environment import ROOT
@@ -230,7 +231,7 @@ def test_every_op(started, collective, op):
     assert (row["redop"], row["wrong"]) == (op, 0)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", thorough_after(1, COLLECTIVES))
 def test_the_check_takes_as_much_memory_as_the_docstring_says(monkeypatch, collective):
     """On a GPU the largest size must fit as often; with more ranks not more often."""
     monkeypatch.setattr(bench_all_reduce, "WORLD_SIZE", 4)
@@ -339,11 +340,13 @@ def test_wrong_words_are_shown_with_the_right_ones(started, arguments, message):
 # ----------------------------------------------------------------------- with torchrun
 
 
+@pytest.mark.thorough
 def test_launched_from_a_notebook_the_table_is_the_same():
     result = launch("collectives", nproc=3, quiet=True)
     assert result.output.splitlines() == [f"[rank 0] {line}" for line in THREE]
 
 
+@pytest.mark.thorough
 def test_launched_from_a_notebook_the_bench_gives_its_rows():
     result = launch(
         "bench_all_reduce", "-b", 64, "-e", "4K", nproc=2, json=True, quiet=True

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -327,17 +327,6 @@ class Notebook:
         """Run all cells; `wait` for the last one to end, for so many seconds."""
         self.evaluate(READY)
         self.command("notebook:run-all-cells", wait=wait, seconds=seconds)
-
-    def run_cells(self, places: Iterable[int], *, seconds: float = 60) -> None:
-        """Run the cells at these places, one after the other to the last one's end."""
-        self.evaluate(READY)
-        choose = """async (places) => {
-          const notebook = window.jupyterapp.shell.currentWidget.content;
-          notebook.activeCellIndex = places[0];
-          places.forEach((place) => notebook.select(notebook.widgets[place]));
-        }"""
-        self.evaluate(choose, list(places))
-        self.command("notebook:run-cell", seconds=seconds)
 
     def command(
         self, name: str, *, wait: bool = True, seconds: float = 60, **arguments: object

@@ -1,4 +1,4 @@
-"""Exercises in a real JupyterLab: open one (RUN_IN_BROWSER=all: each), solve one."""
+"""Exercises in a real JupyterLab: each is opened and run, one is solved."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,13 @@ import pytest
 from playwright.sync_api import expect
 
 from course_utils.environment import ROOT
-from tests.browser.test_notebooks_browser import WHOLE, open_and_use
+from tests.browser.test_notebooks_browser import open_and_use
 
 EXERCISES = sorted((ROOT / "exercises").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize(
-    "path", EXERCISES if WHOLE else EXERCISES[-1:], ids=lambda path: path.stem
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
 def test_opens_and_can_be_used(open_notebook, path: Path) -> None:
     open_and_use(open_notebook, path)
 
@@ -41,7 +40,7 @@ def test_a_task_is_solved_and_checked(open_notebook) -> None:
 
     answers = {
         'def who_am_i():\n    return "rank 2 of 4"': "wrong",
-        "def who_am_i():\n    while True: pass": "too slow",
+        "import time\n\n\ndef who_am_i():\n    time.sleep(1000)": "too slow",
         "import torch.distributed as dist\n\n\ndef who_am_i():\n"
         '    return f"rank {dist.get_rank()} of {dist.get_world_size()}"': "passed",
     }

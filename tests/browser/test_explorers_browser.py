@@ -1,5 +1,6 @@
 """The explorers in a real JupyterLab: by keyboard, by mouse, for screen readers."""
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 SHOW = (
@@ -36,6 +37,7 @@ def test_by_keyboard(open_notebook) -> None:
     expect(cell.get_by_text("--nproc-per-node 1 --node-rank 1")).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_by_mouse(open_notebook) -> None:
     notebook = open_notebook(SHOW)
     notebook.run_all()
@@ -67,6 +69,7 @@ COLLECTIVE = (
 )
 
 
+@pytest.mark.thorough
 def test_collectives_by_keyboard(open_notebook) -> None:
     notebook = open_notebook(COLLECTIVE, "pass")
     notebook.run_all()
@@ -198,6 +201,7 @@ MEMORY = (
 )
 
 
+@pytest.mark.thorough
 def test_memory_by_keyboard(open_notebook) -> None:
     notebook = open_notebook(MEMORY, "pass")
     notebook.run_all()

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from nbformat.v4 import new_markdown_cell, new_notebook
+from thorough import thorough_after
 
 from course_utils.cohort import main as cohort
 from course_utils.lessons import lesson_of
@@ -97,6 +98,7 @@ def go_to(page, text):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", ["00", "04"])
 def test_every_slide_fits_and_can_be_read_from_afar(open_file, decks, number):
     page = ready(open_file(decks / f"{lesson_of(number).slug}.html"))
@@ -114,6 +116,7 @@ def test_every_slide_fits_and_can_be_read_from_afar(open_file, decks, number):
     assert sum(one["zoom"] > 1 for one in found) > len(found) / 2
 
 
+@pytest.mark.thorough
 def test_arrow_keys_move_on(open_file, decks):
     page = ready(open_file(decks / f"{lesson_of('00').slug}.html"))
     seen = []
@@ -130,6 +133,7 @@ def test_arrow_keys_move_on(open_file, decks):
     page.wait_for_function("Reveal.getSlidePastCount() === 2")
 
 
+@pytest.mark.thorough
 def test_what_is_too_high_is_made_smaller_and_in_the_end_scrolls(open_file, tmp_path):
     def table(rows):
         lines = [f"| {row} | what row {row} says |" for row in range(rows)]
@@ -173,6 +177,7 @@ def test_the_speaker_has_notes_of_the_slide(open_file, decks):
     assert own.count() == 1 and not own.is_visible()
 
 
+@pytest.mark.thorough
 def test_the_print_view_has_every_slide(open_file, decks):
     page = open_file(decks / f"{lesson_of('00').slug}.html", "?print-pdf")
     page.locator(".pdf-page").nth(5).wait_for()
@@ -209,7 +214,7 @@ def cohort_page(tmp_path_factory):
     return target
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", thorough_after(1, ["light", "dark"]))
 def test_the_cohort_page_is_accessible(open_file, cohort_page, scheme):
     page = open_file(cohort_page, scheme=scheme)
     found = Axe().run(page).response

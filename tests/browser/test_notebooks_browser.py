@@ -1,33 +1,22 @@
-"""Every lesson in a real JupyterLab: open it, look at it, use it.
-
-A page opens as a learner finds it, with the outputs it was saved with. Then the cells
-with something to use are run, and that is used. That all other cells run is nbval's
-affair; with RUN_IN_BROWSER=all they run here too, which takes five minutes more.
-"""
+"""Every lesson in a real JupyterLab: open it, run all of it, use it."""
 
 import json
-import os
 import re
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, expect
+from thorough import thorough_after
 
 from course_utils.environment import ROOT
 from tests.browser.conftest import Notebook
 
 TOO_SLOW = "[anywidget] Failed to initialize model."
 FEEDBACK = re.compile(r"^(Right|Not quite|Noted)\.")
-WHOLE = os.environ.get("RUN_IN_BROWSER") == "all"
-# What is imported, the questions, the explorers.
-TO_USE = re.compile(
-    r"(%load_ext|from course_utils import|(\w+ = )?quiz\(|\w+Explorer\()"
-)
+LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", thorough_after(1, LESSONS), ids=lambda path: path.stem)
 def test_opens_and_can_be_used(open_notebook, path: Path) -> None:
     open_and_use(open_notebook, path)
 
@@ -36,10 +25,7 @@ def open_and_use(open_notebook, path: Path) -> None:
     """Of a lesson or of its exercises: nothing on the page may be wrong at the end."""
     notebook = open_notebook(path=path)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    if WHOLE:
-        notebook.run_all(seconds=180)
-    else:
-        notebook.run_cells(to_use(cells), seconds=60)
+    notebook.run_all(seconds=180)
     if path.parent.name == "notebooks":
         quizzes = notebook.panel.locator(".course-quiz")
         answer_by_keyboard(notebook, quizzes.first)
@@ -59,19 +45,6 @@ def open_and_use(open_notebook, path: Path) -> None:
     # Said of a model that was not ready after 2 s, on a machine that had much else to
     # do. The widgets of this page have just been used.
     assert [e for e in notebook.errors if TOO_SLOW not in e] == []
-
-
-def to_use(cells: list[dict]) -> list[int]:
-    """The places of the cells with something to use, and of the first check's stub."""
-    sources = [
-        "".join(cell["source"]) if cell["cell_type"] == "code" else "" for cell in cells
-    ]
-    check = next(text for text in sources if text.startswith("check("))
-    stub = re.search(r", (\w+)", check)[1]
-    places = [i for i, text in enumerate(sources) if TO_USE.match(text)]
-    named = re.compile(rf"^(def |class )?{stub}\b", re.MULTILINE)
-    places += [i for i, text in enumerate(sources) if named.search(text)][:1]
-    return sorted(places)
 
 
 def answer_by_keyboard(notebook: Notebook, quiz: Locator) -> None:

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from playwright.sync_api import Locator, expect
+from thorough import thorough_after
 
 from course_utils.questions import load
 
@@ -154,6 +155,7 @@ def test_answers_outlive_a_reload_and_a_restart(open_notebook) -> None:
     assert not notebook.errors
 
 
+@pytest.mark.thorough
 def test_a_form_whose_kernel_is_gone_leaves_the_question(open_notebook) -> None:
     notebook = open_notebook(RANKS)
     notebook.run_all()
@@ -175,6 +177,7 @@ def test_a_form_whose_kernel_is_gone_leaves_the_question(open_notebook) -> None:
     expect(output.get_by_text("To answer")).to_be_hidden()
 
 
+@pytest.mark.thorough
 def test_an_answer_waits_for_a_busy_kernel(open_notebook) -> None:
     notebook = open_notebook(RANKS, "import time; time.sleep(5)")
     notebook.run_all(wait=False)
@@ -185,6 +188,7 @@ def test_an_answer_waits_for_a_busy_kernel(open_notebook) -> None:
     assert not notebook.errors
 
 
+@pytest.mark.thorough
 def test_the_page_gets_the_key_only_after_an_answer(open_notebook) -> None:
     notebook = open_notebook(
         RANKS, 'quiz("00.variables")', 'guess = quiz("00.all_reduce")'
@@ -223,7 +227,9 @@ def test_the_page_gets_the_key_only_after_an_answer(open_notebook) -> None:
     assert not notebook.errors
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+@pytest.mark.parametrize(
+    "theme", thorough_after(1, ["JupyterLab Light", "JupyterLab Dark"])
+)
 def test_readable_in_light_and_dark(open_notebook, theme: str) -> None:
     notebook = open_notebook(
         RANKS, 'quiz("00.variables")', 'quiz("00.all_reduce")', 'quiz("00.skipped")'
