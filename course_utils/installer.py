@@ -244,7 +244,7 @@ def _install(root: Path, dev: bool, tools: _Tools) -> None:
     log.unlink(missing_ok=True)
     what = ["-r", "requirements.txt"] + (["-e", ".[dev]"] if dev else [])
     pip = [venv_python(root), "-m", "pip", "--log", log]
-    code, _ = tools.run(*pip, "install", *what, show=True)
+    code, _ = tools.run(*pip, "install", "--no-compile", *what, show=True)
     if code:
         text = log.read_text(errors="replace") if log.exists() else ""
         raise SetupError(
@@ -252,6 +252,10 @@ def _install(root: Path, dev: bool, tools: _Tools) -> None:
             or f"pip stopped with exit code {code}. The reason is above, and all that "
             f"it did is in {log.relative_to(root)}. Put it right, {AGAIN}"
         )
+    # pip itself compiles on one core. What cannot be compiled says so when imported.
+    say("      Compiling them, on all cores.")
+    where = site_packages(root)
+    tools.run(venv_python(root), "-m", "compileall", "-qq", "-j", "0", where)
 
 
 _NETWORK = (

@@ -55,6 +55,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(ALONE))
 
 
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """How many thorough tests are left out: each process finds the same number."""
+    if items and hasattr(config := items[0].config, "workeroutput"):
+        thorough = sum(
+            item.get_closest_marker("thorough") is not None for item in items
+        )
+        config.workeroutput["thorough"] = thorough
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """What the tests answer and solve does not become the learner's progress."""
     several = hasattr(config, "workerinput")  # one of several processes with tests
@@ -206,6 +215,11 @@ class Times:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.tests: dict[str, set[str]] = defaultdict(set)
+        self.left_out = 0
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: WorkerController) -> None:
+        self.left_out = getattr(node, "workeroutput", {}).get("thorough", self.left_out)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file = report.nodeid.partition("::")[0]
@@ -219,6 +233,10 @@ class Times:
             terminalreporter.section("what ran, and for how long")
             for line in self.table():
                 terminalreporter.write_line(line)
+            if self.left_out:
+                terminalreporter.write_line(
+                    f"Left out: {self.left_out} thorough tests, which --all runs, too"
+                )
 
     def table(self) -> Iterator[str]:
         """The slowest files first, then all others, then the sum of each folder."""

@@ -165,7 +165,7 @@ def test_a_step_left_out_is_noticed(forgotten: str):
     assert "test_instructor_guide" in {file for file, _ in failed}
     again, everything = FINISH[1].splitlines()
     assert again in " ".join(forgotten.split())
-    assert everything == "python3 -m course_utils test"
+    assert everything == "python3 -m course_utils test --all"
 
 
 def test_the_exercise_is_made_without_its_answers(made: Path):

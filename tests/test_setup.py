@@ -60,7 +60,8 @@ TORCH = {
 TORCHVISION = {
     "torchvision/__init__.py": "import torch, importlib.metadata\n"
     "if '+cpu' in importlib.metadata.version('torch'):\n"
-    "    raise RuntimeError('operator torchvision::nms does not exist')\n"
+    "    raise RuntimeError('operator torchvision::nms does not exist')\n",
+    "torchvision/of_2008.py": "print 'some packages have files that nobody imports'\n",
 }
 LAB = {
     "jupyterlab/__init__.py": "",
@@ -417,6 +418,8 @@ def test_the_first_start_installs_and_opens_the_first_notebook(made: Clone) -> N
     )
     assert output.rstrip().endswith("What you saved is in this folder.")
     assert environment.condition(made.folder) == "ready"
+    compiled = made.site_packages.glob("torch*/__pycache__/*.pyc")
+    assert {p.name.partition(".")[0] for p in compiled} == {"__init__", "distributed"}
     assert made.untouched_outside()
     assert made.all_ended()
     assert not (made.folder / ".course" / "tmp").exists()
