@@ -253,9 +253,10 @@ def _install(root: Path, dev: bool, tools: _Tools) -> None:
             f"it did is in {log.relative_to(root)}. Put it right, {AGAIN}"
         )
     # pip itself compiles on one core. What cannot be compiled says so when imported.
-    say("      Compiling them, on all cores.")
-    where = site_packages(root)
-    tools.run(venv_python(root), "-m", "compileall", "-qq", "-j", "0", where)
+    say("      Compiling them and the course, on all cores.")
+    compile_all = ["-m", "compileall", "-qq", "-j", "0", "-x", r"[/\\]tests[/\\]"]
+    ours = root / "course_utils"
+    tools.run(venv_python(root), *compile_all, site_packages(root), ours)
 
 
 _NETWORK = (

@@ -107,6 +107,14 @@ def still_right(code: str, imports: str = "") -> str:
     return f"{begin}{code}\ndist.all_reduce(x)"
 
 
+def always() -> set[str]:
+    """The rows that run also without ``--all``: each mistake in one of its places."""
+    return {
+        f"{list(places)[number % len(places)]}: {what}"
+        for number, (what, _, places) in enumerate(MATRIX)
+    }
+
+
 def rows() -> list[Row]:
     """The fields of the matrix, place by place."""
     return [

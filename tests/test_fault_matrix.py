@@ -51,6 +51,7 @@ from faults import (
     RANKS,
     WORKER,
     Row,
+    always,
     rows,
 )
 from ranks_support import (
@@ -82,7 +83,7 @@ quizzes = sys.modules["course_utils.quiz"]  # `quiz` is its function
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = Path(__file__).with_name("FAULTS.md")
-ROWS = rows()
+ROWS, ALWAYS = rows(), always()
 SHOWN_LINES = 8  # of a text, in the document
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
@@ -710,13 +711,15 @@ def nothing_lost_nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def place_of(four, watch, tmp_path_factory) -> Iterator[Callable]:  # noqa: F811
+def place_of(four, watch, tmp_path_factory, request) -> Iterator[Callable]:  # noqa: F811
     """A place by its name; each is made when its first row comes."""
     folder = tmp_path_factory.mktemp("faults")
+    items = [item for item in request.session.items if item.path == request.path]
+    chosen = [i.callspec.params["row"] for i in items if hasattr(i, "callspec")]
     make = {
         RANKS: lambda: OnRanks(four, folder),
         CHECK: lambda: InACheck(folder),
-        WORKER: lambda: InAWorker(folder, [row for row in ROWS if row.place == WORKER]),
+        WORKER: lambda: InAWorker(folder, [r for r in chosen if r.place == WORKER]),
         GPUS: OnGpus,
         QUIZ: lambda: WhatIsSaved(folder),
         PROGRESS: lambda: WhatIsSaved(folder),
@@ -737,7 +740,14 @@ def report() -> Iterator[dict[Row, tuple[str, float]]]:
 
 
 @pytest.mark.timeout(900)  # the first row of the workers waits for all launches
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=() if str(row) in ALWAYS else pytest.mark.thorough)
+        for row in ROWS
+    ],
+    ids=str,
+)
 def test_a_mistake_is_named_and_survived(row, place_of, report, watch):  # noqa: F811
     place = place_of(row.place)
     text, seconds = place.cause(row)

@@ -613,6 +613,7 @@ def test_ranks_that_wait_for_each_other_are_stopped(script, mark, monkeypatch):
     assert marked(mark) == []
 
 
+@pytest.mark.thorough
 def test_a_rank_that_joins_a_group_alone_is_stopped(script, mark, monkeypatch):
     monkeypatch.setattr(workers, "SECONDS_STILL", 1.0)
     path = script(
@@ -787,6 +788,7 @@ def test_a_kernel_that_is_killed_while_torchrun_starts(tmp_path, mark):
     assert wait_until(lambda: marked(mark) == [], 3.0)
 
 
+@pytest.mark.thorough
 def test_a_rank_whose_agent_is_gone_before_it_begins_ends_itself(script):
     """The kernel may be killed while the agent starts the ranks."""
     path = script("raise SystemExit(77)")

@@ -975,6 +975,7 @@ def test_only_one_rank_joins(watch, capsys, who):  # noqa: F811
         works(ranks)
 
 
+@pytest.mark.thorough
 def test_all_wait_for_a_rank_that_does_not_exist(watch):  # noqa: F811
     with Ranks(2, init=False, output="grouped", quiet=True) as ranks:
         ranks.status()
@@ -986,6 +987,7 @@ def test_all_wait_for_a_rank_that_does_not_exist(watch):  # noqa: F811
         assert "with the same address and the same world_size." in str(error)
 
 
+@pytest.mark.thorough
 def test_a_host_that_does_not_exist(watch, capsys):  # noqa: F811
     with Ranks(2, init=False, output="grouped", quiet=True) as ranks:
         ranks.status()

@@ -310,7 +310,7 @@ def test_a_restarted_kernel_leaves_no_ranks(fresh, now):
 @pytest.mark.parametrize(
     "cell",
     thorough_after(
-        2,
+        1,
         [
             "import time; time.sleep(1000)",
             "dist.recv(torch.ones(1), 1 - rank)",
@@ -349,6 +349,7 @@ def test_a_killed_kernel_whose_helper_still_imports(watch):  # noqa: F811
 
 
 # ----------------------------------------------------------------------- two notebooks
+@pytest.mark.thorough
 def test_two_notebooks_at_once(kernel, fresh, tmp_path):
     cell = (
         "%%ranks\nfor _ in range(200):\n    x = torch.ones(2)\n"
@@ -412,6 +413,7 @@ def test_a_file_that_hides_a_package_is_named(fresh, tmp_path):
         fresh.run_well("%reload_ext course_utils")
 
 
+@pytest.mark.thorough
 def test_parallel_work_in_the_kernel_comes_first(fresh):
     fresh.run_well(
         "import torch\ntorch.set_num_threads(2)\n"
