@@ -196,6 +196,7 @@ python3 -m course_utils progress""")
     assert f"{NUMBER}  The norm of a sharded vector  0 of 3 tasks done" in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [

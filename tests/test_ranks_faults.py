@@ -291,20 +291,23 @@ def test_what_belongs_to_a_closed_group_is_to_be_made_anew(ranks, cell, raised):
 
 @pytest.mark.parametrize(
     "cell",
-    [
-        "a_slip_of_the_pen",
-        STEP + "a_slip_of_the_pen",
-        PAIR + "a_slip_of_the_pen",
-        "if rank == 1: 1 / 0",
-        "import time\ntime.sleep(0.3 * rank)\n1 / 0",
-        "work = dist.all_reduce(torch.ones(2), async_op=True)\n1 / 0",
-        "dist.send(torch.ones(2), dst=rank)",
-        "x = torch.ones(2)\n"
-        "if rank == 0: dist.send(x, dst=1)\n"
-        "if rank == 1: dist.recv(x, src=0)\n"
-        "1 / 0",
-        "another = dist.new_group([0, 1])\n1 / 0",
-    ],
+    thorough_after(
+        6,
+        [
+            "a_slip_of_the_pen",
+            STEP + "a_slip_of_the_pen",
+            PAIR + "a_slip_of_the_pen",
+            "if rank == 1: 1 / 0",
+            "import time\ntime.sleep(0.3 * rank)\n1 / 0",
+            "work = dist.all_reduce(torch.ones(2), async_op=True)\n1 / 0",
+            "dist.send(torch.ones(2), dst=rank)",
+            "x = torch.ones(2)\n"
+            "if rank == 0: dist.send(x, dst=1)\n"
+            "if rank == 1: dist.recv(x, src=0)\n"
+            "1 / 0",
+            "another = dist.new_group([0, 1])\n1 / 0",
+        ],
+    ),
 )
 def test_ranks_in_step_keep_their_group(ranks, cell):
     ranks.run_cell(MODEL, timeout=LOAD * 30)
@@ -327,23 +330,26 @@ def test_a_slip_on_some_ranks_alone_keeps_the_group(ranks):
 
 @pytest.mark.parametrize(
     "cell",
-    [
-        "if rank == 1: 1 / 0\ndist.barrier()",
-        "if rank != 2: work = dist.all_reduce(torch.ones(2), async_op=True)\n1 / 0",
-        "if rank == 0: work = dist.isend(torch.ones(2), dst=1)\n1 / 0",
-        "if rank == 0: work = dist.irecv(torch.ones(2))\n1 / 0",
-        "if rank == 3: alone = dist.new_group([3])\n1 / 0",
-        "dist.destroy_process_group()\n1 / 0",
-        "import datetime\n"
-        "moment = datetime.timedelta(seconds=0.05)\n"
-        "x = torch.ones(2)\n"
-        "if rank == 0: dist.irecv(x, src=1).wait(moment)\n"
-        "if rank == 1:\n"
-        "    import time\n"
-        "    time.sleep(0.2)\n"
-        "    work = dist.isend(x, dst=0)",
-        "dist.is_initialized = None\n1 / 0",
-    ],
+    thorough_after(
+        5,
+        [
+            "if rank == 1: 1 / 0\ndist.barrier()",
+            "if rank != 2: work = dist.all_reduce(torch.ones(2), async_op=True)\n1 / 0",
+            "if rank == 0: work = dist.isend(torch.ones(2), dst=1)\n1 / 0",
+            "if rank == 0: work = dist.irecv(torch.ones(2))\n1 / 0",
+            "if rank == 3: alone = dist.new_group([3])\n1 / 0",
+            "dist.destroy_process_group()\n1 / 0",
+            "import datetime\n"
+            "moment = datetime.timedelta(seconds=0.05)\n"
+            "x = torch.ones(2)\n"
+            "if rank == 0: dist.irecv(x, src=1).wait(moment)\n"
+            "if rank == 1:\n"
+            "    import time\n"
+            "    time.sleep(0.2)\n"
+            "    work = dist.isend(x, dst=0)",
+            "dist.is_initialized = None\n1 / 0",
+        ],
+    ),
 )
 def test_ranks_out_of_step_get_a_new_group(ranks, cell):
     try:
@@ -437,15 +443,18 @@ def test_ranks_of_another_age_compare_the_same_calls(watch):  # noqa: F811
 
 @pytest.mark.parametrize(
     ("cell", "where"),
-    [
-        ("if rank == 0: shard.full_tensor()", "full_tensor, line 1"),
-        (
-            "from torch.distributed.fsdp import fully_shard\n"
-            "model = fully_shard(torch.nn.Linear(4, 4))\n"
-            "if rank == 0: model(torch.ones(1, 4))",
-            "forward, line 3",
-        ),
-    ],
+    thorough_after(
+        1,
+        [
+            ("if rank == 0: shard.full_tensor()", "full_tensor, line 1"),
+            (
+                "from torch.distributed.fsdp import fully_shard\n"
+                "model = fully_shard(torch.nn.Linear(4, 4))\n"
+                "if rank == 0: model(torch.ones(1, 4))",
+                "forward, line 3",
+            ),
+        ],
+    ),
     ids=["DTensor", "FSDP2"],
 )
 def test_collectives_that_nobody_sees_are_waited_for(watch, cell, where):  # noqa: F811
@@ -521,6 +530,7 @@ def test_a_slow_rank_is_no_deadlock(ranks):
     )
 
 
+@pytest.mark.thorough
 def test_eight_ranks_on_two_cores_deadlock(watch):  # noqa: F811
     with Ranks(8, output="grouped", quiet=True) as ranks:
         with within(DEADLOCK_SECONDS):
@@ -650,7 +660,7 @@ with ThreadPoolExecutor(2) as pool:
 }
 
 
-@pytest.mark.parametrize("waits", IN_A_THREAD)
+@pytest.mark.parametrize("waits", thorough_after(1, IN_A_THREAD))
 def test_a_deadlock_in_a_thread_that_the_cell_waits_for(ranks, capfd, waits):
     cell = f"def step():\n    if rank != 2: dist.barrier()\n{IN_A_THREAD[waits]}"
     with within(8):
@@ -1197,6 +1207,7 @@ def test_a_failure_in_an_import_of_the_learners_own_file(ranks, tmp_path):
     kept(ranks)
 
 
+@pytest.mark.thorough
 def test_twenty_failures_in_a_row(ranks):
     for number in range(20):
         with within(1):

@@ -113,6 +113,7 @@ RING = (
 WHAT_IF = 'WhatIfExplorer("H100, InfiniBand", "GPT-2 XL", nodes=8, straggler=1.2)'
 
 
+@pytest.mark.thorough
 def test_a_ring_and_a_cluster_by_keyboard(open_notebook) -> None:
     notebook = open_notebook(RING, WHAT_IF, "pass")
     notebook.run_all()
