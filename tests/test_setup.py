@@ -1414,6 +1414,7 @@ def test_ci_installs_a_browser_then_calls_the_test_command(
     (programs / "ln").symlink_to(shutil.which("ln"))
     code, errors, called = run()
     assert code == 4 and errors == "" and called[-1] == tested
+    assert "python3 -m course_utils test --version" in called[:-1]  # beside apt-get
     code, errors, called = run()  # now the browser is there
     assert code == 4 and errors == "" and called == [tested]
 
