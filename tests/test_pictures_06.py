@@ -80,12 +80,12 @@ def test_texts_labels_and_size(name):
 SUMMARIES = {
     "two ranks": "A training step: computing and communication. 64 ms in all. Rank 0: "
     "computing 48 ms, communication 41 ms in 4 all-reduces, of which 16 ms exposed "
-    "(25 % of the step); rank 1: computing 50 ms, communication 41 ms in 4 "
-    "all-reduces, of which 14 ms exposed (21.9 % of the step).",
+    "(25 % of its 64 ms); rank 1: computing 50 ms, communication 41 ms in 4 "
+    "all-reduces, of which 14 ms exposed (21.9 % of its 64 ms).",
     "one after the other": "communication 15 ms in 1 all-reduce, of which 15 ms "
-    "exposed (23.8 % of the step).",
+    "exposed (23.8 % of its 63 ms).",
     "hidden": "Hidden. 48 ms in all. Rank 0: computing 48 ms, communication 10 ms in 1 "
-    "all-reduce, of which 0 s exposed (0 % of the step).",
+    "all-reduce, of which 0 s exposed (0 % of its 48 ms).",
     "alone": "communication 0 s in 0 all-reduces",
     "two buckets": "Two. 4 parameters in 2 buckets, 11.0 MiB in all. Bucket 0 is sent "
     "first. Bucket 0: 2.0 MiB, 2 parameters (fc.bias to fc.weight); bucket 1: 9.0 MiB, "
@@ -99,6 +99,16 @@ SUMMARIES = {
 def test_summary(name):
     assert SUMMARIES[name] in drawn(name).summary
     assert drawn(name).summary.endswith(".")
+
+
+def test_each_share_is_of_the_ranks_own_step():
+    def step(computing, sending):
+        stop = computing + sending
+        return [(0, computing, "", "backward"), (computing, stop, "", "communicate")]
+
+    said = pictures.overlap({"long": step(0.06, 0.04), "short": step(0.06, 0.02)})
+    assert "40 ms exposed (40 % of its 100 ms)" in said.summary
+    assert "20 ms exposed (25 % of its 80 ms)" in said.summary
 
 
 def bars(picture, label):

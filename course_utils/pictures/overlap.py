@@ -89,7 +89,7 @@ def overlap(
     picture, board = draw.board(height, title)
     names = (*rows, "communication")
     label = 0.16 + min(max(draw.width_of(name, SMALL, "bold") for name in names), 1.6)
-    totals = [duration(part) for share in shares.values() for part in share]
+    totals = [duration(part) for share in shares.values() for part in share[1:]]
     room = 0.1 + max(draw.width_of(text, SMALL, "bold") for text in (*totals, "in all"))
     left = MARGIN + label
     width = WIDTH - MARGIN - room - left
@@ -141,7 +141,7 @@ def overlap(
         f"{draw.count(sum(p.kind == 'communicate' for p in rows[name]), 'all-reduce')}"
         f", of "
         f"which {duration(share.exposed)} exposed "
-        f"({_percent(share.exposed, span)} of the step)"
+        f"({_percent(share.exposed, share.step)} of its {duration(share.step)})"
         for name, share in shares.items()
     )
     picture.summary = (
@@ -173,8 +173,9 @@ def step_events(step: "Step") -> dict[str, list[tuple[float, float, str, str]]]:
 
 
 class _Shares(NamedTuple):
-    """Seconds of a rank."""
+    """Seconds of a rank; `step` is from the first start to the last stop."""
 
+    step: float
     computing: float
     communication: float
     exposed: float
@@ -220,6 +221,7 @@ def _shares(row: Sequence[Interval]) -> _Shares:
         return sum(stop - start for start, stop in intervals)
 
     return _Shares(
+        max(part.stop for part in row) - row[0].start,
         total(_merged(part for part in row if part.kind in _COMPUTING)),
         total(_merged(part for part in row if part.kind == "communicate")),
         total((part.start, part.stop) for part in _exposed(row)),

@@ -315,8 +315,8 @@ QUESTIONS = lesson(
             Choice(
                 "The running means that rank 0 saves are of its own rows alone.",
                 right=True,
-                why="In training, rank 0's buffers are broadcast before the first "
-                "forward of each step. What the other ranks' rows have added is "
+                why="In training, rank 0's buffers are broadcast before a forward "
+                "(the lesson says which). What the other ranks' rows have added is "
                 "overwritten.",
             ),
             Choice(
