@@ -329,8 +329,8 @@ QUESTIONS = lesson(
         [
             Choice(
                 "The one with the same number of layers in each stage.",
-                why="Layers differ. In a ResNet a block takes about as long as "
-                "another, but the last layer takes hardly any time.",
+                why="Layers differ. In a ResNet most blocks take about as long as "
+                "another, some take longer, and the last layer hardly any time.",
             ),
             Choice(
                 "The one with the same number of parameters in each stage.",
