@@ -30,7 +30,7 @@ give the same outputs again. Several files run at once, unless places are named.
 exit code is pytest's.
 
   --all              also the tests marked "thorough": further cases of what another
-                     test shows in one case. They take as long as all others together
+                     test shows in one case. They take longer than all others together
   --no-venv          use the current environment, as it is
   tests/test_x.py    run only this file, folder or notebook, and all tests in it
   -n 0               one file after the other, which takes twice the time
