@@ -69,12 +69,16 @@ class Seen:
 
 @dataclass(frozen=True)
 class Row:
-    """A field of the matrix: one mistake in one place."""
+    """A field of the matrix: one mistake in one place.
+
+    ``always``: it runs also without ``--all``, as each mistake does in one place.
+    """
 
     place: str
     mistake: str
     cause: Cause
     seen: Seen
+    always: bool
 
     def __str__(self) -> str:
         return f"{self.place}: {self.mistake}"
@@ -107,20 +111,18 @@ def still_right(code: str, imports: str = "") -> str:
     return f"{begin}{code}\ndist.all_reduce(x)"
 
 
-def always() -> set[str]:
-    """The rows that run also without ``--all``: each mistake in one of its places."""
-    return {
-        f"{list(places)[number % len(places)]}: {what}"
-        for number, (what, _, places) in enumerate(MATRIX)
-    }
-
-
 def rows() -> list[Row]:
     """The fields of the matrix, place by place."""
     return [
-        Row(place, what, places[place].do or code, places[place])
+        Row(
+            place,
+            what,
+            places[place].do or code,
+            places[place],
+            always=place == list(places)[number % len(places)],
+        )
         for place in PLACES
-        for what, code, places in MATRIX
+        for number, (what, code, places) in enumerate(MATRIX)
         if place in places
     ]
 

@@ -385,7 +385,6 @@ def test_a_ring_with_another_result_is_seen(pair):
     assert pair.run(race_with_a_ring_that_does_nothing) == [False, False]
 
 
-@pytest.mark.thorough
 def test_steps_of_ddp(pair):
     cpu, wall = ddp.ddp_rows(pair, 2)
     assert (cpu.goal, wall.goal) == (1.0, 1.08)

@@ -51,7 +51,6 @@ from faults import (
     RANKS,
     WORKER,
     Row,
-    always,
     rows,
 )
 from ranks_support import (
@@ -83,7 +82,7 @@ quizzes = sys.modules["course_utils.quiz"]  # `quiz` is its function
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = Path(__file__).with_name("FAULTS.md")
-ROWS, ALWAYS = rows(), always()
+ROWS = rows()
 SHOWN_LINES = 8  # of a text, in the document
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
@@ -743,7 +742,7 @@ def report() -> Iterator[dict[Row, tuple[str, float]]]:
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, marks=() if str(row) in ALWAYS else pytest.mark.thorough)
+        pytest.param(row, marks=() if row.always else pytest.mark.thorough)
         for row in ROWS
     ],
     ids=str,
