@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from test_lessons import stated_minutes
+from test_lessons import stated_minutes, stated_optional_minutes
 
 from course_utils import checks, doctor, lab, progress, questions, room, testing
 from course_utils import exercises as exercises_module
@@ -337,8 +337,10 @@ def test_the_times_are_those_that_lessons_and_exercises_state():
     title = "The times of the lessons"
     *rows, total = rows_of(section(title))
     assert len(rows) == len(LESSONS)
-    for lesson, (_, alone, exercise, tasks, asked) in zip(LESSONS, rows, strict=True):
+    for lesson, row in zip(LESSONS, rows, strict=True):
+        _, alone, optional, exercise, tasks, asked = row
         assert int(alone) == stated_minutes(lesson.notebook), lesson.title
+        assert int(optional) == stated_optional_minutes(lesson.notebook), lesson.title
         assert int(LINK.match(exercise)[1]) == stated_minutes(lesson.solution)
         have = (len(lesson.tasks), len(questions.load(lesson.number)))
         said = (int(tasks), int(asked))

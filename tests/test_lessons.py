@@ -2,17 +2,22 @@
 
 import json
 import re
+import symtable
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 
-from course_utils import pictures
+from course_utils import exercises, pictures
 from course_utils.lessons import LESSONS, Lesson
 from course_utils.questions import lessons as lessons_with_questions
 from course_utils.questions import load
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_HEADINGS = ["Recap", "What goes wrong", "On real GPUs", "Sources"]
+OPTIONAL = " (optional)"  # ends the heading of a section that can be left out
 
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda one: one.slug)
 
@@ -89,31 +94,155 @@ def test_a_lesson_opens_and_closes_like_the_others(lesson: Lesson):
 
 
 def stated_minutes(notebook: Path) -> int:
-    """The time that a lesson or an exercise states."""
+    """The time that a lesson or an exercise states, without optional sections."""
     first = "".join(cells_of(notebook)[0]["source"])
     return int(re.search(r"\*\*Time:\*\* (?:about )?(\d+) minutes", first)[1])
 
 
+def stated_optional_minutes(notebook: Path) -> int:
+    """The time that a lesson states for its optional sections."""
+    first = "".join(cells_of(notebook)[0]["source"])
+    said = re.search(
+        r"minutes, and (\d+) more for the sections? marked \*\(optional\)\*", first
+    )
+    return int(said[1]) if said else 0
+
+
+def in_sections(notebook: Path) -> Iterator[tuple[str, str, str]]:
+    """The kind and the text of each cell, after the optional section it belongs to.
+
+    A cell of text with several headings comes in pieces. The section is "" for what is
+    in none.
+    """
+    open_headings: dict[int, str] = {}
+    for cell in cells_of(notebook):
+        text = "".join(cell["source"])
+        is_code = cell["cell_type"] == "code"
+        for piece in [text] if is_code else re.split(r"^(?=##+ )", text, flags=re.M):
+            heading = None if is_code else re.match(r"(##+) (.+)", piece)
+            if heading:
+                level = len(heading[1])
+                kept = {at: h for at, h in open_headings.items() if at < level}
+                open_headings = kept | {level: heading[2]}
+            optional = [h for h in open_headings.values() if h.endswith(OPTIONAL)]
+            yield (optional or [""])[0], cell["cell_type"], piece
+
+
 @each_lesson
-def test_the_stated_time_is_what_reading_and_running_takes(lesson: Lesson):
+def test_the_stated_times_are_what_reading_and_running_takes(lesson: Lesson):
     """130 words and 15 lines of code a minute, 1 for a question, 0.2 for a cell."""
-    code = cells_of(lesson.notebook, "code")
-    words = re.sub(r"\]\(.*?\)", "]", sources(lesson.notebook, "markdown")).split()
-    lines = sum(len("".join(cell["source"]).splitlines()) for cell in code)
-    questions = len(load(lesson.number))
-    takes = len(words) / 130 + lines / 15 + questions + 0.2 * len(code)
-    assert takes / 1.25 < stated_minutes(lesson.notebook) < takes * 1.35 + 5, takes
+    takes: dict[bool, float] = defaultdict(float)
+    for section, kind, text in in_sections(lesson.notebook):
+        if kind == "code":
+            questions = len(re.findall(r"\bquiz\(\s*\"", text))
+            takes[bool(section)] += len(text.splitlines()) / 15 + questions + 0.2
+        else:
+            words = re.sub(r"\]\(.*?\)", "]", text).split()
+            takes[bool(section)] += len(words) / 130
+    stated = stated_minutes(lesson.notebook), stated_optional_minutes(lesson.notebook)
+    for minutes, is_optional in zip(stated, (False, True), strict=True):
+        least, most = takes[is_optional] / 1.25, takes[is_optional] * 1.35 + 5
+        assert least <= minutes < most, (takes, is_optional)
+    assert stated[0] <= 65
+
+
+def names_in(code: str) -> tuple[set[str], set[str]]:
+    """The names that a cell makes, and those that it uses, functions' insides, too."""
+    made, used = set(), set()
+    tables = [symtable.symtable(code, "cell", "exec")]
+    for table in tables:
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table.get_type() != "module":
+                wanted = symbol.is_global()
+            else:
+                wanted = True
+                if symbol.is_assigned() or symbol.is_imported():
+                    made.add(symbol.get_name())
+            if wanted and symbol.is_referenced():
+                used.add(symbol.get_name())
+    return made, used
+
+
+def used_across(cells: list[tuple[str, str]]) -> Iterator[tuple[str, str, set[str]]]:
+    """(section, name, sections that make it), where none of these has to be run.
+
+    Args:
+        cells: section and code of each cell of code, in order; "" is no optional one.
+    """
+    makers: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for section, text in cells:
+        on_ranks = text.startswith("%%ranks")
+        code = "\n".join(x for x in text.splitlines() if not x.startswith("%"))
+        made, used = names_in(code)
+        own = {("ranks" if on_ranks else "kernel", name) for name in made}
+        wanted = {("ranks" if on_ranks else "kernel", name) for name in used}
+        if ".pull" in text:  # names of variables on the ranks
+            wanted |= {("ranks", name) for name in re.findall(r'"(\w+)"', text)}
+        own |= {("ranks", name) for name in re.findall(r"\.push\((\w+)=", text)}
+        for where in sorted(wanted - own):
+            if makers[where] and not makers[where] & {"", section}:
+                yield section, where[1], makers[where]
+        for where in own:
+            makers[where].add(section)
+
+
+@each_lesson
+def test_no_section_needs_an_optional_one(lesson: Lesson):
+    code = [
+        (section, text)
+        for section, kind, text in in_sections(lesson.notebook)
+        if kind == "code"
+    ]
+    assert list(used_across(code)) == []
+
+
+def test_a_section_that_needs_an_optional_one_is_noticed():
+    later = "A (optional)"
+    kernel = [("", "def f():\n    return x"), (later, "x = 1"), ("", "f()\nx")]
+    assert list(used_across(kernel)) == [("", "x", {later})]
+    assert list(used_across([*kernel[:2], (later, "x"), ("", "x = 2\nx")])) == []
+    ranks = [(later, "%%ranks -n 2\nx = rank"), ("", 'ranks.pull("x")')]
+    assert list(used_across(ranks)) == [("", "x", {later})]
+    assert list(used_across([ranks[0], ("", "x = 3\nprint(x)")])) == []
+    assert list(used_across([(later, "x = 1"), ("B (optional)", "x")])) != []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "lesson",
+    [one for one in LESSONS if stated_optional_minutes(one.notebook)],
+    ids=lambda one: one.slug,
+)
+def test_a_lesson_runs_without_its_optional_sections(lesson: Lesson, tmp_path: Path):
+    code = [
+        (s, text) for s, kind, text in in_sections(lesson.notebook) if kind == "code"
+    ]
+    cells = cells_of(lesson.notebook, "code")
+    notebook = nbformat.v4.new_notebook()
+    for (section, text), cell in zip(code, cells, strict=True):
+        if not section:
+            new = nbformat.v4.new_code_cell(text, metadata=cell["metadata"])
+            notebook.cells.append(new)
+    assert 0 < len(notebook.cells) < len(code)
+    path = tmp_path / lesson.notebook.name
+    nbformat.write(notebook, path)
+    exercises.execute_notebooks([path])  # raises what a cell raises
 
 
 def test_the_readme_says_how_long_all_takes():
     said = re.search(
-        r"together take\s+about\s+(\d+)\s+hours, the\s+exercises\s+(\d+)\s+more",
+        r"lessons\s+together\s+take\s+about\s+(\d+)\s+hours, their\s+optional\s+"
+        r"sections\s+(\d+)\s+more, and\s+the\s+exercises\s+(\d+);",
         (ROOT / "README.md").read_text(encoding="utf-8"),
     )
-    lessons = sum(stated_minutes(lesson.notebook) for lesson in LESSONS)
-    exercises = sum(stated_minutes(lesson.solution) for lesson in LESSONS)
-    hours = round(lessons / 60), round(exercises / 60)
-    assert tuple(map(int, said.groups())) == hours, "below the table in README.md"
+    minutes = [
+        sum(stated_minutes(lesson.notebook) for lesson in LESSONS),
+        sum(stated_optional_minutes(lesson.notebook) for lesson in LESSONS),
+        sum(stated_minutes(lesson.solution) for lesson in LESSONS),
+    ]
+    hours = [round(each / 60) for each in minutes]
+    assert [int(n) for n in said.groups()] == hours, "below the table in README.md"
 
 
 @each_lesson
