@@ -306,10 +306,8 @@ QUESTIONS = lesson(
                 "way: each rank reduces one n-th, then all collect the parts.",
             ),
             Choice(
-                "`all_to_all` on n ranks sends n times as much from each rank as "
-                "`all_gather`.",
-                why="With lists of the same size in bytes each rank sends (n - 1) / n "
-                "of it in both.",
+                "After a `gather`, every rank has the list.",
+                why="Only rank `dst` has it. An all-gather gives it to all.",
             ),
         ],
     ),

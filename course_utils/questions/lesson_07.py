@@ -145,7 +145,7 @@ QUESTIONS = lesson(
     ),
     Number(
         "07.tree_steps",
-        "A binomial tree of 8 ranks: sums go up to rank 0, then the total comes down. "
+        "A tree of 8 ranks: sums go up to rank 0, then the total comes down. "
         "In how many steps, if in each a rank can send one message and receive one?",
         answer=6,
         unit="steps",
