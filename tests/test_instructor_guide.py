@@ -33,7 +33,7 @@ GUIDE = ROOT / "notebooks" / "instructor_guide.md"
 TEXT = GUIDE.read_text(encoding="utf-8")
 
 HEADING = re.compile(r"^(#{1,6}) (.+)$", re.MULTILINE)
-LINK = re.compile(r"\[([^\]]*)\]\(([^()\s]+)\)")
+LINK = re.compile(r"\[([^\]]*)\]\(([^()\s]+(?:\([^()\s]*\)[^()\s]*)*)\)")
 ID = re.compile(r"`(\d\d\.[a-z0-9_]+)`|\b(?:hint|solution)\(\"(\d\d\.[a-z0-9_]+)\"\)")
 CODE = re.compile(r"`([^`]+)`")
 QUOTE = re.compile(r'"([^"]+)"')

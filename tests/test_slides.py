@@ -98,7 +98,10 @@ def test_a_long_paragraph_is_its_first_sentence_and_all_of_it_a_note():
 
 
 def test_links_to_other_files_of_the_course_are_left_out():
-    body = "A [rank](glossary.md#rank), [GPUs](01_x.ipynb), a [page](https://a.b/c)."
+    body = (
+        "A [rank](glossary.md#rank), [GPUs](01_x.ipynb#GPUs-(all)), "
+        "a [page](https://a.b/c)."
+    )
     (slide,) = made(text(f"## One\n\n{body}\n\n![A picture](a.png)"))
     assert [part.text for part in slide.parts] == [
         "A rank, GPUs, a [page](https://a.b/c).",

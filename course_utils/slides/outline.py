@@ -49,7 +49,9 @@ SENTENCE = re.compile(
     r"(?:(?<=[.!?])|(?<=[.!?][*_)\"”])|(?<=[.!?]\*\*))\s+(?=[\"“(*_`]*[A-Z0-9`])"
 )
 # To another file of the course, which is not beside the page with the slides.
-LINK_TO_FILE = re.compile(r"(?<!!)\[([^][]+)\]\((?!https?:|#)[^)\s]+\)")
+LINK_TO_FILE = re.compile(
+    r"(?<!!)\[([^][]+)\]\((?!https?:|#)[^()\s]+(?:\([^()\s]*\)[^()\s]*)*\)"
+)
 # The beginning of a picture: 32 letters are its first 24 bytes.
 PNG = re.compile(r"<img src=\"data:image/png;base64,([A-Za-z0-9+/]{32})")
 PARAGRAPHS = re.compile(r"\n\s*\n")
