@@ -171,7 +171,10 @@ def test_a_worker_runs_as_under_torchrun_and_on_loopback_only(
                 except psutil.Error:
                     continue
             if ready:
+                # From here on the script starts a process, which has all that is open
+                # until it becomes another program.
                 (tmp_path / "looked").touch()
+                return
             time.sleep(0.05)
 
     looking = threading.Thread(target=look)
