@@ -530,6 +530,40 @@ def test_a_slow_rank_is_no_deadlock(ranks):
     )
 
 
+def test_messages_that_go_to_and_fro_are_no_deadlock(ranks):
+    # Whenever they are asked, all wait or seem to; next to no CPU time is used.
+    ranks.run_cell(
+        """
+import ctypes, torch.autograd.graph as graph
+pause = compile("ctypes.CDLL(None).usleep(150_000)", graph.__file__, "exec")
+one = torch.ones(1)
+for _ in range(12):
+    if rank == 0:
+        exec(pause)
+        dist.send(one, 1)
+        dist.recv(one, 1)
+    elif rank == 1:
+        dist.recv(one, 0)
+        exec(pause)
+        dist.send(one, 0)
+dist.barrier()
+"""
+    )
+
+
+@pytest.mark.thorough
+def test_a_slow_link_is_no_deadlock(ranks):
+    ranks.run_cell(
+        """
+from course_utils.calibration import EmulatedLink
+with EmulatedLink(latency=4, bandwidth=1e9):
+    if rank == 0: dist.send(torch.ones(1), 1)
+    if rank == 1: dist.recv(torch.ones(1), 0)
+dist.barrier()
+"""
+    )
+
+
 @pytest.mark.thorough
 def test_eight_ranks_on_two_cores_deadlock(watch):  # noqa: F811
     with Ranks(8, output="grouped", quiet=True) as ranks:

@@ -106,6 +106,7 @@ class Agreement:
         self.lock = threading.Lock()
         self.inside = threading.local()  # object collectives call other collectives
         self.p2p_works: dict[int, None] = {}
+        self.begun = 0  # calls and waits: a rank that begins another one goes on
         self.start_generation(0)
         self.start_cell()
 
@@ -168,6 +169,7 @@ class Agreement:
             ValueError: the tensor is one that gloo would read or fill wrongly, or the
                 pieces do not fit into the whole.
         """
+        self.begun += 1
         original, signature = ORIGINALS[name]
         if getattr(self.inside, "call", False) or not self._numbered_as_started():
             result = original(*args, **kwargs)
@@ -203,6 +205,7 @@ class Agreement:
 
     def wait(self, work: dist.Work, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Wait for a call to end, as long as there is somebody to wait for."""
+        self.begun += 1
         # A frame of our own here tells a blocked wait from a busy line.
         if args or kwargs or id(work) in self.p2p_works or not uses_gloo():
             try:

@@ -682,6 +682,7 @@ class Round:
     died: dict[int, int | None] = field(default_factory=dict)
     untold: dict[int, str] = field(default_factory=dict)  # why it is unknown how
     frames: dict[int, list] = field(default_factory=dict)  # innermost first
+    calls_begun: dict[int, int] = field(default_factory=dict)  # when last asked where
     stopped: set[int] = field(default_factory=set)  # had not finished by themselves
     killed: set[int] = field(default_factory=set)
     cause: str = "raised"
@@ -769,6 +770,10 @@ class Round:
             return
         if reply["id"] == self.ask_id and "frames" in reply:
             self.frames[rank] = reply["frames"]
+            begun = reply["begun"]
+            if begun != self.calls_begun.setdefault(rank, begun):
+                self.calls_begun[rank] = begun
+                self.last_event = time.monotonic()  # it has gone on since it was asked
         elif reply["id"] == self.id:
             self.last_event = time.monotonic()
             self.replies[rank] = reply

@@ -160,7 +160,8 @@ class Rank:
                 os._exit(0)
             op = request["op"]
             if op == "where":
-                self._send(request["id"], {"status": "ok", "frames": self.where()})
+                reply = {"frames": self.where(), "begun": self.agreement.begun}
+                self._send(request["id"], {"status": "ok", **reply})
             elif op == "sever":
                 self.sever()
             elif op == "interrupt":

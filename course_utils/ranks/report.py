@@ -28,10 +28,11 @@ LIBRARIES = tuple(
 BELOW_WORKERS = (*LIBRARIES, os.path.join(PACKAGE, "ranks", ""))
 Frame = tuple[str, int, str]  # file, line, function
 
-STORE_PART = f"course_utils{os.sep}ranks{os.sep}loopback.py"  # a TCPStore is being made
+RANKS_PART = f"course_utils{os.sep}ranks{os.sep}"
+STORE_PART = f"{RANKS_PART}loopback.py"  # a TCPStore is being made
 # Every collective that a learner calls goes through this file, and looks around there
 # now and then while it waits.
-COMPARED_PART = f"course_utils{os.sep}ranks{os.sep}agreement.py"
+COMPARED_PART = f"{RANKS_PART}agreement.py"
 # Calls in which a rank waits for other ranks. A rank whose innermost Python frame
 # is in one of these and that uses no CPU waits for a peer. (DTensor waits inside of an
 # operator.)
@@ -169,7 +170,14 @@ def find_where(frames: list[Frame]) -> str:
 
 
 def is_waiting(frames: list[Frame]) -> bool:
-    """Is its innermost frame in a call that waits for other ranks?"""
+    """Is its innermost frame in a call that waits for other ranks?
+
+    Not where the course has put something below the call that takes its time, such as
+    a slow link.
+    """
+    innermost = os.path.realpath(frames[0][0]) if frames else ""
+    if innermost.startswith(PACKAGE) and RANKS_PART not in innermost:
+        return False
     for file, _, function in frames:
         if COMPARED_PART in file:
             return True
