@@ -53,8 +53,8 @@ class FlatParameter:
         sizes = [parameter.numel() for parameter in self.parameters]
         self.starts = [0, *accumulate(sizes)]
         flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
-        dist.broadcast(flat, 0)
         self.full = padded(flat, dist.get_world_size())
+        dist.broadcast(self.full, 0)
         self.point_to(self.parts(self.full))
         trained = self.parameters[0].requires_grad
         self.shard = nn.Parameter(self.own(self.full), requires_grad=trained)

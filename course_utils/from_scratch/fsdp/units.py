@@ -39,7 +39,7 @@ class ShardedFlatParameter(FlatParameter):
         super().__init__(name, named)
         trained = self.shard.requires_grad
         self.shard = nn.Parameter(self.shard.detach().clone(), requires_grad=trained)
-        self.full = torch.empty_like(self.full, dtype=param_dtype)
+        sent, self.full = self.full, torch.empty_like(self.full, dtype=param_dtype)
         self.reduce_dtype = reduce_dtype or self.full.dtype
         self.whole = self.parts(self.full)
         # What stands for a parameter that is not here has its shape, but no memory. To
@@ -50,6 +50,8 @@ class ShardedFlatParameter(FlatParameter):
         self.gathering: AllGather | None = None
         self.gathered = True
         self.free()
+        # Its memory goes now: gloo's threads keep the tensor for some milliseconds.
+        sent.untyped_storage().resize_(0)
 
     @torch.no_grad()
     def start_gather(self) -> None:
