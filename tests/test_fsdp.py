@@ -601,6 +601,21 @@ def test_persistent_bytes_are_those_of_the_formula(ranks):
         assert after["backward"] == after["step"] == own + own + 2 * own + counters
 
 
+def bytes_when_made():
+    with record_tensor_bytes() as record:
+        module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+        model = fsdp.FSDP(module, [*module])
+        made = record.nbytes[-1]  # at this moment: `end` waits first
+    return made, sum(shard.nbytes for shard in model.parameters())
+
+
+def test_only_shards_are_there_as_soon_as_it_is_made(started):
+    # gloo's threads may still hold what was broadcast, for some milliseconds.
+    for _ in range(20):
+        for made, shards in started[4].run(bytes_when_made):
+            assert made == shards
+
+
 def test_a_bound_keeps_the_peak_down_and_a_pile_does_not(started):
     psi = 4 * (WIDTH * WIDTH + WIDTH)
     rest = 40 * 4 * WIDTH  # activations, and gradients of a bias
