@@ -111,6 +111,7 @@ def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:
         "--nbval-current-env",
         "--nbval-cell-timeout=300",
         "--nbval-sanitize-with=tests/nbval.cfg",
+        "--dist=loadfile",  # with -n, the cells of a notebook stay together
         *([] if named else ["--numprocesses=auto"]),
         *([] if every else WITHOUT_THOROUGH),
         *(place for place in PLACES if not named and (root / place).exists()),
