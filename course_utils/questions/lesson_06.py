@@ -23,10 +23,11 @@ QUESTIONS = lesson(
                 "thread for each GPU.",
             ),
             Choice(
-                "It sends gradients while the backward is still running.",
+                "It sends the first gradients while the backward still computes others.",
                 right=True,
-                why="As soon as a bucket is full, its all-reduce begins. "
-                "`DataParallel` adds the replicas' gradients up on GPU 0.",
+                why="As soon as a bucket (some layers' gradients) is full, its "
+                "all-reduce begins. `DataParallel` sends all in one go, to GPU 0, when "
+                "the last one is there.",
             ),
             Choice(
                 "Its rank 0 hands out the work, and collects the results.",
@@ -160,8 +161,8 @@ QUESTIONS = lesson(
         [
             Choice(
                 "When `backward()` has ended.",
-                why="Only buckets that are full late leave then. The others have left "
-                "before.",
+                why="None leaves so late. The last one leaves when the last gradient "
+                "is ready, still inside `backward()`, which then waits for all.",
             ),
             Choice(
                 "When the bucket's last gradient is ready, and all buckets before it "

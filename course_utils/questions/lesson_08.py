@@ -64,18 +64,18 @@ QUESTIONS = lesson(
     ),
     Number(
         "08.stage_one",
-        "Mixed precision with Adam: 2 + 2 + 12 bytes for each parameter. Four ranks "
+        "Mixed precision with Adam: 2 + 2 + 12 bytes for each parameter. Six ranks "
         "share the optimizer's state, and nothing else. How many bytes for each "
         "parameter are left on a rank?",
-        answer=7,
+        answer=6,
         unit="bytes",
-        why="2 + 2 + 12/4. That is ZeRO's stage 1.",
-        hint="Which of the three parts is cut into four?",
+        why="2 + 2 + 12/6. That is ZeRO's stage 1.",
+        hint="Which of the three parts is cut into six?",
         slips=[
-            Slip(4, "All three parts are cut there: that is stage 3."),
+            Slip(16 / 6, "All three parts are cut there: that is stage 3."),
             Slip(16, "That is DDP: everything is on each rank."),
-            Slip(5.5, "There the gradients are shared as well: stage 2."),
-            Slip(3, "That is the optimizer's part. Weight and gradient come on top."),
+            Slip(2 + 14 / 6, "There the gradients are shared as well: stage 2."),
+            Slip(2, "That is the optimizer's part. Weight and gradient come on top."),
         ],
     ),
     SingleChoice(
