@@ -163,7 +163,6 @@ class Printer:
         self.mode = mode
         self.started = time.monotonic()
         self.bar = ""  # the progress bar that stands in the last line just now
-        self.printed_bar: dict[int, str] = {}
 
     def feed(self, rank: int, data: bytes) -> None:
         self.outputs[rank].feed(data)

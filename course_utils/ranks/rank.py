@@ -33,11 +33,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from course_utils.ranks.agreement import (
-    Agreement,
-    CollectiveMismatch,
-    stand_in_front,
-)
+from course_utils.ranks.agreement import Agreement, stand_in_front
 from course_utils.ranks.loopback import bind_stores_to_loopback, end_init_together
 from course_utils.ranks.output import output_mark
 from course_utils.ranks.report import is_waiting
@@ -397,7 +393,6 @@ class Rank:
             "message": message[:4000],
             "frames": frames,
             "peer": is_peer_gone(error),
-            "mismatch": isinstance(error, CollectiveMismatch),
             "cause": None
             if cause is None
             else f"{type(cause).__name__}: {message_of(cause)}"[:500],

@@ -325,7 +325,8 @@ def describe_failures(
         why = failure.message or DEATHS.get(failure.error)
         if why:
             parts.append(indent(why, "  "))
-    raised = sorted(by_kind["raised"], key=first)
+    only_peers = len(by_kind["peer"]) == len(failures)
+    raised = sorted(by_kind["peer" if only_peers else "raised"], key=first)
     mismatches = [f for f in raised if f.error == "CollectiveMismatch"]
     told = [f for f in raised if f not in mismatches[1:]]  # one tells it all
     for ranks, failure in group_same(told):
@@ -354,20 +355,11 @@ def describe_failures(
             parts.append(f"{rank_list(ranks)} {verb} stuck in {failure.where}")
         else:
             parts.append(f"{rank_list(ranks)} {verb} still running: {failure.where}")
-    peers = [f.rank for f in by_kind["peer"]]
-    if peers and len(peers) == len(failures):
-        for ranks, failure in group_same(by_kind["peer"]):
-            parts.append(
-                f"{rank_list(ranks)} raised {failure.error}: "
-                f"{shortened(failure.message)}"
-            )
-            if failure.traceback:
-                parts.append(indent(failure.traceback, "  "))
-    else:
-        for ranks, failure in group_same(by_kind["peer"]):
-            waiting = f" in {failure.where}" if failure.where else ""
-            verb = "was" if len(ranks) == 1 else "were"
-            parts.append(f"{rank_list(ranks)} {verb} waiting{waiting}")
+    peers = by_kind["peer"]
+    for ranks, failure in group_same([] if only_peers else peers):
+        waiting = f" in {failure.where}" if failure.where else ""
+        verb = "was" if len(ranks) == 1 else "were"
+        parts.append(f"{rank_list(ranks)} {verb} waiting{waiting}")
     if finished and (stuck or peers):
         parts.append(f"{rank_list(finished)} finished the cell.")
     if left_out and (stuck or peers):
@@ -399,7 +391,6 @@ def describe_failures(
             or len(group_same(stuck)) > 1
             else "All ranks wait for each other: nobody sends what the others expect."
         )
-    only_peers = len(peers) == len(failures)
     if renewed and (only_peers or any(map(_is_of_no_group, raised))):
         parts.append(
             "A cell that leaves ranks out of step closes the process group. DDP models "

@@ -26,6 +26,8 @@ from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 REQUEST_BYTES = 1 << 20
 HUGE, COLLAPSE = 1 << 21, 25  # a big page, and madvise's MADV_COLLAPSE (Linux 6.1)
@@ -202,9 +204,9 @@ class Zygote:
         were_ranks = self.ranks & ended.keys()
         self.ranks.difference_update(ended)
         # What they have started is ours now. After an orphan that is so again.
-        for child in children_of(os.getpid()):
-            if child not in self.ranks:
-                kill(child)
+        for child in psutil.Process().children():
+            if child.pid not in self.ranks:
+                kill(child.pid)
         for pid in sorted(were_ranks):
             self._send({"ended": pid, "status": ended[pid]})
 
@@ -258,11 +260,11 @@ class Zygote:
     def end(self) -> None:
         """Kill the ranks and all that they started, then this process."""
         for _ in range(20):  # a killed parent may have had one more child
-            family = descendants_of(os.getpid())
+            family = psutil.Process().children(recursive=True)
             if not family:
                 break
-            for pid in family:
-                kill(pid)
+            for child in family:
+                kill(child.pid)
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, 0):
                     pass
@@ -274,31 +276,6 @@ def kill(pid: int) -> None:
     """SIGKILL; fine if it is gone already."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-
-
-def parents() -> dict[int, int]:
-    """pid -> parent's pid of every process of this machine."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                with open(f"/proc/{name}/stat") as file:
-                    found[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-    return found
-
-
-def children_of(pid: int) -> list[int]:
-    return [child for child, parent in parents().items() if parent == pid]
-
-
-def descendants_of(pid: int) -> list[int]:
-    table = parents()
-    family, grown = {pid}, True
-    while grown:
-        new = {child for child, parent in table.items() if parent in family} - family
-        family |= new
-        grown = bool(new)
-    return sorted(family - {pid})
 
 
 def main() -> None:
