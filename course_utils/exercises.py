@@ -115,17 +115,10 @@ def build(solution: Path) -> str:
     The same solution gives the same text, byte for byte.
 
     Raises:
-        ImportError: nbgrader is not installed.
         OSError, ValueError: the solved notebook cannot be read.
     """
-    try:
-        from nbconvert.preprocessors import TagRemovePreprocessor
-        from nbgrader.preprocessors import ClearSolutions
-    except ImportError as error:
-        raise ImportError(
-            f"Building the exercises needs nbgrader ({error}). "
-            'Install it with: pip install -e ".[dev]"'
-        ) from error
+    from nbconvert.preprocessors import TagRemovePreprocessor
+    from nbgrader.preprocessors import ClearSolutions
 
     notebook = read_notebook(solution)
     for step in (
@@ -149,22 +142,6 @@ def _as_text(notebook) -> str:
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
     nbformat.validate(notebook)
     return nbformat.writes(notebook).rstrip("\n") + "\n"
-
-
-def outdated(root: Path) -> list[str]:
-    """What differs between ``exercises/`` and what ``solutions/`` would give."""
-    solutions = {path.name: path for path in _notebooks(root / "solutions")}
-    exercises = {path.name: path for path in _notebooks(root / "exercises")}
-    found = [
-        f"exercises/{name} has no solutions/{name}"
-        for name in sorted(exercises.keys() - solutions.keys())
-    ]
-    for name, path in solutions.items():
-        if name not in exercises:
-            found.append(f"exercises/{name} is missing")
-        elif exercises[name].read_bytes() != build(path).encode():
-            found.append(f"exercises/{name} differs from what solutions/{name} gives")
-    return found
 
 
 def _notebooks(folder: Path) -> list[Path]:
@@ -264,13 +241,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python3 -m course_utils build-exercises",
         description="Write exercises/*.ipynb from solutions/*.ipynb.",
     )
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing; exit with 1 if an exercise is not what it should be",
-    )
-    action.add_argument(
+    parser.add_argument(
         "--execute",
         nargs="*",
         type=Path,
@@ -282,8 +253,6 @@ def main(argv: list[str] | None = None) -> int:
     from course_utils.environment import ROOT
 
     try:
-        if options.check:
-            return _check(ROOT)
         if options.execute is not None:
             chosen = [path.resolve() for path in options.execute]
             for path in chosen:  # before the first of them takes minutes
@@ -299,19 +268,7 @@ def main(argv: list[str] | None = None) -> int:
         for solution in _notebooks(ROOT / "solutions"):
             _write(ROOT / "exercises" / solution.name, build(solution))
             print(f"exercises/{solution.name}")
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
-
-
-def _check(root: Path) -> int:
-    differences = outdated(root)
-    for line in differences:
-        print(line, file=sys.stderr)
-    if differences:
-        print(
-            "Run: python3 -m course_utils build-exercises (and change only solutions/)",
-            file=sys.stderr,
-        )
-    return 1 if differences else 0

@@ -22,11 +22,8 @@ class Language:
 
     A Markov chain of order 2. Its entropy follows from the table, without any sampling.
 
-    Args:
-        symbols: the number of different symbols.
-        seed: each seed has a table of its own.
-
     Attributes:
+        symbols: the number of different symbols.
         table: float64 [symbols, symbols, symbols]: table[a, b, c] is the probability of
             c after a and b.
         pairs: float64 [symbols, symbols]: how often the pair (a, b) comes.
@@ -34,11 +31,11 @@ class Language:
             symbols before.
     """
 
-    def __init__(self, symbols: int = 8, seed: int = 0) -> None:
-        if symbols < 2:
-            raise ValueError(f"symbols is 2 or more, not {symbols}")
-        self.symbols = symbols
-        generator = torch.Generator().manual_seed(seed)
+    symbols = 8
+
+    def __init__(self) -> None:
+        symbols = self.symbols
+        generator = torch.Generator().manual_seed(0)
         scores = torch.randn(
             symbols, symbols, symbols, dtype=torch.float64, generator=generator
         )
@@ -52,8 +49,6 @@ class Language:
         It sees 1, 2, ... `length` symbols, and predicts the one after them each time.
         At first it knows one symbol instead of two, which costs a little.
         """
-        if length < 1:
-            raise ValueError(f"length is 1 or more, not {length}")
         # How often b is followed by c, whatever was before b.
         following = torch.einsum("ab,abc->bc", self.pairs, self.table)
         count = following.sum(dim=-1, keepdim=True)
@@ -134,7 +129,6 @@ class Transformer(nn.Module):
         vocabulary: the number of symbols.
         width, layers, heads: `layers` blocks, each about 12 * width ** 2 parameters.
         context: the longest input, in symbols.
-        tied: whether the head is the embedding matrix once more (one parameter).
     """
 
     def __init__(
@@ -144,11 +138,8 @@ class Transformer(nn.Module):
         layers: int = 2,
         heads: int = 4,
         context: int = 32,
-        tied: bool = False,
     ) -> None:
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width {width} cannot be shared by {heads} heads equally")
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
@@ -156,8 +147,6 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         for embedding in (self.embedding, self.position):
             nn.init.normal_(embedding.weight, std=1 / math.sqrt(width))
-        if tied:
-            self.head.weight = self.embedding.weight
 
     def forward(self, symbols: Tensor) -> Tensor:
         """Scores [N, T, vocabulary] of what follows each of the symbols, int [N, T]."""

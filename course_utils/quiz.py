@@ -109,12 +109,6 @@ class Quiz:
         """The learner's answer: a number, or the text of what was chosen, or None."""
         return self._answer
 
-    @property
-    def right(self) -> bool | None:
-        """Whether the answer is right; None until it is judged."""
-        judged = self.feedback is not None and not self.feedback.noted
-        return self.feedback.right if judged else None
-
     def submit(self, given: object) -> Feedback:
         """Judge an answer, save it, and show the feedback where the quiz is shown.
 

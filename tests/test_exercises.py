@@ -64,6 +64,8 @@ def tags_of(cell):
 def test_every_lesson_with_tasks_has_its_notebooks():
     lessons = {lesson_of(task.id) for task in TASKS}
     assert {lesson.solution for lesson in lessons} == set(SOLUTIONS)
+    made = set((ROOT / "exercises").glob("*.ipynb"))
+    assert {lesson.exercise for lesson in lessons} == made
     assert lessons, "the course has no tasks"
 
 
@@ -300,41 +302,12 @@ def test_reference_puts_the_cells_of_a_task_together(course):
 # ------------------------------------------------------------------------ the command
 
 
-def test_check_tells_what_differs(course, capsys):
-    assert main(["--check"]) == 0
-    assert capsys.readouterr() == ("", "")
-
-    (course / "exercises" / "99_extra.ipynb").write_text("{}")
-    changed, *_ = sorted((course / "exercises").glob("0*.ipynb"))
-    changed.write_text(changed.read_text().replace("Write your code", "Write our code"))
-    assert main(["--check"]) == 1
-    error = capsys.readouterr().err
-    assert "exercises/99_extra.ipynb has no solutions/99_extra.ipynb" in error
-    assert f"exercises/{changed.name} differs" in error
-    assert "Run: python3 -m course_utils build-exercises" in error
-
-    changed.unlink()
-    assert main(["--check"]) == 1
-    assert f"exercises/{changed.name} is missing" in capsys.readouterr().err
-
-
-def test_build_writes_what_check_wants(course, capsys):
+def test_build_writes_what_the_solutions_give(course, capsys):
     shutil.rmtree(course / "exercises")
     assert main([]) == 0
     assert "exercises/00_start_here.ipynb" in capsys.readouterr().out
-    assert main(["--check"]) == 0
-    assert [p.suffix for p in (course / "exercises").iterdir()] == [".ipynb"] * len(
-        SOLUTIONS
-    )
-
-
-def test_without_nbgrader_it_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "nbgrader.preprocessors", None)
-    assert main(["--check"]) == 1
-    error = capsys.readouterr().err
-    assert "needs nbgrader" in error
-    assert 'pip install -e ".[dev]"' in error
-    assert "Traceback" not in error
+    written = {p.name: p.read_bytes() for p in (course / "exercises").iterdir()}
+    assert written == {path.name: build(path).encode() for path in SOLUTIONS}
 
 
 NO_NOTEBOOKS = {
@@ -346,7 +319,7 @@ NO_NOTEBOOKS = {
 }
 
 
-@pytest.mark.parametrize("arguments", [[], ["--check"], ["--execute"]], ids=str)
+@pytest.mark.parametrize("arguments", [[], ["--execute"]], ids=str)
 @pytest.mark.parametrize("data", NO_NOTEBOOKS.values(), ids=NO_NOTEBOOKS)
 def test_what_is_no_notebook_is_one_line_that_names_it(course, capsys, data, arguments):
     (course / "solutions" / "02_model_parallel.ipynb").write_bytes(data)
@@ -365,12 +338,11 @@ def test_two_cells_of_one_id_are_refused_by_name(course, capsys):
     notebook["cells"].append(check)
     path.write_text(json.dumps(notebook), encoding="utf-8")
     before = (course / "exercises" / path.name).read_bytes()
-    for arguments in ([], ["--check"]):
-        assert main(arguments) == 1
-        assert capsys.readouterr().err == (
-            "solutions/00_start_here.ipynb: several cells have the id "
-            "'average-check'. Each needs its own.\n"
-        )
+    assert main([]) == 1
+    assert capsys.readouterr().err == (
+        "solutions/00_start_here.ipynb: several cells have the id "
+        "'average-check'. Each needs its own.\n"
+    )
     assert (course / "exercises" / path.name).read_bytes() == before
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from course_utils import costs, pictures
 from course_utils.explorers import CollectiveExplorer
+from course_utils.messages import Message
 from course_utils.pictures import collectives
 from tests.test_pictures import (
     LONG,
@@ -35,19 +36,19 @@ def explored(name, world_size, op="MAX", root=1):
 PARTIAL = ([[1], [2], [3]], [[6], [5], [3]], "reduce")
 
 
-def linear(n, label=4 * MB):
-    return [(rank, 0, rank, label) for rank in range(1, n)]
+def linear(n):
+    return [Message(rank, 0, rank, 4 * MB) for rank in range(1, n)]
 
 
-def tree(n, label=4 * MB):
+def tree(n):
     depth = math.ceil(math.log2(n))
     pairs = [(k, p, p + 2**k) for k in range(depth) for p in range(2**k)]
-    return [(k + 1, p, q, label) for k, p, q in pairs if q < n]
+    return [Message(k + 1, p, q, 4 * MB) for k, p, q in pairs if q < n]
 
 
 def ring(n):
     return [
-        (step, rank, (rank + 1) % n, f"chunk {(rank - step) % n}")
+        Message(step, rank, (rank + 1) % n, MB)
         for step in range(2 * (n - 1))
         for rank in range(n)
     ]
@@ -83,9 +84,6 @@ DRAWN = {
         [[1.5, 2], None], [[1.5, 2], [1.5, 2]], "send / recv"
     ),
     "partial": lambda: pictures.collective(*PARTIAL, op="SUM", root=0),
-    "a group": lambda: pictures.collective(
-        [1, 2, 3, 4], [4, 2, 4, 4], "all_reduce", op="SUM", group=[0, 2]
-    ),
     "long": lambda: pictures.collective(
         [[1e6] * 9, [2]], [[3e-9], None], LONG, op="BXOR", root=0
     ),
@@ -94,8 +92,10 @@ DRAWN = {
     "tree on 5": lambda: pictures.message_steps(tree(5), 5, "Broadcast by a tree"),
     "ring on 3": lambda: pictures.message_steps(ring(3), 3),
     "ring on 8": lambda: pictures.message_steps(ring(8), 8, "Ring all-reduce"),
-    "an exchange": lambda: pictures.message_steps([(1, 0, 1, ""), (1, 1, 0, "")], 2),
-    "long labels": lambda: pictures.message_steps([(-100, 0, 6, LONG)], 7, LONG),
+    "an exchange": lambda: pictures.message_steps(
+        [Message(1, 0, 1, 0), Message(1, 1, 0, 0)], 2
+    ),
+    "a long title": lambda: pictures.message_steps([Message(100, 0, 6, MB)], 7, LONG),
     "five collectives": lambda: pictures.collective_bandwidth(measured(*FIVE)),
     "one collective": lambda: pictures.collective_bandwidth(measured("all_reduce")),
     "world sizes": lambda: pictures.collective_bandwidth(
@@ -134,20 +134,17 @@ SUMMARIES = {
     "partial": "reduce SUM on 3 ranks, root: rank 0. Before: rank 0 holds [1], rank 1 "
     "holds [2], rank 2 holds [3]. After: rank 0 holds [6], rank 1 holds [5], rank 2 "
     "holds [3]. Only the root is promised the result: undefined on ranks 1 and 2.",
-    "a group": "all_reduce SUM on ranks 0 and 2 of 4. Before: rank 0 holds [1], rank "
-    "1 holds [2], rank 2 holds [3], rank 3 holds [4]. After: rank 0 holds [4], rank 1 "
-    "holds [2], rank 2 holds [4], rank 3 holds [4].",
     "linear on 8": "Linear, 8 ranks. 7 messages in 7 steps, 28 MB in all. Busiest: "
     "rank 0, with 7 messages (28 MB) sent or received. Step 1: 0 to 1 (4 MB); step 2",
     "tree on 5": "Broadcast by a tree, 5 ranks. 4 messages in 3 steps, 16 MB in all. "
     "Busiest: rank 0, with 3 messages (12 MB) sent or received. Step 1: 0 to 1 (4 MB);"
     " step 2: 0 to 2 (4 MB), 1 to 3 (4 MB); step 3: 0 to 4 (4 MB).",
-    "ring on 3": "Who sends to whom, 3 ranks. 12 messages in 4 steps. Every rank: 8 "
-    "messages sent or received. Step 0: 0 to 1 (chunk 0), 1 to 2 (chunk 1), 2 to 0",
-    "ring on 8": "112 messages in 14 steps. Every rank: 28 messages sent or received. "
-    "Step 0: 0 to 1 (chunk 0), ",
-    "an exchange": "2 messages in 1 step. Every rank: 2 messages sent or received. "
-    "Step 1: 0 to 1, 1 to 0.",
+    "ring on 3": "Who sends to whom, 3 ranks. 12 messages in 4 steps, 12 MB in all. "
+    "Every rank: 8 messages (8 MB) sent or received. Step 0: 0 to 1 (1 MB), 1 to 2 (1 ",
+    "ring on 8": "112 messages in 14 steps, 112 MB in all. Every rank: 28 messages (28 "
+    "MB) sent or received. Step 0: 0 to 1 (1 MB), ",
+    "an exchange": "2 messages in 1 step, 0 B in all. Every rank: 2 messages (0 B) "
+    "sent or received. Step 1: 0 to 1 (0 B), 1 to 0 (0 B).",
     "one collective": "all_reduce: 100 µs for 4 B, 64.1 ms for 64 MB; highest bus "
     "bandwidth 1.5 GB/s at 64 MB; fitted latency 100 µs, latency-bound below 100 kB.",
     "one size": "broadcast: 101 µs for 1 kB, 101 µs for 1 kB; highest bus bandwidth "
@@ -165,7 +162,7 @@ def test_summary(name):
 
 
 def test_a_long_list_of_steps_is_shortened_in_the_summary():
-    assert drawn("ring on 8").summary.endswith("7 to 0 (chunk 7); then 13 steps more.")
+    assert drawn("ring on 8").summary.endswith("7 to 0 (1 MB); then 13 steps more.")
 
 
 # ---------------------------------------------------------------- before and after
@@ -223,14 +220,6 @@ def test_what_reduce_leaves_on_other_ranks_is_marked():
 def test_a_root_whose_value_stays_the_same_has_computed_it():
     picture = pictures.collective([[1], [3]], [[1], [3]], "reduce", op="MIN", root=0)
     assert cells(picture)[1::2] == [("1", "////"), ("3", "....")]
-
-
-def test_ranks_outside_a_group_keep_what_they_have():
-    picture = drawn("a group")
-    after = cells(picture)[1::2]
-    assert after == [("4", "////"), ("2", None), ("4", "////"), ("4", None)]
-    outside = [word for word in words_of(picture) if "(outside)" in word]
-    assert outside == ["rank 1 (outside)", "rank 3 (outside)"]
 
 
 def test_operations_of_torch():
@@ -359,10 +348,6 @@ ROW = measured("all_reduce")[0]
             "root is 2: expected one of [0, 1].",
         ),
         (
-            lambda: pictures.collective([1, 2], [3, 3], "reduce", group=[0, 5]),
-            "group is [0, 5]: expected ranks from 0 to 1.",
-        ),
-        (
             lambda: pictures.collective([1], [3, 3], "reduce"),
             "before is of 1 rank, after of 2 ranks: give one entry a rank to both.",
         ),
@@ -371,27 +356,15 @@ ROW = measured("all_reduce")[0]
             "There is nothing to draw: there is no message.",
         ),
         (
+            lambda: pictures.message_steps(linear(3), 2),
+            "Rank 2 sends or receives: world_size is larger.",
+        ),
+        (
             lambda: pictures.message_steps(linear(3), 9),
             "world_size is 9: expected a whole number from 2 to 8.",
         ),
         (
-            lambda: pictures.message_steps([(1, 0, 2, "x")], 2),
-            "The message (1, 0, 2, 'x') names rank 2: expected 0 to 1.",
-        ),
-        (
-            lambda: pictures.message_steps([(1, 1, 1, "x")], 2),
-            "In (1, 1, 1, 'x') rank 1 sends to itself.",
-        ),
-        (
-            lambda: pictures.message_steps([(0, 1)], 2),
-            "A message is (0, 1): expected (step, source, destination, label).",
-        ),
-        (
-            lambda: pictures.message_steps([("a", 0, 1, "x")], 2),
-            "The step of ('a', 0, 1, 'x') is not a whole number.",
-        ),
-        (
-            lambda: pictures.message_steps([(k, 0, 1, 1) for k in range(37)], 2),
+            lambda: pictures.message_steps([Message(k, 0, 1, 1) for k in range(37)], 2),
             "37 lines of arrows are too many for one picture: draw fewer steps or "
             "fewer ranks (at most 36 lines).",
         ),

@@ -462,7 +462,7 @@ def test_the_text_form_in_a_terminal(learner: Path, capsys) -> None:
     assert max(map(len, printed.splitlines())) <= 79
     assert repr(shown) == "Quiz('00.ranks')"
     assert shown.value is None
-    assert shown.right is None
+    assert shown.feedback is None
     assert shown.feedback_text() == ""
 
     quiz("00.ranks", answer=2)
@@ -575,7 +575,6 @@ def test_an_answer_outlives_the_kernel(
     again = quiz(id)
     assert again.value == value
     assert again.feedback == feedback
-    assert again.right is feedback.right
 
 
 def test_a_saved_answer_that_no_longer_fits_is_not_shown(learner: Path) -> None:
@@ -680,7 +679,7 @@ def test_an_answer_from_the_page(learner: Path, sent: list) -> None:
     assert widget.feedback["right"] is True
     assert [note["option"] for note in widget.feedback["notes"]] == [0, 1, 3]
     assert answers()["00.ranks"]["tries"] == 3
-    assert item.right
+    assert item.feedback.right
 
 
 def test_a_typed_number_from_the_page(learner: Path, sent: list) -> None:
@@ -701,7 +700,7 @@ def test_a_prediction_is_noted_and_judged_only_when_asked(
     noted = widget.feedback
     assert (noted["noted"], noted["word"]) == (True, "Noted.")
     assert noted["text"].startswith("You predict 10. Run the next cells")
-    assert (item.value, item.right) == (10.0, None)
+    assert (item.value, item.feedback.noted) == (10.0, True)
     # Another number is another prediction; the same once more asks for the reason.
     from_the_page(widget, "4")
     assert widget.feedback["noted"]
@@ -712,7 +711,7 @@ def test_a_prediction_is_noted_and_judged_only_when_asked(
         "Not quite.",
     )
     assert "4 is the number of ranks" in judged["text"]
-    assert item.right is False
+    assert item.feedback.right is False
     # It counts as neither right nor wrong.
     assert answers()["00.all_reduce"]["correct"] is None
     assert widget.score == ""

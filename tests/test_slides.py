@@ -363,10 +363,3 @@ def test_a_folder_has_a_name(capsys):
         main(["00", "--out", ""])
     assert stopped.value.code == 2
     assert "argument --out: '' is no name for a folder" in capsys.readouterr().err
-
-
-def test_without_nbconvert_it_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "nbconvert", None)
-    assert main(["00", "--out", str(tmp_path)]) == 1
-    errors = capsys.readouterr().err
-    assert 'pip install "nbconvert==' in errors and errors.count("\n") == 1

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from course_utils import pictures, virtual_gpus
+from course_utils import virtual_gpus
 from course_utils.virtual_gpus import records
 from course_utils.virtual_gpus.records import Memory, Timeline
 
@@ -449,18 +449,6 @@ def test_measured_time_is_the_cpus():
         with gpus.record() as small:
             x[:8, :8] @ x[:8, :8]
         assert log.timeline().seconds > small.timeline().seconds > 0
-
-
-def test_the_picture_takes_the_events(gpus):
-    x = torch.ones(4, device="cuda:0")
-    with gpus.record() as log, gpus.label("a"):
-        (x + 1).to("cuda:1")
-    events = log.timeline().events()
-    assert [(ms(a), ms(b), *rest) for a, b, *rest in events["cuda:1"]] == [
-        (1, 3, "a", "communicate")
-    ]
-    picture = pictures.timeline([events["cuda:0"], events["cuda:1"]])
-    assert "compute 1" in picture.summary
 
 
 def test_the_timeline_prints_as_a_table(gpus):

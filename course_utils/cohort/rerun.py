@@ -46,7 +46,7 @@ RESULT_BYTES = 1_000_000
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "VIRTUAL_ENV", "SYSTEMROOT", "COMSPEC")
 
 
-def rerun(learner: Learner, seconds: float = SECONDS) -> None:
+def rerun(learner: Learner, seconds: float) -> None:
     """Run a learner's notebooks, and replace their results by what the checks find.
 
     Of several notebooks the best counts. Tasks that no notebook answers keep what was

@@ -27,7 +27,6 @@ from course_utils.pictures.collectives import (
     message_steps,
 )
 from course_utils.pictures.devices import (
-    Work,
     data_parallel_steps,
     device_memory,
     device_timeline,
@@ -63,7 +62,6 @@ from course_utils.pictures.training import (
 __all__ = [
     "Interval",
     "Picture",
-    "Work",
     "bandwidth_ladder",
     "bars",
     "collective",

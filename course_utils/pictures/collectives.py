@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,6 +31,9 @@ from course_utils.pictures.draw import (
     Picture,
 )
 
+if TYPE_CHECKING:
+    from course_utils.messages import Message
+
 # --- a collective, before and after ------------------------------------------------
 
 RANK_COLORS = (SKY, ORANGE, GREEN, PURPLE, YELLOW, BLUE, VERMILLION, LINE)
@@ -56,7 +59,6 @@ def collective(
     *,
     op: object = None,
     root: int | None = None,
-    group: Sequence[int] | None = None,
 ) -> Picture:
     """What each rank held before and after a collective, one row a rank.
 
@@ -72,14 +74,13 @@ def collective(
         name: The collective, such as "all_reduce" or "send / recv".
         op: What a reduction computes: "MAX", or `dist.ReduceOp.MAX`.
         root: The rank that sends to all (`src`) or receives from all (`dst`).
-        group: The ranks that took part; all of them if left out.
 
     Raises:
         ValueError: `before` and `after` are not of the same number of ranks, or hold
             something that is not a number, a 1-D tensor or a list of them; there is
-            no such operation, no such root, or no such group.
+            no such operation or no such root.
     """
-    old, new, call = _checked(before, after, name, op, root, group)
+    old, new, call = _checked(before, after, name, op, root)
     sources = _sources(old, new, call)
     world_size = len(old)
     rows = draw.shown(world_size, 9)
@@ -142,24 +143,17 @@ class _Call(NamedTuple):
     name: str
     op: str
     root: int | None
-    group: tuple[int, ...]
 
     def name_of(self, rank: int) -> str:
         """The rank with its part in this."""
-        if rank not in self.group:
-            return f"rank {rank} (outside)"
         return f"rank {rank} (root)" if rank == self.root else f"rank {rank}"
 
     def title(self, world_size: int) -> str:
-        """What was called, by which ranks."""
+        """What was called, on how many ranks."""
         named = not self.op or self.name.endswith(self.op)
         words = self.name if named else f"{self.name} {self.op}"
-        ranks = draw.count(world_size, "rank")
-        if len(self.group) < world_size:
-            noun = "rank" if len(self.group) == 1 else "ranks"
-            ranks = f"{noun} {draw.listed(self.group)} of {world_size}"
         where = "" if self.root is None else f", root: rank {self.root}"
-        return f"{words} on {ranks}{where}"
+        return f"{words} on {draw.count(world_size, 'rank')}{where}"
 
 
 def _checked(
@@ -168,7 +162,6 @@ def _checked(
     name: str,
     op: object,
     root: int | None,
-    group: Sequence[int] | None,
 ) -> tuple[list[list | None], list[list | None], _Call]:
     """What the ranks held, as texts, and the call."""
     if len(before) != len(after) or not len(before):
@@ -176,12 +169,9 @@ def _checked(
             f"before is of {draw.count(len(before), 'rank')}, after of "
             f"{draw.count(len(after), 'rank')}: give one entry a rank to both."
         )
-    last = len(before) - 1
-    members = tuple(range(last + 1) if group is None else group)
-    if not members or not set(members) <= set(range(last + 1)):
-        raise ValueError(f"group is {group!r}: expected ranks from 0 to {last}.")
-    if root is not None and root not in members:
-        raise ValueError(f"root is {root!r}: expected one of {list(members)}.")
+    ranks = range(len(before))
+    if root is not None and root not in ranks:
+        raise ValueError(f"root is {root!r}: expected one of {list(ranks)}.")
     # ReduceOp.MAX prints itself as RedOpType.MAX or as ReduceOp.MAX.
     operation = "" if op is None else str(op).rpartition(".")[2]
     if operation and operation not in _OPERATIONS:
@@ -190,7 +180,7 @@ def _checked(
         )
     old = [_held(value, rank, "before") for rank, value in enumerate(before)]
     new = [_held(value, rank, "after") for rank, value in enumerate(after)]
-    return old, new, _Call(name, operation, root, members)
+    return old, new, _Call(name, operation, root)
 
 
 def _held(value: object, rank: int, when: str) -> list[list[str]] | None:
@@ -231,20 +221,18 @@ def _sources(
     held it.
     """
     owners: dict[str, set[int]] = {}
-    for rank in call.group:
-        held = old[rank]
+    for rank, held in enumerate(old):
         for text in (text for part in held or () for text in part):
             owners.setdefault(text, set()).add(rank)
     operation = call.name.lower().replace("-", "_")
-    reduces = "reduce" in operation and len(call.group) > 1
+    reduces = "reduce" in operation and len(old) > 1
     on_every_rank = "all_reduce" in operation or "reduce_scatter" in operation
     sources = []
     for rank, held in enumerate(new):
         result_here = on_every_rank or rank == call.root
-        inside = rank in call.group
-        if reduces and inside and not result_here and call.root is not None:
+        if reduces and not result_here and call.root is not None:
             sources.append([[_UNDEFINED] * len(part) for part in held or ()])
-        elif held == old[rank] and not (reduces and inside and result_here):
+        elif held == old[rank] and not (reduces and result_here):
             sources.append([[rank] * len(part) for part in held or ()])
         elif reduces:
             sources.append([[_COMPUTED] * len(part) for part in held or ()])
@@ -386,19 +374,9 @@ _MOST_RANKS = 8
 _MOST_LINES = 36
 
 
-class _Message(NamedTuple):
-    """One message; `size` is its bytes, where the label is a number of bytes."""
-
-    step: int
-    source: int
-    destination: int
-    label: str
-    size: int | None
-
-
 @draw.picture
 def message_steps(
-    messages: Iterable[tuple[int, int, int, object]],
+    messages: "Sequence[Message]",
     world_size: int,
     title: str = "Who sends to whom",
 ) -> Picture:
@@ -407,26 +385,27 @@ def message_steps(
     Below, for each rank, how many messages it sends and receives.
 
     Args:
-        messages: (step, source, destination, label) of each. Steps are drawn from the
-            lowest to the highest. A label is a text, or a whole number of bytes.
+        messages: What `course_utils.messages.in_steps` returns.
         world_size: How many ranks there are, 2 to 8.
         title: What the picture shows, such as "Broadcast by a tree".
 
     Raises:
-        ValueError: there is no message, or too many for one picture; a rank is not
-            there, or sends to itself; or `world_size` is not 2 to 8.
+        ValueError: there is no message, or too many for one picture; or `world_size`
+            is not 2 to 8.
     """
     if type(world_size) is not int or not 2 <= world_size <= _MOST_RANKS:
         raise ValueError(
             f"world_size is {world_size!r}: expected a whole number from 2 to "
             f"{_MOST_RANKS}."
         )
-    every = [_message(values, world_size) for values in messages]
-    if not every:
+    if not messages:
         raise ValueError("There is nothing to draw: there is no message.")
+    last_rank = max(max(m.source, m.destination) for m in messages)
+    if last_rank >= world_size:
+        raise ValueError(f"Rank {last_rank} sends or receives: world_size is larger.")
     steps = {
-        step: _lines_of([m for m in every if m.step == step])
-        for step in sorted({message.step for message in every})
+        step: _lines_of([m for m in messages if m.step == step])
+        for step in sorted({message.step for message in messages})
     }
     count = sum(map(len, steps.values()))
     if count > _MOST_LINES:
@@ -444,7 +423,7 @@ def message_steps(
     lanes = [first + rank * across for rank in range(world_size)]
     right = lanes[-1] + 0.4
     top = 0.98 + tall
-    note = _traffic_in_words(every, len(steps), world_size)
+    note = _traffic_in_words(messages, len(steps), world_size)
     words = max(draw.width_of(note, SMALL), draw.width_of(title, LARGE, "bold"))
     width = min(max(right, MARGIN + words) + MARGIN, WIDTH)
     picture, board = draw.board(top + 0.82, title, width)
@@ -463,8 +442,10 @@ def message_steps(
                 _draw_message(board, message, lanes, at)
         y -= height
     board.plot([MARGIN, right], [y, y], color=LINE, lw=0.8, zorder=0)
-    sent = [sum(m.source == rank for m in every) for rank in range(world_size)]
-    received = [sum(m.destination == rank for m in every) for rank in range(world_size)]
+    sent = [sum(m.source == rank for m in messages) for rank in range(world_size)]
+    received = [
+        sum(m.destination == rank for m in messages) for rank in range(world_size)
+    ]
     for low, word, numbers in ((0.83, "sends", sent), (0.63, "receives", received)):
         draw.write(board, MARGIN, low, word, color=QUIET)
         for x, number in zip(lanes, numbers, strict=True):
@@ -472,19 +453,19 @@ def message_steps(
     draw.note(board, note, 0.24)
     picture.summary = (
         f"{title.rstrip('.')}, {draw.count(world_size, 'rank')}. {note} "
-        f"{_steps_in_words(every)}"
+        f"{_steps_in_words(messages)}"
     )
     return picture
 
 
-def _steps_in_words(messages: Sequence[_Message]) -> str:
+def _steps_in_words(messages: "Sequence[Message]") -> str:
     """What is sent in each step; in the first one alone where there is much."""
     steps = sorted({message.step for message in messages})
     told = steps if len(messages) <= 16 else steps[:1]
     said = []
     for step in told:
         pairs = [
-            f"{m.source} to {m.destination}" + (f" ({m.label})" if m.label else "")
+            f"{m.source} to {m.destination} ({draw.byte_size(m.nbytes)})"
             for m in messages
             if m.step == step
         ]
@@ -494,31 +475,9 @@ def _steps_in_words(messages: Sequence[_Message]) -> str:
     return draw.sentence("; ".join(said) + rest)
 
 
-def _message(values: tuple, world_size: int) -> _Message:
-    try:
-        step, source, destination, label = values
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"A message is {values!r}: expected (step, source, destination, label)."
-        ) from None
-    for rank in (source, destination):
-        if type(rank) is not int or not 0 <= rank < world_size:
-            raise ValueError(
-                f"The message {tuple(values)!r} names rank {rank!r}: expected 0 to "
-                f"{world_size - 1}."
-            )
-    if source == destination:
-        raise ValueError(f"In {tuple(values)!r} rank {source} sends to itself.")
-    if type(step) is not int:
-        raise ValueError(f"The step of {tuple(values)!r} is not a whole number.")
-    size = label if type(label) is int else None
-    text = str(label) if size is None else draw.byte_size(size)
-    return _Message(step, source, destination, text, size)
-
-
-def _lines_of(messages: Sequence[_Message]) -> list[list[_Message]]:
+def _lines_of(messages: "Sequence[Message]") -> "list[list[Message]]":
     """Messages of a step, in as many lines as they need to lie side by side."""
-    lines: list[list[_Message]] = []
+    lines: list[list[Message]] = []
     for message in messages:
         low, high = sorted((message.source, message.destination))
         for line in lines:
@@ -532,13 +491,13 @@ def _lines_of(messages: Sequence[_Message]) -> list[list[_Message]]:
 
 
 def _draw_message(
-    board: Axes, message: _Message, lanes: Sequence[float], y: float
+    board: Axes, message: "Message", lanes: Sequence[float], y: float
 ) -> None:
     start, stop = lanes[message.source], lanes[message.destination]
     toward = 0.05 if stop > start else -0.05
     draw.arrow(board, (start + toward, y), (stop - toward, y), head=8)
     board.plot([start + toward], [y], "o", ms=3, color=INK)
-    label = draw.cut(message.label, abs(stop - start) - 0.3, SMALL)
+    label = draw.cut(draw.byte_size(message.nbytes), abs(stop - start) - 0.3, SMALL)
     if label:
         paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.2}
         # Off the middle, where the line of a rank often is, by the arrow's head.
@@ -546,23 +505,23 @@ def _draw_message(
         draw.write(board, middle, y, label, ha="center", bbox=paper)
 
 
-def _traffic_in_words(messages: Sequence[_Message], steps: int, world_size: int) -> str:
+def _traffic_in_words(
+    messages: "Sequence[Message]", steps: int, world_size: int
+) -> str:
     """How many messages, and which rank has the most of them."""
     load = [
         sum(rank in (m.source, m.destination) for m in messages)
         for rank in range(world_size)
     ]
     busiest = [rank for rank, number in enumerate(load) if number == max(load)]
-    sizes = [message.size for message in messages]
+    most = max(
+        sum(m.nbytes for m in messages if rank in (m.source, m.destination))
+        for rank in busiest
+    )
+    total = draw.byte_size(sum(message.nbytes for message in messages))
     whole = f"{draw.count(len(messages), 'message')} in {draw.count(steps, 'step')}"
-    through = draw.count(max(load), "message")
-    if None not in sizes:
-        most = max(
-            sum(m.size for m in messages if rank in (m.source, m.destination))
-            for rank in busiest
-        )
-        whole += f", {draw.byte_size(sum(sizes))} in all"
-        through += f" ({draw.byte_size(most)})"
+    whole += f", {total} in all"
+    through = f"{draw.count(max(load), 'message')} ({draw.byte_size(most)})"
     if len(busiest) == world_size:
         return f"{whole}. Every rank: {through} sent or received."
     who = f"rank{'s' if len(busiest) > 1 else ''} {draw.listed(busiest)}"

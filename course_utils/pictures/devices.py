@@ -24,7 +24,7 @@ from course_utils.pictures.draw import (
 )
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.records import Timeline, Transfer
+    from course_utils.virtual_gpus.records import Interval, Timeline, Transfer
 
 # --- devices: what fills them, and who is idle -----------------------------------
 
@@ -42,7 +42,7 @@ _HOLDS: dict[str, dict[str, Any]] = {
 def device_memory(
     devices: Mapping[str, Mapping[str, float]],
     *,
-    capacity: float | None = None,
+    capacity: float,
     title: str = "Memory of each device",
 ) -> Picture:
     """What fills the memory of each device, as bars to the same scale.
@@ -51,7 +51,7 @@ def device_memory(
         devices: From a device's name, such as "cuda:0", to its bytes by category:
             "parameters", "gradients", "optimizer state", "activations", "other".
             A category that is left out is 0. One to eight devices.
-        capacity: Bytes that each device has, drawn as a line if given.
+        capacity: Bytes that each device has, drawn as a line.
         title: What the picture shows, such as "At the peak of a training step".
 
     Raises:
@@ -63,15 +63,14 @@ def device_memory(
         raise ValueError(f"There are {len(devices)} devices: expected 1 to 8.")
     rows = {str(name): _held_by(str(name), held) for name, held in devices.items()}
     totals = {name: math.fsum(held.values()) for name, held in rows.items()}
-    most = max([*totals.values(), capacity or 0.0]) or 1.0
+    most = max(*totals.values(), capacity)
     unit, size = draw.binary_unit(most)
     said = {
         name: f"{draw.number(total / size, 3)} {unit}" for name, total in totals.items()
     }
     step = 0.5
     low = 0.56
-    head = 0.2 if capacity else 0.0
-    picture, board = draw.board(0.52 + head + step * len(rows) + low, title)
+    picture, board = draw.board(0.52 + 0.2 + step * len(rows) + low, title)
     left = MARGIN + 0.16 + min(max(draw.width_of(name, NORMAL) for name in rows), 1.6)
     room = max(draw.width_of(text, NORMAL, "bold") for text in said.values()) + 0.2
     inch = (WIDTH - MARGIN - left - room) / most
@@ -96,13 +95,12 @@ def device_memory(
         looks = {"size": NORMAL, "weight": "bold"}
         looks["bbox"] = {"fc": "white", "ec": "none", "pad": 1.5}  # above the limit
         draw.write(board, x + 0.1, middle, said[name], **looks)
-    if capacity:
-        x, top = left + capacity * inch, low + step * len(rows)
-        board.plot([x, x], [low, top], color=VERMILLION, lw=1.6, ls=(0, (4, 2)))
-        text = f"each has {draw.number(capacity / size, 3)} {unit}"
-        half = draw.width_of(text, SMALL) / 2
-        at = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
-        draw.write(board, at, top + 0.1, text, ha="center", color=QUIET)
+    x, top = left + capacity * inch, low + step * len(rows)
+    board.plot([x, x], [low, top], color=VERMILLION, lw=1.6, ls=(0, (4, 2)))
+    limit = f"each has {draw.number(capacity / size, 3)} {unit}"
+    half = draw.width_of(limit, SMALL) / 2
+    at = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
+    draw.write(board, at, top + 0.1, limit, ha="center", color=QUIET)
     used = [what for what in _HOLDS if any(held.get(what) for held in rows.values())]
     draw.key(board, low - 0.28, [(what, _HOLDS[what]) for what in used])
     lines = []
@@ -113,8 +111,7 @@ def device_memory(
             if amount
         ]
         lines.append(f"{name} holds {said[name]} ({', '.join(parts) or 'nothing'})")
-    limit = f" Each has {draw.number(capacity / size, 3)} {unit}." if capacity else ""
-    picture.summary = f"{title.rstrip('.')}. {'; '.join(lines)}.{limit}"
+    picture.summary = f"{title.rstrip('.')}. {'; '.join(lines)}. {draw.sentence(limit)}"
     return picture
 
 
@@ -129,19 +126,6 @@ def _held_by(device: str, held: Mapping[str, float]) -> dict[str, float]:
     return {what: held[what] for what in _HOLDS if what in held}
 
 
-class Work(NamedTuple):
-    """What one device did from `start` to `stop`, in seconds on a clock all share.
-
-    `kind` is "forward", "backward", "optimizer" or "transfer". `label` is for the
-    bar, such as the number of a micro-batch.
-    """
-
-    start: float
-    stop: float
-    kind: str
-    label: str = ""
-
-
 _WORKS: dict[str, dict[str, Any]] = {
     "forward": {"fill": draw.tint(BLUE, 0.35)},
     "backward": {"fill": draw.tint(GREEN, 0.3), "hatch": "////"},
@@ -153,7 +137,7 @@ _IDLE = {"fill": PAPER, "edge": LINE, "dashed": True}
 
 @draw.picture
 def device_timeline(
-    devices: "Mapping[str, Iterable[tuple]] | Timeline",
+    timeline: "Timeline",
     *,
     title: str = "Who is idle",
     span: float | None = None,
@@ -165,22 +149,21 @@ def device_timeline(
     done a dashed frame stands for idle time.
 
     Args:
-        devices: The `gpus.timeline()` of virtual GPUs; or from a device's name to its
-            `Work` (or tuples like it), in any order. One to eight devices. A device
-            without work was idle all the time.
+        timeline: The `gpus.timeline()` of one to eight virtual GPUs. A device without
+            work was idle all the time.
         title: What the picture shows.
         span: Seconds to draw, so that two pictures have the same scale. The time
             that was needed by all, if left out.
 
     Raises:
-        TypeError: a time is not a number.
-        ValueError: no work at all, work that ends before it starts or overlaps other
-            work of its device, an unknown kind, or too many devices.
+        TypeError: `span` is not a number.
+        ValueError: no work at all, work that overlaps other work of its device, an
+            unknown kind, or too many devices.
     """
-    devices = getattr(devices, "intervals", devices)
+    devices = timeline.intervals
     if not 1 <= len(devices) <= 8:
         raise ValueError(f"There are {len(devices)} devices: expected 1 to 8.")
-    rows = {str(name): _joined(str(name), works) for name, works in devices.items()}
+    rows = {name: _joined(name, intervals) for name, intervals in devices.items()}
     every = [work for row in rows.values() for work in row]
     if not every:
         raise ValueError("There is nothing to draw: no device did anything.")
@@ -212,7 +195,7 @@ def device_timeline(
         looks = {"size": NORMAL, "ha": "right", "weight": "bold"}
         draw.write(board, WIDTH - MARGIN, y + step / 2, percent, **looks)
         end = origin
-        for work in [*row, Work(origin + needed, origin + needed, "idle")]:
+        for work in [*row, _Work(origin + needed, origin + needed, "idle")]:
             gap = work.start - end
             if gap * inch > 0.03:
                 x, wide = left + (end - origin) * inch + 0.015, gap * inch - 0.03
@@ -258,10 +241,19 @@ def device_timeline(
     return picture
 
 
-def _joined(device: str, works: Iterable[tuple]) -> list[Work]:
+class _Work(NamedTuple):
+    """What a device did; `kind` is the phase of computing, or "transfer"."""
+
+    start: float
+    stop: float
+    kind: str
+    label: str = ""
+
+
+def _joined(device: str, intervals: "Iterable[Interval]") -> list[_Work]:
     """The work of a device in order, with equal neighbours made one."""
-    row: list[Work] = []
-    for work in sorted(_work(device, values) for values in works):
+    row: list[_Work] = []
+    for work in sorted(map(_work, intervals)):
         last = row[-1] if row else None
         # Times are sums of floats: a gap or an overlap of a billionth is none.
         slack = 1e-9 * max(abs(work.stop), 1e-6)
@@ -278,29 +270,17 @@ def _joined(device: str, works: Iterable[tuple]) -> list[Work]:
     return row
 
 
-def _work(device: str, values: Any) -> Work:
-    try:
-        if hasattr(values, "phase"):  # an interval of a Timeline
-            kind = values.phase if values.kind == "compute" else "transfer"
-            values = (values.start, values.stop, kind, values.label)
-        work = Work(*values)
-    except TypeError:
-        raise ValueError(
-            f"Work of {device} is {values!r}: expected (start, stop, kind, label)."
-        ) from None
-    if work.kind not in _WORKS:
+def _work(interval: "Interval") -> _Work:
+    kind = interval.phase if interval.kind == "compute" else "transfer"
+    if kind not in _WORKS:
         kinds = draw.listed(map(repr, _WORKS))
-        raise ValueError(f"The kind {work.kind!r} on {device} is unknown: use {kinds}.")
-    start = draw.finite(work.start, f"The start of {work.kind} on {device}")
-    stop = draw.finite(work.stop, f"The stop of {work.kind} on {device}")
-    if stop < start:
         raise ValueError(
-            f"{work.kind} on {device} ends at {stop}, before it starts at {start}."
+            f"The kind {kind!r} on {interval.device} is unknown: use {kinds}."
         )
-    return Work(start, stop, work.kind, str(work.label))
+    return _Work(interval.start, interval.stop, kind, interval.label)
 
 
-def _idle_share(row: Sequence[Work], needed: float) -> float:
+def _idle_share(row: Sequence[_Work], needed: float) -> float:
     if not needed:
         return 0.0
     return max(0.0, 1 - math.fsum(work.stop - work.start for work in row) / needed)
@@ -314,8 +294,8 @@ def micro_batch_times(
     measured: Mapping[int, float],
     formula: Callable[[int], float],
     *,
-    best: float | None = None,
-    one_device: float | None = None,
+    best: float,
+    one_device: float,
 ) -> Picture:
     """How long a batch takes in that many micro-batches: measured, and by a formula.
 
@@ -323,8 +303,8 @@ def micro_batch_times(
         measured: From the number of micro-batches to the seconds of a batch. Two to
             ten numbers.
         formula: From a number of micro-batches to seconds, for the curve.
-        best: The number at which the formula is least, if it is to be marked.
-        one_device: Seconds of the same batch on one device, drawn as a line if given.
+        best: The number at which the formula is least.
+        one_device: Seconds of the same batch on one device, drawn as a line.
 
     Raises:
         TypeError: a time is not a number.
@@ -339,8 +319,7 @@ def micro_batch_times(
             raise ValueError(f"The time of {number} is {seconds}: expected above 0.")
     numbers = sorted(measured)
     curve = {m: formula(m) for m in range(numbers[0], numbers[-1] + 1)}
-    lines = [one_device] if one_device else []
-    most = max([*measured.values(), *curve.values(), *lines])
+    most = max(*measured.values(), *curve.values(), one_device)
     unit, size = draw.unit_of(most)
     picture, board = draw.board(4.1, "How many micro-batches?")
     left, bottom, width, tall = MARGIN + 0.62, 1.3, WIDTH - 2 * MARGIN - 0.72, 2.06
@@ -361,30 +340,31 @@ def micro_batch_times(
         "color": draw.tint(ORANGE, 1),
     }
     alone = {"color": INK, "lw": 1.2, "ls": (0, (5, 3))}
+    marked = {"color": VERMILLION, "lw": 1.6, "ls": ":"}
     axis.plot(list(curve), [s / size for s in curve.values()], **by_formula)
     axis.plot(numbers, [measured[m] / size for m in numbers], ls="none", **points)
+    axis.axhline(one_device / size, **alone)
+    axis.axvline(best, **marked)
     samples = [
         ("measured", {"ls": "none", **points}),
         ("by the formula", by_formula),
+        ("one device", alone),
+        ("best by the formula", marked),
     ]
-    if one_device:
-        axis.axhline(one_device / size, **alone)
-        samples.append(("one device", alone))
-    if best is not None:
-        marked = {"color": VERMILLION, "lw": 1.6, "ls": ":"}
-        axis.axvline(best, **marked)
-        samples.append(("best by the formula", marked))
     draw.write(board, left, bottom + tall + 0.14, f"time ({unit})", weight="bold")
     draw.write(board, left + width / 2, bottom - 0.4, "micro-batches", ha="center")
     draw.line_key(board, 0.54, samples)
     fastest = min(numbers, key=measured.__getitem__)
-    note = f"Fastest of those measured: {fastest} micro-batches."
-    if best is not None:
-        note += f" Best by the formula: {draw.number(float(best), 3)}."
+    note = (
+        f"Fastest of those measured: {fastest} micro-batches. Best by the formula: "
+        f"{draw.number(float(best), 3)}."
+    )
     draw.note(board, note)
     said = ", ".join(f"{m}: {draw.number(measured[m] / size, 3)}" for m in numbers)
-    line = f" One device: {draw.number(one_device / size, 3)}." if one_device else ""
-    picture.summary = f"Time in {unit} by micro-batches. {said}.{line} {note}"
+    picture.summary = (
+        f"Time in {unit} by micro-batches. {said}. One device: "
+        f"{draw.number(one_device / size, 3)}. {note}"
+    )
     return picture
 
 

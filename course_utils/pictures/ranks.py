@@ -1,16 +1,13 @@
 """Pictures of ranks: who waits for whom."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from course_utils.pictures import draw
 from course_utils.pictures.draw import (
     BLUE,
-    LINE,
     MARGIN,
     NORMAL,
-    ORANGE,
-    PAPER,
     SMALL,
     VERMILLION,
     WIDTH,
@@ -24,8 +21,8 @@ from course_utils.pictures.draw import (
 class Interval(NamedTuple):
     """What one rank did from `start` to `stop`, in seconds on a clock all ranks share.
 
-    `kind` is "compute", "communicate", "wait", "stuck" (a wait that did not end by
-    itself) or "idle".
+    In a `timeline` its `kind` is "compute", "wait" or "stuck" (a wait that did not end
+    by itself).
     """
 
     start: float
@@ -36,7 +33,6 @@ class Interval(NamedTuple):
 
 _KINDS: dict[str, dict[str, Any]] = {
     "compute": {"fill": draw.tint(BLUE, 0.3)},
-    "communicate": {"fill": draw.tint(ORANGE, 0.5), "hatch": "////"},
     "wait": {"fill": draw.tint(YELLOW, 0.2), "hatch": "....", "hatched": VERMILLION},
     "stuck": {
         "fill": draw.tint(VERMILLION, 0.2),
@@ -44,49 +40,47 @@ _KINDS: dict[str, dict[str, Any]] = {
         "hatched": VERMILLION,
         "line": 2.0,
     },
-    "idle": {"fill": PAPER, "edge": LINE, "dashed": True},
 }
 
 
 @draw.picture
 def timeline(
-    events: "Sequence[Iterable[tuple]] | Mapping[int, Iterable[tuple]]",
+    events: Sequence[Iterable[tuple]],
     *,
     title: str = "Who waits for whom",
 ) -> Picture:
     """One row a rank: what it did, and when.
 
-    Intervals of a rank that overlap are drawn one above the other. A label that is
-    too long for its bar is left out; the pattern of the bar says its kind.
+    A label that is too long for its bar is left out; the pattern of the bar says its
+    kind.
 
     Args:
         events: The `Interval`s (or tuples like them) of each rank, in rank order, as
-            `Ranks.run` returns them; or a dict from rank to its intervals.
+            `Ranks.run` returns them.
         title: What the picture shows.
 
     Raises:
         ValueError: no interval, one that ends before it starts, an unknown kind, or
             more than 16 ranks.
     """
-    ranks = dict(events if isinstance(events, Mapping) else enumerate(events))
-    rows = {
-        rank: [checked(i, f"rank {rank}", _KINDS) for i in ranks[rank]]
-        for rank in ranks
-    }
-    every = [interval for row in rows.values() for interval in row]
+    rows = [
+        [checked(values, f"rank {rank}", _KINDS) for values in row]
+        for rank, row in enumerate(events)
+    ]
+    every = [interval for row in rows for interval in row]
     if not every:
         raise ValueError("There is nothing to draw: no rank has an interval.")
     if len(rows) > 16:
         raise ValueError(
-            f"{len(rows)} ranks are too many for one picture: pass at most 16, for "
-            "example as a dict of the ranks that matter."
+            f"{len(rows)} ranks are too many for one picture: pass at most 16."
         )
     origin = min(interval.start for interval in every)
     span = max(interval.stop for interval in every) - origin
     step = min(0.5, 2.85 / len(rows))
     height = 1.65 + step * len(rows)
     picture, board = draw.board(height, title)
-    label = 0.16 + max(draw.width_of(f"rank {rank}", NORMAL) for rank in rows)
+    names = [f"rank {rank}" for rank in range(len(rows))]
+    label = 0.16 + max(draw.width_of(name, NORMAL) for name in names)
     left, width = MARGIN + label, WIDTH - 2 * MARGIN - label - 0.1
     top = height - 0.6
     bottom = top - step * len(rows)
@@ -95,18 +89,17 @@ def timeline(
     )
     draw.write(board, left + width / 2, bottom - 0.42, f"time ({unit})", ha="center")
     inch = width / (span or 1.0)
-    for place, (rank, row) in enumerate(rows.items()):
+    tall = step - 0.1
+    for place, (name, row) in enumerate(zip(names, rows, strict=True)):
         y = top - (place + 1) * step
-        draw.write(board, MARGIN, y + step / 2, f"rank {rank}", size=NORMAL)
-        for lane, lanes, interval in _lanes(row):
-            tall = (step - 0.1) / lanes
+        draw.write(board, MARGIN, y + step / 2, name, size=NORMAL)
+        for interval in row:
             start = left + (interval.start - origin) * inch
             wide = max((interval.stop - interval.start) * inch, 0.02)
             looks = {"rounded": 0.02, **_KINDS[interval.kind]}
             fits = draw.width_of(interval.label, SMALL) + 0.12 <= wide and tall >= 0.17
             text = interval.label if fits else ""
-            lowest = y + 0.05 + (lanes - 1 - lane) * tall
-            draw.box(board, start, lowest, wide, tall, text, **looks)
+            draw.box(board, start, y + 0.05, wide, tall, text, **looks)
     kinds = [kind for kind in _KINDS if any(i.kind == kind for i in every)]
     draw.key(board, 0.25, [(kind, _KINDS[kind]) for kind in kinds])
     picture.summary = _timeline_in_words(rows, span, title)
@@ -133,35 +126,12 @@ def checked(values: tuple, who: str, known: Iterable[str]) -> Interval:
     return Interval(start, stop, str(label), kind)
 
 
-def _lanes(row: Sequence[Interval]) -> list[tuple[int, int, Interval]]:
-    """(lane, number of lanes, interval): intervals that overlap get different lanes.
-
-    Where computing overlaps with something else, it has the upper lanes to itself.
-    """
-    compute = [interval for interval in row if interval.kind == "compute"]
-    others = [interval for interval in row if interval.kind != "compute"]
-    overlap = any(
-        a.start < b.stop and b.start < a.stop for a in compute for b in others
-    )
-    placed = []
-    lanes = 0
-    for group in (compute, others) if overlap else (row,):
-        ends: list[float] = []
-        for interval in sorted(group):
-            free = [lane for lane, end in enumerate(ends) if end <= interval.start]
-            lane = free[0] if free else len(ends)
-            ends[lane : lane + 1] = [interval.stop]
-            placed.append((lanes + lane, interval))
-        lanes += len(ends)
-    return [(lane, lanes, interval) for lane, interval in placed]
-
-
 def _timeline_in_words(
-    rows: Mapping[int, Sequence[Interval]], span: float, title: str
+    rows: Sequence[Sequence[Interval]], span: float, title: str
 ) -> str:
     unit, size = draw.unit_of(span)
     said = []
-    for rank, row in rows.items():
+    for rank, row in enumerate(rows):
         times = []
         for kind in _KINDS:
             spent = [i.stop - i.start for i in row if i.kind == kind]

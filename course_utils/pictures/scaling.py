@@ -120,24 +120,24 @@ def predicted_and_measured(
 ) -> Picture:
     """Predicted and measured times by message size, with the noise of measuring.
 
-    Above, the times; where all series predict the same measurement, it is one line.
+    Above, the times: all series predict the same measurement, which is one line.
     Below, what was measured over what was predicted: the bar at each point goes from
     the lowest to the highest of the A/A measurements, which differ although nothing was
     changed. Where it meets the line at 1, no error of the prediction can be seen.
 
     Args:
-        rows: One dict for each size: "nbytes"; "predicted" and "measured" seconds;
-            "low" and "high", the ends of the A/A band around the measured. With "name"
-            there can be up to three series.
+        rows: One dict for each size of each series: the "name" of the series, one of
+            up to three; "nbytes"; "predicted" and "measured" seconds; "low" and "high",
+            the ends of the A/A band around the measured.
         title: What the picture shows.
 
     Raises:
         ValueError: a key is missing, a value is not above 0, the measured time is not
             within its own band, or there are no series or too many.
     """
-    rows = [{"name": "", **row} for row in rows]
+    rows = [dict(row) for row in rows]
     for row in rows:
-        missing = {"nbytes", "predicted", "measured", "low", "high"} - set(row)
+        missing = {"name", "nbytes", "predicted", "measured", "low", "high"} - set(row)
         if missing:
             raise ValueError(f"The row {row!r} has no {draw.listed(sorted(missing))}.")
         for key in ("nbytes", "predicted", "measured", "low", "high"):
@@ -149,13 +149,7 @@ def predicted_and_measured(
                 f"{row['low']} to {row['high']} s."
             )
     curves = _curves(rows, "nbytes", most=3)
-    found = [
-        [(p["nbytes"], p["low"], p["measured"], p["high"]) for p in points]
-        for points in curves.values()
-    ]
-    in_common = len(curves) > 1 and all(one == found[0] for one in found)
-    keys = len(curves) + in_common
-    tall, below = 1.75, 0.24 + 0.22 * (keys - 1)
+    tall, below = 1.75, 0.24 + 0.22 * len(curves)
     low, high = below + 0.72, below + 0.72 + tall + 0.55
     picture, board = draw.board(high + tall + 0.72, title)
     left, width = MARGIN + 0.72, WIDTH - 2 * MARGIN - 0.82
@@ -180,8 +174,14 @@ def predicted_and_measured(
     )
     _ratio_ticks(ratios)
     ratios.axhline(1, color=LINE, lw=1.2, ls=(0, (4, 3)), zorder=1)
-    for place, (looks, points) in enumerate(
-        zip(_CURVES, curves.values(), strict=False)
+    filled = {"mec": INK, "mew": 0.5, "ms": 6}
+    one = {"color": INK, "ls": "-", "lw": 1.6, "marker": "D", **filled}
+    first, *_ = curves.values()
+    once = [[point[key] for point in first] for key in ("nbytes", "measured")]
+    times.plot(*once, **one, zorder=2.5)
+    _sample(board, below - 0.22 * len(curves), "measured", one)
+    for place, (looks, (name, points)) in enumerate(
+        zip(_CURVES, curves.items(), strict=False)
     ):
         xs = np.array([point["nbytes"] for point in points])
         # Side by side where two series have the same sizes.
@@ -190,28 +190,17 @@ def predicted_and_measured(
             key: np.array([point[key] for point in points])
             for key in ("predicted", "measured", "low", "high")
         }
-        filled = {"mec": INK, "mew": 0.5, "ms": 6, "marker": looks["marker"]}
-        hollow = {**filled, "mfc": draw.PAPER, "mec": looks["color"], "mew": 1.2}
-        color = looks["color"]
-        dashed = {"color": color, "ls": (0, (5, 2)), "lw": 1.4, **hollow, "ms": 8}
+        color, marker = looks["color"], looks["marker"]
+        hollow = {"marker": marker, "mfc": draw.PAPER, "mec": color, "mew": 1.2}
+        dashed = {"color": color, "ls": (0, (5, 2)), "lw": 1.4, "ms": 8, **hollow}
         times.plot(xs, ys["predicted"], **dashed, zorder=3)
-        solid = {"color": color, "ls": "-", "lw": 1.6, **filled}
-        if in_common and place == 0:
-            one = solid | {"color": INK, "marker": "D"}
-            times.plot(xs, ys["measured"], **one, zorder=2.5)
-            _sample(board, below - 0.22 * (keys - 1), [("measured", one)])
-        elif not in_common:
-            times.plot(xs, ys["measured"], **solid, zorder=4)
+        _sample(board, below - 0.22 * place, f"{name}, predicted", dashed)
         middle, ends = ys["measured"] / ys["predicted"], []
         for key, sign in (("low", -1), ("high", 1)):
             ends.append(sign * (ys[key] / ys["predicted"] - middle))
+        dots = {"color": color, "marker": marker, "ls": "none", **filled}
         band = {"ecolor": color, "elinewidth": 2.2, "capsize": 5, "capthick": 2.2}
-        ratios.errorbar(
-            beside, middle, yerr=ends, color=color, ls="none", **band, **filled
-        )
-        begin = f"{[*curves][place]}, ".removeprefix(", ")
-        samples = [(f"{begin}predicted", dashed), (f"{begin}measured", solid)]
-        _sample(board, below - 0.22 * place, samples[: 1 if in_common else 2])
+        ratios.errorbar(beside, middle, yerr=ends, **dots, **band)
     draw.write(board, left, high + tall + 0.14, "time", weight="bold")
     heading = "measured / predicted, with the A/A band of measuring"
     draw.write(board, left, low + tall + 0.14, heading, weight="bold")
@@ -231,16 +220,10 @@ def _ratio_ticks(axis: Axes) -> None:
         axis.yaxis.set_major_formatter(lambda ratio, _: f"{draw.number(ratio, 3)}×")
 
 
-def _sample(
-    board: Axes, y: float, samples: Sequence[tuple[str, dict[str, Any]]]
-) -> None:
-    """One line of the key: words, and how the line looks that they are for."""
-    x = MARGIN
-    for words, looks in samples:
-        board.plot([x, x + 0.2, x + 0.4], [y] * 3, markevery=[1], **looks)
-        words = draw.cut(words, 2.8, SMALL)
-        draw.write(board, x + 0.5, y, words, color=QUIET)
-        x += 0.85 + draw.width_of(words, SMALL)
+def _sample(board: Axes, y: float, words: str, looks: dict[str, Any]) -> None:
+    """One line of the key: how a line looks, and the words for it."""
+    board.plot([MARGIN, MARGIN + 0.2, MARGIN + 0.4], [y] * 3, markevery=[1], **looks)
+    draw.write(board, MARGIN + 0.5, y, draw.cut(words, 2.8, SMALL), color=QUIET)
 
 
 def _prediction_in_words(name: str, points: Sequence[Mapping[str, Any]]) -> str:
@@ -252,8 +235,8 @@ def _prediction_in_words(name: str, points: Sequence[Mapping[str, Any]]) -> str:
         point["low"] <= point["predicted"] <= point["high"] for point in points
     )
     worst = max(points, key=off)
-    words = (
-        f"measured / predicted from {draw.number(min(ratios), 3)} to "
+    return (
+        f"{name}: measured / predicted from {draw.number(min(ratios), 3)} to "
         f"{draw.number(max(ratios), 3)}; the prediction is within the A/A band at "
         f"{inside} of {draw.count(len(points), 'size')}. Farthest off at "
         f"{draw.byte_size(worst['nbytes'])}: predicted "
@@ -261,7 +244,6 @@ def _prediction_in_words(name: str, points: Sequence[Mapping[str, Any]]) -> str:
         f"{draw.duration(worst['measured'])} (A/A {draw.duration(worst['low'])} to "
         f"{draw.duration(worst['high'])})."
     )
-    return f"{name}: {words}" if name else f"{words[0].upper()}{words[1:]}"
 
 
 # --- what both take -------------------------------------------------------------------

@@ -23,7 +23,8 @@ QUESTIONS = lesson(
                 "thread for each GPU.",
             ),
             Choice(
-                "It sends the first gradients while the backward still computes others.",
+                "It sends the first gradients while the backward still computes "
+                "others.",
                 right=True,
                 why="As soon as a bucket (some layers' gradients) is full, its "
                 "all-reduce begins. `DataParallel` sends all in one go, to GPU 0, when "

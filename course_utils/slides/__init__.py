@@ -18,7 +18,6 @@ from course_utils.written import exit_status, may_write, write
 
 HERE = Path(__file__).parent
 MARK = "<!-- Slides of the course: python3 -m course_utils slides -->"
-INSTALL = 'Slides need nbconvert 7. Install it with: pip install "nbconvert==7.17.2"'
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,10 +58,7 @@ def _run(options: argparse.Namespace) -> None:
     for target in targets:
         may_write(target, (MARK,), options.force)
     for lesson, target in zip(lessons, targets, strict=True):
-        try:
-            text, count = slides_of(lesson)
-        except ImportError as error:
-            raise ValueError(f"{INSTALL} ({error})") from None
+        text, count = slides_of(lesson)
         write(target, text)
         print(f"{target}: {count} slides", flush=True)
 
@@ -89,7 +85,6 @@ def slides_of(lesson: Lesson) -> tuple[str, int]:
     """The slides of a lesson as one HTML page, and how many they are. About 1 s.
 
     Raises:
-        ImportError: nbconvert is not installed.
         OSError, ValueError: the notebook cannot be read.
     """
     from nbconvert import SlidesExporter

@@ -278,21 +278,6 @@ class Timeline:
         """`busy` as a share of `seconds`, from 0 to 1."""
         return self.busy(device) / self.seconds if self.seconds else 0.0
 
-    def events(self) -> dict[str, list[tuple[float, float, str, str]]]:
-        """Device -> `(start, stop, label, kind)`, as `pictures.timeline` takes them."""
-        return {
-            device: [
-                (
-                    i.start,
-                    i.stop,
-                    i.label or i.phase,
-                    "compute" if i.kind == "compute" else "communicate",
-                )
-                for i in row
-            ]
-            for device, row in self.intervals.items()
-        }
-
     def __str__(self) -> str:
         rows = []
         for device in self.intervals:
