@@ -357,7 +357,7 @@ ROW = measured("all_reduce")[0]
         ),
         (
             lambda: pictures.message_steps(linear(3), 2),
-            "Rank 2 sends or receives: world_size is larger.",
+            "world_size is 2, but rank 2 sends or receives: expected at least 3.",
         ),
         (
             lambda: pictures.message_steps(linear(3), 9),

@@ -402,7 +402,10 @@ def message_steps(
         raise ValueError("There is nothing to draw: there is no message.")
     last_rank = max(max(m.source, m.destination) for m in messages)
     if last_rank >= world_size:
-        raise ValueError(f"Rank {last_rank} sends or receives: world_size is larger.")
+        raise ValueError(
+            f"world_size is {world_size}, but rank {last_rank} sends or receives: "
+            f"expected at least {last_rank + 1}."
+        )
     steps = {
         step: _lines_of([m for m in messages if m.step == step])
         for step in sorted({message.step for message in messages})
