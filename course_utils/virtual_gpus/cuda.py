@@ -22,10 +22,11 @@ import torch.nn.parallel
 
 from course_utils.virtual_gpus import errors
 from course_utils.virtual_gpus.parts import tensors_in
+from course_utils.virtual_gpus.patches import copy_of
 
 if TYPE_CHECKING:
     from course_utils.virtual_gpus.machine import Machine
-    from course_utils.virtual_gpus.surface import Patches
+    from course_utils.virtual_gpus.patches import Patches
 
 Tensor = torch.Tensor
 CPU = errors.CPU
@@ -733,8 +734,8 @@ def _data_parallel(gpus: Machine, patches: Patches) -> None:
     comm = torch.nn.parallel.comm
     patches.set(
         comm,
-        reduce_add=named(comm.reduce_add, "reduce"),
-        reduce_add_coalesced=named(comm.reduce_add_coalesced, "reduce"),
+        reduce_add=named(copy_of(comm.reduce_add), "reduce"),
+        reduce_add_coalesced=named(copy_of(comm.reduce_add_coalesced), "reduce"),
     )
 
 
@@ -755,7 +756,7 @@ def _distributed(gpus: Machine, patches: Patches) -> None:
         finally:
             gpus._thread.force = before
 
-    helper, rebuild = parallel._ddp_init_helper, reducer._rebuild_buckets
+    helper, rebuild = copy_of(parallel._ddp_init_helper), reducer._rebuild_buckets
 
     @functools.wraps(helper)
     def make(self: Any, parameters: list, *args: Any, **kwargs: Any) -> None:

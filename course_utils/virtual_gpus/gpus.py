@@ -12,6 +12,7 @@ import torch
 
 from course_utils.virtual_gpus import errors, machine, surface
 from course_utils.virtual_gpus.machine import Machine, _Dispatch, _Function
+from course_utils.virtual_gpus.patches import Patches
 from course_utils.virtual_gpus.records import (
     DeviceMemory,
     Interval,
@@ -28,7 +29,7 @@ class VirtualGPUs(Machine):
         super().__init__(n, **settings)
         self._force, self._aside, self._in_block = force, False, False
         self._modes: tuple[_Function, _Dispatch] | None = None
-        self._patches: surface.Patches | None = None
+        self._patches: Patches | None = None
 
     # ---- on and off ------------------------------------------------------------------
 
@@ -59,7 +60,7 @@ class VirtualGPUs(Machine):
             return self
         surface.check_version()
         self._process = os.getpid()
-        patches = surface.Patches()
+        patches = Patches()
         try:
             surface.install(self, patches)
             machine.active = self

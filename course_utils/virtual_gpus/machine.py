@@ -34,6 +34,7 @@ from course_utils.virtual_gpus.parts import (
     ThreadState,
     tensors_in,
 )
+from course_utils.virtual_gpus.patches import copy_of
 from course_utils.virtual_gpus.records import (
     ACTIVATIONS,
     GRADIENTS,
@@ -46,7 +47,7 @@ from course_utils.virtual_gpus.records import (
 CPU = surface.CPU  # one object, so that `is` may compare
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 aten = torch.ops.aten
-_register_hook = Tensor.register_hook  # it is replaced, see surface.py
+_register_hook = copy_of(Tensor.register_hook)  # it is replaced, see surface.py
 
 # Inside it PyTorch's own C++ answers, past every mode and every patched method.
 truth = torch._C.DisableTorchFunction

@@ -6,14 +6,11 @@ stands in `PRIVATE`. It was tested with the versions in `TESTED`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
-from importlib.machinery import PathFinder
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +21,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 
 from course_utils.virtual_gpus import cuda, errors
 from course_utils.virtual_gpus.parts import tensors_in
+from course_utils.virtual_gpus.patches import Patches, copy_of
 from course_utils.virtual_gpus.records import (
     GRADIENTS,
     KINDS,
@@ -364,86 +362,6 @@ def _factories(gpus: Machine, patches: Patches) -> None:
         patches.set(torch, **{original.__name__: through(original)})
 
 
-# --- putting in and taking out --------------------------------------------------------
-
-_ABSENT = object()
-
-
-class Patches:
-    """Attributes that were replaced, and what they were."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[Any, str, Any, Any]] = []
-        self._calls: list[Callable[[], None]] = []
-
-    def set(self, owner: Any, **values: Any) -> None:
-        """Replace (or add) attributes of a module or class."""
-        for name, value in values.items():
-            before = vars(owner).get(name, _ABSENT)
-            self._entries.append((owner, name, before, value))
-            setattr(owner, name, value)
-
-    def replace(self, owners: tuple, **values: Any) -> None:
-        """Replace attributes wherever they are among these modules."""
-        for owner in owners:
-            self.set(owner, **{n: v for n, v in values.items() if hasattr(owner, n)})
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Something else to undo."""
-        self._calls.append(call)
-
-    def undo(self) -> None:
-        """Put everything back, the last first."""
-        for call in reversed(self._calls):
-            call()
-        self._put_back()
-        self._entries, self._calls = [], []
-
-    def _put_back(self) -> None:
-        for owner, name, before, _ in reversed(self._entries):
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-
-    @contextlib.contextmanager
-    def lifted(self) -> Iterator[None]:
-        """Everything is as PyTorch made it, for a moment."""
-        self._put_back()
-        try:
-            yield
-        finally:
-            for owner, name, _, value in self._entries:
-                setattr(owner, name, value)
-
-
-class _Compiler:
-    """Lets `torch._dynamo` be imported with nothing replaced.
-
-    Optimizers import it, and it builds tables of PyTorch's functions by identity. They
-    must hold the originals, which are what is there when virtual GPUs are off again.
-    """
-
-    NAME = "torch._dynamo"
-
-    def __init__(self, patches: Patches) -> None:
-        self.patches = patches
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != self.NAME:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                with self.patches.lifted():
-                    execute(module)
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-
 def install(gpus: Machine, patches: Patches) -> None:
     """Replace all that has to know of virtual GPUs."""
     _factories(gpus, patches)
@@ -453,10 +371,7 @@ def install(gpus: Machine, patches: Patches) -> None:
     _gradients(gpus, patches)
     cuda.install(gpus, patches)
     patches.later(_forget_default_device)
-    if _Compiler.NAME not in sys.modules:
-        finder = _Compiler(patches)
-        sys.meta_path.insert(0, finder)
-        patches.later(functools.partial(sys.meta_path.remove, finder))
+    patches.follow()
 
 
 def _forget_default_device() -> None:
@@ -659,7 +574,8 @@ def _tensor_methods(gpus: Machine, patches: Patches) -> None:
             raise AttributeError(errors.unseen("__cuda_array_interface__"))
         return array_interface.__get__(x)
 
-    dlpack, share, shared = Tensor.__dlpack__, Tensor.share_memory_, Tensor.is_shared
+    dlpack = copy_of(Tensor.__dlpack__)
+    share, shared = copy_of(Tensor.share_memory_), copy_of(Tensor.is_shared)
     array_interface = Tensor.__cuda_array_interface__
     patches.set(
         Tensor,
@@ -673,7 +589,7 @@ def _tensor_methods(gpus: Machine, patches: Patches) -> None:
         type=method(type_),
         type_as=method(type_as),
         numpy=on_host_only(Tensor.numpy),
-        __array__=on_host_only(Tensor.__array__),
+        __array__=on_host_only(copy_of(Tensor.__array__)),
         __dlpack__=no_dlpack,
         tolist=method(tolist),
         copy_=method(copy_),
@@ -686,7 +602,7 @@ def _tensor_methods(gpus: Machine, patches: Patches) -> None:
         record_stream=lambda x, stream: None,
     )
 
-    show = torch._tensor_str._str
+    show = copy_of(torch._tensor_str._str)
 
     def waiting_str(x: Tensor, **kwargs: Any) -> str:
         """Its many small ops and copies are left out. What counts is the wait."""
@@ -774,7 +690,8 @@ def _old_tensor_types(gpus: Machine, patches: Patches) -> None:
 
 
 def _modules_and_optimizers(gpus: Machine, patches: Patches) -> None:
-    module_call, apply = torch.nn.Module.__call__, torch.nn.Module._apply
+    Module = torch.nn.Module  # noqa: N806
+    module_call, apply = copy_of(Module.__call__), copy_of(Module._apply)
 
     @functools.wraps(module_call)
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -836,7 +753,7 @@ def _modules_and_optimizers(gpus: Machine, patches: Patches) -> None:
 def _autograd_and_threads(gpus: Machine, patches: Patches) -> None:
     from course_utils.virtual_gpus.machine import _Function
 
-    engine = torch.autograd.graph._engine_run_backward
+    engine = copy_of(torch.autograd.graph._engine_run_backward)
 
     @functools.wraps(engine)
     def backward(*args: Any, **kwargs: Any) -> Any:
@@ -857,7 +774,7 @@ def _autograd_and_threads(gpus: Machine, patches: Patches) -> None:
                 gpus._find_gradients()
 
     hooks = torch.autograd.graph.saved_tensors_hooks
-    make = hooks.__init__
+    make = copy_of(hooks.__init__)
 
     def awake(hook: Callable) -> Callable:
         @functools.wraps(hook)
@@ -872,13 +789,12 @@ def _autograd_and_threads(gpus: Machine, patches: Patches) -> None:
         make(self, awake(pack_hook), awake(unpack_hook))
 
     patches.set(hooks, __init__=make_awake)
-    patches.set(torch.autograd, _engine_run_backward=backward)
     patches.set(torch.autograd.graph, _engine_run_backward=backward)
 
     for kind in (torch.jit.ScriptFunction, torch.jit.ScriptModule):
         patches.set(kind, __call__=_scripted(gpus, kind.__call__))
 
-    start = threading.Thread.start
+    start = copy_of(threading.Thread.start)
 
     @functools.wraps(start)
     def start_thread(self: threading.Thread) -> None:
@@ -939,7 +855,7 @@ def _gradients(gpus: Machine, patches: Patches) -> None:
     from course_utils.virtual_gpus.machine import _Move
 
     apply = vars(torch.autograd.Function)["apply"]  # of classes, so not yet bound
-    register, truth = Tensor.register_hook, torch._C.DisableTorchFunction
+    register, truth = copy_of(Tensor.register_hook), torch._C.DisableTorchFunction
     written_in_python = torch.autograd.function.BackwardCFunction
 
     def watch(node: Any, places: list, once: bool = False) -> None:

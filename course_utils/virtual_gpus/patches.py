@@ -1,0 +1,141 @@
+"""Putting other behaviour in the place of PyTorch's, and taking it out again.
+
+A Python function of a module is replaced *in place*: it stays the same object and runs
+other code. So a name that somebody bound before, as `from torch.cuda import
+device_count` does, follows; and PyTorch's own tables of its functions, which
+`torch._dynamo` builds when it is first imported, hold the right ones at any moment.
+What is no Python function (a class or a function of C) cannot change: its name is bound
+anew, in its module and in the modules of others that have imported it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+_ABSENT = object()
+_UNCHANGEABLE = (type, types.BuiltinFunctionType, types.MethodDescriptorType)
+
+
+def _instead(*args: Any, __instead: Callable, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
+    return __instead(*args, **kwargs)
+
+
+_CODE = _instead.__code__
+
+
+def copy_of(function: types.FunctionType) -> types.FunctionType:
+    """The function as it is now, whatever becomes of it."""
+    copy = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+class Patches:
+    """What was replaced, and how to put it back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._rebound: list[tuple[Any, Any]] = []  # what cannot change, and its place
+
+    def set(self, owner: Any, **values: Any) -> None:
+        """Replace (or add) attributes of a module or class."""
+        is_module = isinstance(owner, types.ModuleType)
+        for name, value in values.items():
+            before = vars(owner).get(name, _ABSENT)
+            found = getattr(owner, name, _ABSENT) if is_module else before
+            if isinstance(found, types.FunctionType) and callable(value):
+                self._run_instead(found, value)
+                continue
+            self._undo.append(functools.partial(_put_back, owner, name, before))
+            setattr(owner, name, value)
+            if isinstance(found, _UNCHANGEABLE):
+                self._rebound.append((found, value))
+
+    def replace(self, owners: tuple, **values: Any) -> None:
+        """Replace attributes wherever they are among these modules."""
+        for owner in owners:
+            self.set(owner, **{n: v for n, v in values.items() if hasattr(owner, n)})
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Something else to undo."""
+        self._undo.append(call)
+
+    def follow(self) -> None:
+        """The names that others have for what was bound anew follow."""
+        _rename(self._rebound)
+
+    def undo(self) -> None:
+        """Put everything back, the last first."""
+        while self._undo:
+            self._undo.pop()()
+        pairs = [(value, before) for before, value in self._rebound]
+        self._rebound.clear()
+        _rename(pairs)
+        _correct_compiler(pairs)
+
+    def _run_instead(self, function: types.FunctionType, value: Callable) -> None:
+        code, defaults = function.__code__, function.__kwdefaults__
+
+        def back() -> None:
+            function.__code__ = code
+            function.__kwdefaults__ = defaults
+
+        self._undo.append(back)
+        # In this order: another thread may call it at any moment.
+        function.__kwdefaults__ = {**(defaults or {}), "__instead": value}
+        function.__code__ = _CODE.replace(
+            co_name=function.__name__, co_freevars=code.co_freevars
+        )
+
+
+def _put_back(owner: Any, name: str, before: Any) -> None:
+    if before is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)
+
+
+def _rename(pairs: list[tuple[Any, Any]]) -> None:
+    """Names in other people's modules, as `from torch import Generator` makes them."""
+    known = {id(before): value for before, value in pairs}
+    ours = (__package__ + ".", "torch.")
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, types.ModuleType) and not f"{name}.".startswith(ours):
+            _exchange(vars(module), known)
+
+
+def _correct_compiler(pairs: list[tuple[Any, Any]]) -> None:
+    """`torch._dynamo` may have been imported, and have made its tables, meanwhile."""
+    known = {id(before): value for before, value in pairs}
+    tables = [
+        table
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch._dynamo.variables.")
+        for table in vars(module).values()
+        if type(table) is dict
+    ]
+    if rules := sys.modules.get("torch._dynamo.trace_rules"):
+        by_object = rules.get_torch_obj_rule_map()
+        tables.append(by_object)
+        for found in list(by_object):
+            if id(found) in known:
+                by_object[known[id(found)]] = by_object.pop(found)
+    for table in tables:
+        _exchange(table, known)
+
+
+def _exchange(names: dict, known: dict[int, Any]) -> None:
+    for name, found in list(names.items()):
+        if id(found) in known:
+            names[name] = known[id(found)]
