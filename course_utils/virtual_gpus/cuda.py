@@ -5,8 +5,8 @@ Queries, memory, random numbers, streams, autocast, files, `nn.DataParallel`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import json
 import os
 import threading
 import types
@@ -20,7 +20,7 @@ import torch
 import torch.accelerator
 import torch.nn.parallel
 
-from course_utils.virtual_gpus import errors
+from course_utils.virtual_gpus import errors, refusals
 from course_utils.virtual_gpus.parts import tensors_in
 from course_utils.virtual_gpus.patches import copy_of
 
@@ -45,15 +45,19 @@ def install(gpus: Machine, patches: Patches) -> None:
     _streams_and_events(gpus, patches)
     _autocast(gpus, patches)
     _files_and_processes(gpus, patches)
+    _torchscript_files(gpus, patches)
+    _profiler(patches)
     _data_parallel(gpus, patches)
     _distributed(gpus, patches)
-    _beyond(patches)
+    refusals.install(gpus, patches)
 
 
 # --- torch.cuda, torch.accelerator ----------------------------------------------------
 
 
-class _Properties(types.SimpleNamespace):
+class _Properties(refusals.Partial, types.SimpleNamespace):
+    stands_for = torch.cuda._CudaDeviceProperties
+
     def __repr__(self) -> str:
         return (
             f"_CudaDeviceProperties(name='{self.name}', major={self.major}, "
@@ -93,6 +97,9 @@ def _cuda_queries(gpus: Machine, patches: Patches) -> None:
             shared_memory_per_block_optin=227 * 2**10,
             shared_memory_per_multiprocessor=228 * 2**10,
             L2_cache_size=50 * 2**20,
+            clock_rate=1_980_000,  # kHz, as the next one
+            memory_clock_rate=2_619_000,
+            memory_bus_width=5120,
             uuid=uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual GPU {gpu.device.index}"),
             is_integrated=False,
             is_multi_gpu_board=False,
@@ -124,16 +131,26 @@ def _cuda_queries(gpus: Machine, patches: Patches) -> None:
         synchronize=synchronize,
         ipc_collect=nothing,
     )
-    patches.set(
+    patches.set(  # marks for a profiler
         cuda.nvtx,
-        range_push=nothing,
-        range_pop=nothing,
+        range_push=lambda msg: 0,
+        range_pop=lambda: 0,
+        range_start=lambda msg: 0,
+        range_end=nothing,
         mark=nothing,
-        range=lambda *a, **k: contextlib.nullcontext(),
+        _device_range_start=nothing,
+        _device_range_end=nothing,
     )
+    patches.set(cuda.profiler, start=nothing, stop=nothing)
     patches.set(cuda.nccl, is_available=lambda tensors: False)
     patches.set(torch.backends.cudnn, is_acceptable=lambda x: False)
     here = torch.device("cuda")
+    patches.set(
+        torch._C,
+        _accelerator_getAccelerator=lambda: here,
+        _get_accelerator=lambda check=None: here,
+        _cuda_get_sync_debug_mode=lambda: 0,
+    )
 
     class device_index:  # noqa: N801 - as torch.accelerator names it
         def __init__(self, device: int | None) -> None:
@@ -162,10 +179,11 @@ def _cuda_queries(gpus: Machine, patches: Patches) -> None:
 
 
 def _cuda_memory(gpus: Machine, patches: Patches) -> None:
-    def stats(device: Any = None) -> dict[str, int]:
+    def stats(device: int) -> dict[str, Any]:
+        """What C++ keeps for `torch.cuda.memory_stats`, nested."""
         with gpus._lock:
             gpus._settle()
-            gpu = gpus._gpus[gpus._index(device)]
+            gpu = gpus._gpus[device]
             count = sum(
                 owned.device is gpu.device and not owned.drifts
                 for owned in list(gpus._owned.values())
@@ -189,17 +207,15 @@ def _cuda_memory(gpus: Machine, patches: Patches) -> None:
             "active": tensors,
             "inactive_split": none,
         }
-        found = {
-            f"{what}.{pool}.{when}": number if pool == "all" else 0
+        return {
+            "num_alloc_retries": 0,
+            "num_ooms": gpu.failures,
+            "oversize_allocations": none,
+            "oversize_segments": none,
+        } | {
+            what: {"all": numbers, "large_pool": none, "small_pool": none}
             for what, numbers in values.items()
-            for pool in ("all", "large_pool", "small_pool")
-            for when, number in numbers.items()
         }
-        for what in ("oversize_allocations", "oversize_segments"):
-            found.update({f"{what}.{when}": 0 for when in none})
-        found["num_alloc_retries"] = 0
-        found["num_ooms"] = gpu.failures
-        return dict(sorted(found.items()))
 
     def reset_peak(device: Any = None) -> None:
         with gpus._lock:
@@ -230,7 +246,6 @@ def _cuda_memory(gpus: Machine, patches: Patches) -> None:
     memory = torch.cuda.memory
     patches.replace(
         (torch.cuda, memory, torch.accelerator, torch.accelerator.memory),
-        memory_stats=stats,
         reset_peak_memory_stats=reset_peak,
         reset_accumulated_memory_stats=nothing,
         mem_get_info=info,
@@ -238,6 +253,13 @@ def _cuda_memory(gpus: Machine, patches: Patches) -> None:
         empty_cache=nothing,
         set_per_process_memory_fraction=set_fraction,
         memory_snapshot=lambda *a, **k: [],
+    )
+    patches.set(
+        torch._C,
+        _cuda_memoryStats=stats,
+        _cuda_getMemoryFraction=lambda i: gpus._gpus[i].capacity / whole[i],
+        _accelerator_getDeviceStats=stats,
+        _accelerator_isAllocatorInitialized=lambda: True,
     )
 
 
@@ -307,9 +329,11 @@ def _streams_and_events(gpus: Machine, patches: Patches) -> None:
             clock = gpus._gpus[device.index].clock
             clock.free = max(clock.free, until)
 
-    class Stream:
+    class Stream(refusals.Partial):
         """All streams of a GPU are one queue here: the order of the calls."""
 
+        stands_for = torch.cuda.Stream
+        __class__ = property(lambda self: self.stands_for)  # for isinstance
         cuda_stream = stream_id = priority = 0
         device_type = 1
 
@@ -350,7 +374,7 @@ def _streams_and_events(gpus: Machine, patches: Patches) -> None:
             gpus._thread.current = self._before
 
         def __eq__(self, other: object) -> bool:
-            return isinstance(other, Stream) and self.device == other.device
+            return type(other) is Stream and self.device == other.device
 
         def __hash__(self) -> int:
             return hash(self.device)
@@ -358,8 +382,11 @@ def _streams_and_events(gpus: Machine, patches: Patches) -> None:
         def __repr__(self) -> str:
             return f"<torch.cuda.Stream device={self.device} cuda_stream=0x0>"
 
-    class Event:
+    class Event(refusals.Partial):
         """Its times are those of `gpus.timeline()`."""
+
+        stands_for = torch.cuda.Event
+        __class__ = property(lambda self: self.stands_for)
 
         def __init__(self, *args: Any, enable_timing: bool = False, **_: Any) -> None:
             self._time: float | None = None
@@ -398,21 +425,27 @@ def _streams_and_events(gpus: Machine, patches: Patches) -> None:
     def stream_of(device: Any = None) -> Stream:
         return Stream(device)
 
-    def use(stream: Any) -> Any:
-        return contextlib.nullcontext() if stream is None else stream
+    def use(stream: Any) -> None:
+        if stream is not None:
+            gpus._thread.current = stream.device.index
 
+    def make(kind: type, *args: Any, **kwargs: Any) -> Any:
+        return (Stream if issubclass(kind, torch.cuda.Stream) else Event)(
+            *args, **kwargs
+        )
+
+    # The classes stay, for isinstance and whoever has imported them.
+    patches.set(torch.cuda.Stream, __new__=make)
+    patches.set(torch.cuda.Event, __new__=make)
     patches.set(
         torch.cuda,
-        Stream=Stream,
-        Event=Event,
-        stream=use,
-        set_stream=nothing,
+        set_stream=use,
         current_stream=stream_of,
         default_stream=stream_of,
         is_current_stream_capturing=lambda: False,
     )
     patches.set(torch, Stream=Stream, Event=Event)
-    patches.replace((torch.accelerator,), current_stream=stream_of, set_stream=nothing)
+    patches.replace((torch.accelerator,), current_stream=stream_of, set_stream=use)
     functions = torch.nn.parallel._functions
     patches.set(functions, _get_stream=lambda device: Stream(device), _streams=None)
 
@@ -615,10 +648,9 @@ def _files_and_processes(gpus: Machine, patches: Patches) -> None:
         def call(x: Tensor) -> Any:
             if gpus.device_of(x).type == "cuda":
                 raise RuntimeError(
-                    errors.NOT_ON_GPUS.format(
-                        what=f"Sharing a tensor on {gpus.device_of(x)} with another "
-                        "process",
-                        why="it is known to this process alone, so send x.cpu()",
+                    errors.not_here(
+                        f"sharing a tensor on {gpus.device_of(x)} with another process",
+                        "it is known to this process alone, so send x.cpu()",
                     )
                 )
             return reduce(x)
@@ -630,6 +662,82 @@ def _files_and_processes(gpus: Machine, patches: Patches) -> None:
         if isinstance(kind, type) and issubclass(kind, Tensor):
             reducers[kind] = guarded(reduce)
     patches.set(ForkingPickler, _extra_reducers=reducers)
+
+
+DEVICES = "devices_of_virtual_gpus.json"  # in a file of TorchScript
+
+
+def _torchscript_files(gpus: Machine, patches: Patches) -> None:
+    """C++ writes into a file of TorchScript where it sees a tensor: on the CPU.
+
+    So a file has the devices of parameters and buffers beside it, by name.
+    """
+
+    def tensors_of(module: Any) -> dict[str, Tensor]:
+        return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+    def with_devices(save: Callable) -> Callable:
+        @functools.wraps(save)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            found = {n: str(gpus.device_of(x)) for n, x in tensors_of(self).items()}
+            extra = {**(kwargs.get("_extra_files") or {}), DEVICES: json.dumps(found)}
+            return save(self, *args, **{**kwargs, "_extra_files": extra})
+
+        return call
+
+    kind = torch.jit.RecursiveScriptModule
+    if hasattr(kind, "save_to_buffer"):
+        patches.set(
+            kind,
+            save=with_devices(copy_of(kind.save)),
+            save_to_buffer=with_devices(copy_of(kind.save_to_buffer)),
+        )
+    load = copy_of(torch.jit.load)
+
+    @functools.wraps(load)
+    def load_there(
+        f: Any, map_location: Any = None, _extra_files: Any = None, **kwargs: Any
+    ) -> Any:
+        extra = {} if _extra_files is None else _extra_files
+        extra[DEVICES] = ""
+        try:
+            module = load(f, map_location, extra, **kwargs)
+        except torch.AcceleratorError as error:
+            raise RuntimeError(
+                errors.not_here(
+                    "torch.jit.load of a file from a real GPU",
+                    "it goes straight there; with map_location= it works",
+                )
+            ) from error
+        found = extra.pop(DEVICES)
+        for name, place in json.loads(found or "{}").items():
+            device = gpus.resolve(place) if map_location is None else CPU
+            if device is not CPU:
+                gpus._storage_on(tensors_of(module)[name].untyped_storage(), device)
+        return module
+
+    patches.set(torch.jit, load=load_there)
+
+
+# --- torch.profiler -------------------------------------------------------------------
+
+
+def _profiler(patches: Patches) -> None:
+    """It takes the CPU's time alone: CUDA's events would come from the driver."""
+    kinds = torch.autograd.profiler.ProfilerState
+    start = copy_of(torch.autograd.profiler.profile.__init__)
+
+    @functools.wraps(start)
+    def on_the_cpu(self: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **{**kwargs, "use_cpu": True})
+        if self.profiler_kind == kinds.KINETO_GPU_FALLBACK:
+            self.profiler_kind = kinds.KINETO
+
+    patches.set(torch.autograd.profiler.profile, __init__=on_the_cpu)
+    patches.set(
+        torch.autograd.profiler,
+        _supported_activities=lambda: {torch.profiler.ProfilerActivity.CPU},
+    )
 
 
 # --- nn.DataParallel ------------------------------------------------------------------
@@ -722,7 +830,7 @@ def _data_parallel(gpus: Machine, patches: Patches) -> None:
 
         return call
 
-    broadcast_backward = torch.nn.parallel._functions.Broadcast.backward
+    broadcast_backward = copy_of(torch.nn.parallel._functions.Broadcast.backward)
 
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         """Zeros, for a replica that was not used, are on the replica's GPU."""
@@ -771,41 +879,3 @@ def _distributed(gpus: Machine, patches: Patches) -> None:
 
     patches.set(parallel, _ddp_init_helper=make)
     patches.set(reducer, _rebuild_buckets=make_again)
-
-
-# --- what does not work, said in one line ---------------------------------------------
-
-
-def _beyond(patches: Patches) -> None:
-    def refuse(what: str, why: str) -> Callable:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError(errors.NOT_ON_GPUS.format(what=what, why=why))
-
-        return call
-
-    compiles = "it would compile code for a GPU that is not there"
-    patches.set(torch, compile=refuse("torch.compile", compiles))
-    patches.set(torch.nn.Module, compile=refuse("Module.compile", compiles))
-    # PyTorch's tracing ends the whole process, in C++, where virtual GPUs are on.
-    traces = "it would trace code for a GPU that is not there"
-    patches.set(
-        torch.export,
-        export=refuse("torch.export.export", traces),
-        draft_export=refuse("torch.export.draft_export", traces),
-    )
-    captures = "there are no CUDA kernels to capture"
-    patches.set(
-        torch.cuda,
-        CUDAGraph=refuse("torch.cuda.CUDAGraph", captures),
-        graph=refuse("torch.cuda.graph", captures),
-        make_graphed_callables=refuse("torch.cuda.make_graphed_callables", captures),
-        cudart=refuse("torch.cuda.cudart()", "there is no CUDA runtime"),
-    )
-    records = {
-        name: refuse(
-            f"torch.cuda.memory.{name}",
-            "there is no CUDA allocator whose work could be recorded",
-        )
-        for name in ("_record_memory_history", "_snapshot", "_dump_snapshot")
-    }
-    patches.replace((torch.cuda.memory,), **records)

@@ -22,11 +22,6 @@ FORKED = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
     "multiprocessing, you must use the 'spawn' start method"
 )
-NOT_ON_GPUS = (
-    "{what} cannot run on virtual GPUs: {why}. Leave the virtual GPUs first (off()), "
-    "or use a machine with real ones."
-)
-
 # An op of the CPU -> the one that runs on CUDA in its place, and its arguments' names.
 _ON_CUDA = {
     "convolution": ("cudnn_convolution", {"input": "self"}),
@@ -71,26 +66,29 @@ def out_of_memory(index: int, wanted: int, used: int, capacity: int) -> str:
     )
 
 
-def layout(kind: Any) -> str:
-    return NOT_ON_GPUS.format(
-        what=f"A tensor of layout {kind}", why="they hold only dense (strided) tensors"
+def not_here(what: str, why: str) -> str:
+    """How everything is refused that virtual GPUs do not have."""
+    return (
+        f"not on virtual GPUs: {what}, because {why}. Leave the virtual GPUs first "
+        "(off()), or use a machine with real ones."
     )
+
+
+def layout(kind: Any) -> str:
+    what = kind if isinstance(kind, str) else f"a tensor of layout {kind}"
+    return not_here(what, "they hold only dense (strided) tensors")
 
 
 def no_kernel(name: str) -> str:
-    return NOT_ON_GPUS.format(
-        what=f"The operator aten::{name}", why="the CPU has no kernel for it"
-    )
+    return not_here(f"the operator aten::{name}", "the CPU has no kernel for it")
 
 
 def other_device(device: torch.device) -> str:
-    return NOT_ON_GPUS.format(
-        what=f"A tensor from {device}", why="they exchange data only with the CPU"
-    )
+    return not_here(f"a tensor from {device}", "they exchange data only with the CPU")
 
 
 def unseen(name: str) -> str:
-    return NOT_ON_GPUS.format(what=name, why="other libraries see no virtual GPU")
+    return not_here(name, "other libraries see no virtual GPU")
 
 
 def other_storage(here: torch.device, there: torch.device) -> str:

@@ -618,8 +618,9 @@ class Machine:
         __tracebackhide__ = True
         with truth(), self._lock, torch._C._DisableTorchDispatch():
             source = self._where(x)
-            if x.layout is not torch.strided:
-                raise NotImplementedError(errors.layout(x.layout))
+            if x.layout is not torch.strided or x.is_nested:
+                kind = "a nested tensor" if x.is_nested else x.layout
+                raise NotImplementedError(errors.layout(kind))
             if source.type == "meta":  # Module.to() looks for these words
                 raise NotImplementedError("Cannot copy out of meta tensor; no data!")
             if source.type not in ("cpu", "cuda"):

@@ -26,6 +26,7 @@ def _instead(*args: Any, __instead: Callable, **kwargs: Any) -> Any:
 
 
 _CODE = _instead.__code__
+_NAMES = ("co_name", "co_qualname")  # the second from Python 3.11 on
 
 
 def copy_of(function: types.FunctionType) -> types.FunctionType:
@@ -54,6 +55,8 @@ class Patches:
         for name, value in values.items():
             before = vars(owner).get(name, _ABSENT)
             found = getattr(owner, name, _ABSENT) if is_module else before
+            if isinstance(found, (staticmethod, classmethod)):
+                found = found.__func__
             if isinstance(found, types.FunctionType) and callable(value):
                 self._run_instead(found, value)
                 continue
@@ -94,9 +97,8 @@ class Patches:
         self._undo.append(back)
         # In this order: another thread may call it at any moment.
         function.__kwdefaults__ = {**(defaults or {}), "__instead": value}
-        function.__code__ = _CODE.replace(
-            co_name=function.__name__, co_freevars=code.co_freevars
-        )
+        names = {n: getattr(code, n) for n in _NAMES if hasattr(code, n)}
+        function.__code__ = _CODE.replace(co_freevars=code.co_freevars, **names)
 
 
 def _put_back(owner: Any, name: str, before: Any) -> None:

@@ -638,9 +638,19 @@ def _tensor_methods(gpus: Machine, patches: Patches) -> None:
         """FSDP frees and fills its parameters with this."""
         return gpus._resize(storage, lambda: storage_resize_(storage, nbytes), nbytes)
 
+    def new(cls, *args, device=None, **kwargs):
+        place = None if device is None else gpus.resolve(device)
+        if place is None or place is CPU:
+            return storage_new(cls, *args, device=device, **kwargs)
+        storage = storage_new(cls, *args, **kwargs)
+        gpus._adopt(torch.empty(0, dtype=torch.uint8).set_(storage), place, OTHER)
+        return storage
+
+    storage_new = Storage.__new__
     storage_clone, storage_resize_ = Storage.clone, Storage.resize_
     patches.set(
         Storage,
+        __new__=new,
         device=property(owner),
         clone=clone,
         cuda=storage_cuda,
@@ -742,6 +752,19 @@ def _modules_and_optimizers(gpus: Machine, patches: Patches) -> None:
                 places.append(i)
         return groups
 
+    swap = copy_of(torch.utils.swap_tensors)
+
+    @functools.wraps(swap)
+    def swap_unwatched(*pair: Tensor) -> None:
+        """PyTorch refuses to swap a tensor that somebody has a weak reference to."""
+        leaves = [x for x in pair if gpus._leaves.pop(id(x), None)]
+        try:
+            swap(*pair)
+        finally:
+            for x in leaves:
+                gpus._remember(x)
+
+    patches.set(torch.utils, swap_tensors=swap_unwatched)
     patches.set(torch._C, _group_tensors_by_device_and_dtype=grouped)
     patches.later(optimizer_module.register_optimizer_step_pre_hook(before).remove)
     patches.later(optimizer_module.register_optimizer_step_post_hook(after).remove)

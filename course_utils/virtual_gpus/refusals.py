@@ -1,0 +1,177 @@
+"""What virtual GPUs do not have, refused in one form: "not on virtual GPUs: ...".
+
+All of `torch.cuda` that is written in Python ends in calls of `torch._C`. What of these
+calls has no answer here is refused, whatever it is: a part of `torch.cuda` that a new
+PyTorch brings never reaches a driver that is not there. What does not go that way is
+named in `NAMED`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from course_utils.virtual_gpus import errors
+from course_utils.virtual_gpus.parts import tensors_in
+from course_utils.virtual_gpus.patches import Patches, copy_of
+
+if TYPE_CHECKING:
+    from course_utils.virtual_gpus.machine import Machine
+
+_DRIVER = "there is no driver and no CUDA runtime behind them"
+_COMPILES = "it would compile code for a GPU that is not there"
+# PyTorch's tracing ends the whole process, in C++, where virtual GPUs are on.
+_TRACES = "it would trace code for a GPU that is not there"
+_CAPTURES = "there are no CUDA kernels to capture"
+_ALLOCATES = "there is no CUDA allocator"
+_MEASURES = "there is no hardware to ask"
+
+# What does not end in a call of torch._C, or would be refused there with less reason.
+NAMED = {
+    "torch.compile": _COMPILES,
+    "torch.nn.Module.compile": _COMPILES,
+    "torch.export.export": _TRACES,
+    "torch.export.draft_export": _TRACES,
+    "torch.cuda.CUDAGraph.__new__": _CAPTURES,
+    "torch.cuda.graph.__init__": _CAPTURES,
+    "torch.cuda.make_graphed_callables": _CAPTURES,
+    "torch.accelerator.Graph.__new__": _CAPTURES,
+    "torch.backends.cuda.cuFFTPlanCacheAttrContextProp.__get__": _DRIVER,
+    "torch.backends.cuda.cuFFTPlanCacheAttrContextProp.__set__": _DRIVER,
+    "torch.cuda.cudart": "there is no CUDA runtime",
+    "torch.cuda.memory.CUDAPluggableAllocator.__init__": _ALLOCATES,
+    "torch.cuda.memory.MemPool.__init__": _ALLOCATES,
+    "torch.cuda.memory._record_memory_history": _ALLOCATES,
+    "torch.cuda.memory._snapshot": _ALLOCATES,
+    "torch.cuda.memory._dump_snapshot": _ALLOCATES,
+    "torch.cuda._get_pynvml_handler": _MEASURES,
+    "torch.cuda._get_amdsmi_handler": _MEASURES,
+    "torch.cuda.ExternalStream.__new__": _DRIVER,
+    "torch.cuda.Stream.priority_range": _DRIVER,
+    "torch.cuda.Event.from_ipc_handle": "it is an event of another process",
+    "torch.cuda.GreenContext.__init__": _DRIVER,
+    "torch.cuda.jiterator._create_jit_fn": _COMPILES,
+    "torch.cuda.jiterator._create_multi_output_jit_fn": _COMPILES,
+    "torch.cuda._compile_kernel": _COMPILES,
+    "torch.cuda._utils._get_gpu_runtime_library": _DRIVER,
+}
+# PyTorch's own settings of cuDNN are no calls of the driver.
+_OF_THE_DRIVER = re.compile("_(cuda|nccl|accelerator|gds|cufft)_(?!.*(cudnn|conv_))")
+
+
+def install(gpus: Machine, patches: Patches) -> None:
+    """Refuse what nothing else has an answer to; to be called last."""
+    for name in _calls_of_the_driver():
+        if not _is_ours(getattr(torch._C, name, None)):
+            refuse = refusing(f"torch._C.{name}", _DRIVER)
+            patches.set(torch._C, **{name: refuse})
+            patches.replace((torch, *_modules_of_cuda()), **{name: refuse})
+    for path, why in NAMED.items():
+        place, _, name = path.rpartition(".")
+        owner: Any = functools.reduce(
+            lambda found, part: getattr(found, part, None), place.split(".")[1:], torch
+        )
+        if hasattr(owner, name):  # not in every version
+            refuse = refusing(path, why)
+            is_class = isinstance(owner, type)
+            patches.set(owner, **{name: staticmethod(refuse) if is_class else refuse})
+    _nested(gpus, patches)
+
+
+def refusing(what: str, why: str) -> Callable:
+    """A function that says what is not there: the function of PyTorch that was called.
+
+    Raises:
+        RuntimeError: always.
+    """
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        raise RuntimeError(errors.not_here(_called() or what, why))
+
+    return refuse
+
+
+def _nested(gpus: Machine, patches: Patches) -> None:
+    """Nested tensors have no one storage that could be on a GPU."""
+
+    def checked(make: Callable) -> Callable:
+        @functools.wraps(make)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            device = kwargs.get("device")
+            if (
+                device is not None
+                and gpus.resolve(device) is not errors.CPU
+                or any(gpus.device_of(x).type == "cuda" for x in tensors_in(args, []))
+            ):
+                raise NotImplementedError(errors.layout("a nested tensor"))
+            return make(*args, **kwargs)
+
+        return call
+
+    for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged"):
+        if make := getattr(torch.nested, name, None):
+            patches.set(torch.nested, **{name: checked(copy_of(make))})
+
+
+class Partial:
+    """Some of what PyTorch's class `stands_for` has; the rest is refused."""
+
+    stands_for: type
+
+    def __getattr__(self, name: str) -> Any:
+        kind = f"torch.cuda.{self.stands_for.__name__}"
+        if hasattr(self.stands_for, name):
+            raise AttributeError(errors.not_here(f"{kind}.{name}", _DRIVER))
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
+
+def _is_ours(value: Any) -> bool:
+    return getattr(value, "__module__", "").startswith(__package__)
+
+
+@functools.cache
+def _modules_of_cuda() -> tuple[types.ModuleType, ...]:
+    return tuple(
+        module
+        for name, module in list(sys.modules.items())
+        if f"{name}.".startswith("torch.cuda.")
+    )
+
+
+@functools.cache
+def _calls_of_the_driver() -> frozenset[str]:
+    """Names in torch._C. Builds without CUDA lack them; torch.cuda calls them there."""
+    called = {
+        name
+        for module in _modules_of_cuda()
+        for function in vars(module).values()
+        if isinstance(function, types.FunctionType)
+        for name in function.__code__.co_names
+    }
+    names = called | set(dir(torch._C)) | set(dir(torch))
+    return frozenset(
+        name
+        for name in names
+        if _OF_THE_DRIVER.match(name)
+        and not isinstance(getattr(torch._C, name, None), type)
+    )
+
+
+def _called() -> str:
+    """The outermost function of PyTorch through which a refused call came."""
+    name, frame = "", sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not f"{module}.".startswith("torch."):
+            break
+        code = frame.f_code
+        name = f"{module}.{getattr(code, 'co_qualname', code.co_name)}"
+        frame = frame.f_back
+    return re.sub(r"\.__\w+__$", "", name)
