@@ -5,6 +5,7 @@ Queries, memory, random numbers, streams, autocast, files, `nn.DataParallel`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -12,7 +13,7 @@ import threading
 import types
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
@@ -848,34 +849,88 @@ def _data_parallel(gpus: Machine, patches: Patches) -> None:
 
 
 def _distributed(gpus: Machine, patches: Patches) -> None:
-    """DistributedDataParallel makes its buckets in C++: put them with its module."""
+    """The C++ of torch.distributed groups tensors by device, and sees only the CPU."""
     if not torch.distributed.is_available():
         return
+    dist, reducer = torch.distributed, torch.distributed.Reducer
     parallel = torch.nn.parallel.DistributedDataParallel
-    reducer = torch.distributed.Reducer
-    places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
-    def on(
-        place: torch.device | None, call: Callable, *args: Any, **kwargs: Any
-    ) -> Any:
+    def by_device(tensors: Sequence[Tensor]) -> list[list[int]]:
+        groups: dict[torch.device, list[int]] = {}
+        for i, x in enumerate(tensors):
+            groups.setdefault(gpus.device_of(x), []).append(i)
+        return list(groups.values())
+
+    broadcast = dist._broadcast_coalesced
+    assign = dist._compute_bucket_assignment_by_size
+
+    def broadcast_by_device(
+        group: Any, tensors: list[Tensor], buffer_size: int, src: int = 0
+    ) -> None:
+        for indices in by_device(tensors):
+            broadcast(group, [tensors[i] for i in indices], buffer_size, src)
+
+    def assign_by_device(
+        tensors: list[Tensor],
+        sizes: list[int],
+        expect_sparse_gradient: Sequence[bool] = (),
+        tensor_indices: Sequence[int] = (),
+        logger: Any = None,
+    ) -> tuple[list[list[int]], list[int]]:
+        found = []
+        for indices in by_device(tensors):
+
+            def chosen(values: Sequence) -> list:
+                return [values[i] for i in indices] if values else []  # noqa: B023
+
+            buckets, limits = assign(
+                chosen(tensors), sizes, chosen(expect_sparse_gradient)
+            )
+            names = chosen(tensor_indices) or indices
+            for bucket, limit in zip(buckets, limits, strict=True):
+                found.append(([names[i] for i in bucket], limit))
+        if not tensor_indices:  # then they are in the order of the tensors
+            found.sort(key=lambda pair: min(pair[0]))
+        return [bucket for bucket, _ in found], [limit for _, limit in found]
+
+    places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+    helper, rebuild = copy_of(parallel._ddp_init_helper), reducer._rebuild_buckets
+
+    @contextlib.contextmanager
+    def buckets_on(devices: list[torch.device]) -> Iterator[None]:
+        """What C++ makes from nothing is on the one device, or goes with its bucket."""
+        if len(devices) > 1:
+            gpus._thread.last = gpus._thread.last or devices[0]
+            with gpus._counting("backward"), gpus._called_with(None):
+                yield
+            return
+        place = devices[0] if devices[0].type == "cuda" else None
         before, gpus._thread.force = gpus._thread.force, place
         try:
-            return call(*args, **kwargs)
+            yield
         finally:
             gpus._thread.force = before
 
-    helper, rebuild = copy_of(parallel._ddp_init_helper), reducer._rebuild_buckets
-
     @functools.wraps(helper)
     def make(self: Any, parameters: list, *args: Any, **kwargs: Any) -> None:
-        place = gpus.device_of(next(iter(parameters)))
-        place = place if place.type == "cuda" else None
-        on(place, helper, self, parameters, *args, **kwargs)
-        places[self.reducer] = place
+        devices = list(dict.fromkeys(map(gpus.device_of, parameters)))
+        with buckets_on(devices):
+            helper(self, parameters, *args, **kwargs)
+        places[self.reducer] = devices
 
     @functools.wraps(rebuild)
-    def make_again(self: Any) -> Any:
-        return on(places.get(self), rebuild, self)
+    def make_again(self: Any) -> bool:
+        devices = places.get(self, [CPU])
+        if len(devices) > 1:  # it would mix devices: the first buckets stay
+            self._check_reducer_finalized()
+            return False
+        with buckets_on(devices):
+            return rebuild(self)
 
     patches.set(parallel, _ddp_init_helper=make)
     patches.set(reducer, _rebuild_buckets=make_again)
+    patches.set(
+        dist,
+        _broadcast_coalesced=broadcast_by_device,
+        _compute_bucket_assignment_by_size=assign_by_device,
+    )

@@ -67,6 +67,7 @@ class VirtualGPUs(Machine):
             self._modes = (_Function(self), _Dispatch(self))
             for mode in self._modes:
                 mode.__enter__()
+            self._thread.entered = True
         except BaseException:
             machine.active, self._modes = None, None
             patches.undo()
@@ -93,6 +94,7 @@ class VirtualGPUs(Machine):
         dispatch.__exit__(None, None, None)
         function.__exit__(None, None, None)
         machine.active, self._modes = None, None
+        self._thread.entered = False
         self._patches.undo()
         self._patches = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -192,21 +193,30 @@ class Machine:
         self._lock = threading.RLock()
         self._process = 0
 
-    def _for_new_thread(self) -> Callable[[], contextlib.AbstractContextManager]:
-        """What a thread enters that is started here: modes belong to one thread."""
+    def _anywhere(self, function: Callable) -> Callable:
+        """`function`, to be called in whatever thread: modes belong to one thread.
+
+        A thread that has them not gets them for the call, with the label, the modules
+        and the time of here and now.
+        """
         here = self._thread
         host, label, modules = here.host, here.label, list(here.modules)
 
-        @contextlib.contextmanager
-        def enter() -> Iterator[None]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
             thread = self._thread
-            thread.host, thread.modules = host, modules
+            if thread.entered or not self.is_on:
+                return function(*args, **kwargs)
+            thread.host, thread.modules, thread.entered = host, list(modules), True
             if label:
                 thread.set_label(label)
-            with _Function(self), _Dispatch(self):
-                yield
+            try:
+                with _Function(self), _Dispatch(self):
+                    return function(*args, **kwargs)
+            finally:
+                thread.entered = False
 
-        return enter
+        return call
 
     @property
     def is_on(self) -> bool:

@@ -96,6 +96,7 @@ class ThreadState(threading.local):
     """What differs from thread to thread."""
 
     def __init__(self) -> None:
+        self.entered = False  # is this thread inside of the modes?
         self.current = 0  # torch.cuda.current_device()
         self.force: torch.device | None = None  # where new storages go
         self.call: tuple | None = None  # arguments of the PyTorch function around us

@@ -7,10 +7,12 @@ stands in `PRIVATE`. It was tested with the versions in `TESTED`.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import types
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -817,21 +819,48 @@ def _autograd_and_threads(gpus: Machine, patches: Patches) -> None:
     for kind in (torch.jit.ScriptFunction, torch.jit.ScriptModule):
         patches.set(kind, __call__=_scripted(gpus, kind.__call__))
 
+    _threads(gpus, patches)
+
+
+def _threads(gpus: Machine, patches: Patches) -> None:
+    """What other threads are given to call; some of them are started by C++."""
     start = copy_of(threading.Thread.start)
 
     @functools.wraps(start)
     def start_thread(self: threading.Thread) -> None:
-        enter, run = gpus._for_new_thread(), self.run
+        run = gpus._anywhere(self.run)
 
-        def run_inside() -> None:
+        def run_once() -> None:
             del self.run  # or the thread would hold itself
-            with enter():
-                run()
+            run()
 
-        self.run = run_inside
+        self.run = run_once
         start(self)
 
+    submit = copy_of(ThreadPoolExecutor.submit)
+
+    @functools.wraps(submit)
+    def submit_anywhere(self: Any, function: Callable, /, *args: Any, **kw: Any) -> Any:
+        return submit(self, gpus._anywhere(function), *args, **kw)
+
     patches.set(threading.Thread, start=start_thread)
+    patches.set(ThreadPoolExecutor, submit=submit_anywhere)
+
+    def with_callback(register: Callable) -> Callable:
+        def call(self: Any, callback: Callable) -> Any:
+            return register(self, gpus._anywhere(callback))
+
+        return call
+
+    future = torch._C.Future
+    patches.set(
+        future,
+        then=with_callback(future.then),
+        add_done_callback=with_callback(future.add_done_callback),
+    )
+    if rpc := sys.modules.get("torch.distributed.rpc.internal"):
+        answer = copy_of(rpc._run_function)
+        patches.set(rpc, _run_function=lambda call: gpus._anywhere(answer)(call))
 
 
 # --- gradients: what autograd's engine checks, but it sees CPU tensors only -----------
