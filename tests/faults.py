@@ -517,7 +517,7 @@ mistake(
 mistake(
     "what virtual GPUs cannot do",
     "torch.compile(torch.nn.Linear(2, 2).cuda())",
-    gpus=seen("torch.compile cannot run on virtual GPUs:", "Leave the virtual GPUs"),
+    gpus=seen("not on virtual GPUs: torch.compile", "Leave the virtual GPUs"),
 )
 mistake(
     "virtual GPUs are switched on twice",

@@ -43,14 +43,18 @@ How it works
   yours and the hooks of tensors return is checked, and what `backward()` is given.
 * **Helpers without inputs.** In a backward, C++ may make zeros from nothing. Such a
   tensor *drifts*: it belongs to the first GPU whose tensors it meets.
-* **Modes belong to threads.** A new thread enters its own; that is how the threads of
+* **Modes belong to threads.** A new thread enters its own, and so does what gloo's
+  threads or a `ThreadPoolExecutor` are given to call; that is how the threads of
   `nn.DataParallel` work. The C++ functions below `torch.nn.parallel.comm` are replaced;
   all of its Python runs as it is.
+* **What is not there** is refused in one form, "not on virtual GPUs: ...". All Python of
+  `torch.cuda` ends in calls of `torch._C`: those without an answer here are refused.
 
 Where to read on: `gpus.py` is what you switch on and ask; `machine.py` does the work,
 with its small parts in `parts.py`; `surface.py` and `cuda.py` are what is replaced in
-PyTorch, and `surface.PRIVATE` lists every name that PyTorch may change; `errors.py` has
-the words; `records.py` has the memory, the transfers and the timeline that you read.
+PyTorch, `refusals.py` is what is refused, and `patches.py` puts both in place;
+`surface.PRIVATE` lists every name that PyTorch may change; `errors.py` has the words;
+`records.py` has the memory, the transfers and the timeline that you read.
 
 The model of time
 -----------------
@@ -88,12 +92,18 @@ Limits
   "device-side assert triggered", and the process cannot use it any more.
 * Gradients from hooks of modules and of autograd's nodes may be on a wrong device.
 * Not there, with an error that says so: `torch.compile`, `torch.export`, CUDA graphs,
-  sparse and other layouts than strided, sharing a GPU tensor with another process,
-  records of CUDA's allocator (`_record_memory_history`), operators for which the CPU
-  has no kernel.
+  sparse and nested tensors and other layouts than strided, sharing a GPU tensor with
+  another process, memory pools, records of CUDA's allocator
+  (`_record_memory_history`), sensors (`utilization`), NCCL's own functions
+  (`torch.cuda.nccl`), operators for which the CPU has no kernel.
+* `torch.profiler` shows what the CPU computed; it has no rows of CUDA kernels.
 * One process. `DistributedDataParallel` over gloo works in ranks that each have such a
-  machine; `fully_shard`, DTensor and nccl do not.
-* A thread that was started before `on()` sees CPU tensors.
+  machine, also for a module on several GPUs (its buckets stay those of the first
+  step); `fully_shard`, DTensor and nccl do not.
+* Names of PyTorch that were imported before `on()` work, but for classes and functions
+  of C (`torch.Generator`, `torch.tensor`) that are kept elsewhere than in a module.
+* A thread that was started before `on()` sees CPU tensors, but for what a
+  `ThreadPoolExecutor` is given since.
 * After `off()` all tensors are CPU tensors; after the next `on()` of the same object
   those that live are back on their GPUs.
 

@@ -261,6 +261,7 @@ def _cuda_memory(gpus: Machine, patches: Patches) -> None:
         _cuda_getMemoryFraction=lambda i: gpus._gpus[i].capacity / whole[i],
         _accelerator_getDeviceStats=stats,
         _accelerator_isAllocatorInitialized=lambda: True,
+        _accelerator_emptyHostCache=nothing,
     )
 
 
@@ -281,7 +282,11 @@ def _random_numbers(gpus: Machine, patches: Patches) -> None:
         for state in states:
             default.set_state(state)
 
-    class Generator(torch.Generator):
+    class AllGenerators(type(torch.Generator)):
+        def __instancecheck__(cls, x: Any) -> bool:
+            return isinstance(x, original)
+
+    class Generator(torch.Generator, metaclass=AllGenerators):
         """A CPU generator that says it is on a GPU."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
@@ -311,6 +316,7 @@ def _random_numbers(gpus: Machine, patches: Patches) -> None:
         initial_seed=default.initial_seed,
     )
     patches.set(torch.cuda, default_generators=(default,) * gpus.n)
+    patches.set(torch._C, _accelerator_getDefaultGenerator=lambda device: default)
 
 
 # --- streams and events: one queue a GPU ----------------------------------------------

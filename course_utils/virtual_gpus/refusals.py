@@ -56,19 +56,23 @@ NAMED = {
     "torch.cuda.Stream.priority_range": _DRIVER,
     "torch.cuda.Event.from_ipc_handle": "it is an event of another process",
     "torch.cuda.GreenContext.__init__": _DRIVER,
+    "torch.cuda.green_contexts._get_driver_version": _DRIVER,
     "torch.cuda.jiterator._create_jit_fn": _COMPILES,
     "torch.cuda.jiterator._create_multi_output_jit_fn": _COMPILES,
     "torch.cuda._compile_kernel": _COMPILES,
     "torch.cuda._utils._get_gpu_runtime_library": _DRIVER,
 }
-# PyTorch's own settings of cuDNN are no calls of the driver.
-_OF_THE_DRIVER = re.compile("_(cuda|nccl|accelerator|gds|cufft)_(?!.*(cudnn|conv_))")
+_OF_THE_DRIVER = re.compile("_(cuda|nccl|accelerator|gds|cufft)_")
+_NEEDS_NO_DRIVER = re.compile("cudnn|conv_benchmark|nccl_version")
 
 
 def install(gpus: Machine, patches: Patches) -> None:
     """Refuse what nothing else has an answer to; to be called last."""
     for name in _calls_of_the_driver():
-        if not _is_ours(getattr(torch._C, name, None)):
+        found = getattr(torch._C, name, None)
+        if found is not None and _NEEDS_NO_DRIVER.search(name):
+            continue
+        if not _is_ours(found):
             refuse = refusing(f"torch._C.{name}", _DRIVER)
             patches.set(torch._C, **{name: refuse})
             patches.replace((torch, *_modules_of_cuda()), **{name: refuse})

@@ -41,6 +41,7 @@ TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 # Not part of PyTorch's public interface. All must be there, or nothing is switched on.
 PRIVATE = (
     "torch._C.DisableTorchFunction",
+    "torch._C.Future",
     "torch._C.DispatchKey.ADInplaceOrView",
     "torch._C.DispatchKey.CompositeImplicitAutograd",
     "torch._C.DispatchKey.Conjugate",
@@ -73,6 +74,7 @@ PRIVATE = (
     "torch.autograd._engine_run_backward",
     "torch.autograd._get_sequence_nr",
     "torch.autograd.graph._engine_run_backward",
+    "torch.cuda._CudaDeviceProperties",
     "torch.cuda._exchange_device",
     "torch.cuda._is_in_bad_fork",
     "torch.cuda._lazy_init",

@@ -1,0 +1,405 @@
+"""What PyTorch has around its tensors: names, threads, profiler, files, DDP's C++."""
+
+import contextlib
+import importlib
+import inspect
+import io
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Generator, as_tensor, nn, tensor
+from torch.cuda import (
+    Event,
+    Stream,
+    current_device,
+    device_count,
+    is_available,
+    memory_allocated,
+    set_device,
+    synchronize,
+)
+
+from course_utils import Ranks, virtual_gpus
+
+ONE = torch.device("cuda:1")
+
+
+@pytest.fixture
+def gpus():
+    with virtual_gpus(2, memory="1 GiB", force=True) as on:
+        yield on
+
+
+def in_a_process(code: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+
+
+# --- names that were imported before --------------------------------------------------
+
+
+class Early:
+    """Names kept where only the object itself can change."""
+
+    count = staticmethod(device_count)
+    stream = Stream
+
+
+def early(allocated=memory_allocated) -> int:
+    return allocated("cuda:1")
+
+
+def test_names_that_were_imported_before_answer_as_well(gpus):
+    assert (is_available(), device_count(), Early.count()) == (True, 2, 2)
+    set_device(1)
+    assert current_device() == 1
+    synchronize()
+    assert Early.stream().device == ONE
+    assert isinstance(Early.stream(), Stream)
+    assert isinstance(torch.cuda.current_stream(), torch.cuda.Stream)
+    assert Event(enable_timing=True).record() is None
+    assert Generator(device=ONE).device == ONE
+    assert isinstance(Generator(), Generator)
+    made = [tensor([1.0], device=ONE), as_tensor([1.0], device=ONE)]
+    assert {x.device for x in made} == {ONE}
+    assert early() == 1024
+
+
+def test_names_that_are_imported_meanwhile_answer_afterwards():
+    before = torch.cuda.is_available, torch.Generator, torch.cuda.Stream, torch.tensor
+    namespace = sys.modules[__name__].__dict__
+    with virtual_gpus(2, force=True):
+        exec(
+            "from torch import Generator as later, tensor as later_tensor\n"
+            "from torch.cuda import Stream as later_stream, is_available as later_is",
+            namespace,
+        )
+    names = ("later_is", "later", "later_stream", "later_tensor")
+    assert tuple(namespace.pop(name) for name in names) == before
+
+
+# --- one refusal for all that is not there --------------------------------------------
+
+# A new PyTorch may bring names that are refused, too: add them here, or answer them.
+REFUSED = set(
+    """
+    CUDAGraph CUDAPluggableAllocator Event.from_ipc_handle ExternalStream Graph
+    GreenContext GreenContext.create GreenContext.max_workqueue_concurrency MemPool
+    Stream.priority_range all_gather all_reduce broadcast caching_allocator_alloc
+    caching_allocator_delete caching_allocator_enable clock_rate cudart
+    current_blas_handle current_solver_handle device_memory_used enable
+    gds_deregister_buffer gds_register_buffer get_allocator_backend
+    get_cublaslt_requested_algo_count get_device_capability get_filename
+    get_max_tuning_duration get_max_tuning_iterations get_results
+    get_rotating_buffer_size get_stream_from_external get_validators graph
+    host_memory_stats host_memory_stats_as_nested_dict is_enabled
+    make_graphed_callables memory_usage power_draw read_file record_untuned_enable
+    record_untuned_is_enabled reduce reduce_scatter
+    reset_accumulated_host_memory_stats reset_peak_host_memory_stats
+    set_cublaslt_requested_algo_count set_filename set_max_tuning_duration
+    set_max_tuning_iterations set_numerical_check_tolerances set_rotating_buffer_size
+    set_sync_debug_mode temperature tune_gemm_in_file tuning_enable
+    tuning_is_enabled unique_id utilization BFloat16Tensor ByteTensor CharTensor
+    DoubleTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor
+    """.split()
+)
+FROM_OUTSIDE = ("river", "CUDA error", "INTERNAL ASSERT", "NVIDIA", "not compiled")
+
+
+def everything_public() -> Iterator[tuple[str, object]]:
+    for package in (torch.cuda, torch.accelerator):
+        modules = [package] + [
+            importlib.import_module(found.name)
+            for found in pkgutil.iter_modules(package.__path__, package.__name__ + ".")
+            if not found.name.rpartition(".")[2].startswith("_")
+        ]
+        for module in modules:
+            for name, value in list(vars(module).items()):
+                place = getattr(value, "__module__", None) or ""
+                if name.startswith("_") or not callable(value):
+                    continue
+                if place.startswith(("torch.cuda", "torch.accelerator")):
+                    yield name, value
+                    yield from calls_of(name, value)
+
+
+def calls_of(name: str, kind: object) -> Iterator[tuple[str, object]]:
+    for member in vars(kind) if isinstance(kind, type) else ():
+        static = inspect.getattr_static(kind, member)
+        if not member.startswith("_") and isinstance(
+            static, (staticmethod, classmethod)
+        ):
+            yield f"{name}.{member}", getattr(kind, member)
+
+
+def is_refused(call: object) -> bool:
+    """Call it in many ways: is it refused? Never may an error come from elsewhere."""
+    x, stream = torch.ones(2, device="cuda"), torch.cuda.current_stream()
+    state = torch.get_rng_state()
+    for args in ((), (0,), ("a",), (x,), ([x],), ([x], [0]), (x, 0), (stream,),
+                 (state,), (lambda: None,), (0.5,), (1, 1), (stream, x)):  # fmt: skip
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                call(*args)
+            return False
+        except Exception as error:
+            text = str(error)
+            if "not on virtual GPUs: " in text:
+                assert "\n" not in text
+                return True
+            outside = (KeyError, AssertionError, torch.AcceleratorError)
+            assert not isinstance(error, outside), text
+            assert not any(words in text for words in FROM_OUTSIDE), text
+    return False
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_of_torch_cuda_answers_or_is_refused(gpus):
+    calls = {
+        (name, id(value)): value
+        for name, value in everything_public()
+        if name != "GdsFile"  # its __del__ complains where __init__ was called wrongly
+    }
+    assert len(calls) > 150
+    refused = {name for (name, _), call in calls.items() if is_refused(call)}
+    assert refused - REFUSED == set()
+
+
+def test_what_is_refused_has_the_name_that_was_called(gpus):
+    for name, call in (
+        ("torch.cuda._sleep", lambda: torch.cuda._sleep(1000)),
+        ("torch.cuda.memory.MemPool", lambda: torch.cuda.MemPool()),
+        ("torch.cuda.utilization", lambda: torch.cuda.utilization()),
+        ("a nested tensor", lambda: torch.nested.nested_tensor(
+            [torch.ones(2, device=ONE)])),
+        ("a nested tensor", lambda: torch.nested.nested_tensor(
+            [torch.ones(2)]).to(ONE)),
+        ("torch.backends.cuda", lambda: torch.backends.cuda.cufft_plan_cache[0].size),
+        ("torch.cuda.Event.ipc_handle", lambda: Event().ipc_handle()),
+    ):  # fmt: skip
+        with pytest.raises((RuntimeError, AttributeError)) as caught:
+            call()
+        assert str(caught.value).startswith(f"not on virtual GPUs: {name}")
+    assert not hasattr(torch.cuda.current_stream(), "native_handle_of_nobody")
+
+
+def test_parts_of_torch_cuda_that_published_scripts_use(gpus, tmp_path):
+    @torch.cuda.nvtx.range("step")
+    def step(x):
+        return x * 2
+
+    with torch.cuda.nvtx.range("epoch {}", 3), torch.cuda.profiler.profile():
+        assert step(torch.ones(2, device=ONE)).device == ONE
+    side = torch.cuda.Stream(device=1)
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side
+        assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == 0
+    torch.cuda.set_stream(side)
+    assert torch.cuda.current_device() == 1
+    torch.cuda.set_device(0)
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    assert torch.cuda.get_per_process_memory_fraction() == 0.5
+    nested = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
+    assert nested["current"] == torch.cuda.memory_allocated() == 0
+    assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == 0
+    about = torch.cuda.get_device_properties(0)
+    rate = about.memory_clock_rate * 1e3 * 2 * about.memory_bus_width / 8
+    assert rate == pytest.approx(3.35e12, rel=0.01)  # bytes/s, of an H100's data sheet
+    assert torch.get_device_module() is torch.cuda
+    storage = torch.UntypedStorage(600, device=ONE)
+    assert (storage.device, torch.cuda.memory_allocated(1)) == (ONE, 1024)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        assert nn.Conv2d(1, 1, 1).cuda()(torch.ones(1, 1, 2, 2).cuda()).is_cuda
+
+
+def test_swapped_parameters_stay_on_their_gpu(gpus):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model = nn.Linear(3, 3).cuda().to(ONE)
+        model.load_state_dict(nn.Linear(3, 3).state_dict())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    model(torch.ones(1, 3, device=ONE)).sum().backward()
+    by_kind = gpus.memory()[1].now_by_kind
+    assert model.weight.device == ONE
+    assert by_kind["parameters"] == by_kind["gradients"] == 1024
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("kind", ["script", "trace"])
+def test_torchscript_files_keep_their_devices(gpus, kind):
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)).cuda().eval()
+    if kind == "script":
+        model = torch.jit.script(model)
+    else:
+        model = torch.jit.trace(model, torch.ones(2, 2).cuda())
+    file = io.BytesIO()
+    torch.jit.save(model, file)
+    for where, right in ((None, "cuda:0"), ("cpu", "cpu"), (ONE, "cuda:1")):
+        file.seek(0)
+        loaded = torch.jit.load(file, map_location=where)
+        found = [*loaded.parameters(), *loaded.buffers()]
+        assert {str(x.device) for x in found} == {right}
+
+
+def test_the_profiler_takes_the_time_of_the_cpu():
+    done = in_a_process(
+        "import torch\n"
+        "from torch.profiler import ProfilerActivity, profile\n"
+        "from course_utils import virtual_gpus\n"
+        "with virtual_gpus(2, force=True):\n"
+        "    x = torch.randn(32, 32, device='cuda')\n"
+        "    for kinds in ([*ProfilerActivity.__members__.values()][:2],\n"
+        "                  [ProfilerActivity.CUDA], None):\n"
+        "        with profile(activities=kinds) as p:\n"
+        "            (x @ x).sum().item()\n"
+        "        table = p.key_averages().table(sort_by='cuda_time_total')\n"
+        "        assert 'aten::mm' in table\n"
+        "    with torch.autograd.profiler.profile(use_device='cuda') as p:\n"
+        "        (x @ x).sum().item()\n"
+        "    with torch.autograd.profiler.emit_nvtx():\n"
+        "        (x @ x).sum().item()\n"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr.count("\n") < 20
+
+
+# --- threads --------------------------------------------------------------------------
+
+
+def test_threads_go_on_while_the_compiler_is_imported_and_it_compiles_afterwards():
+    done = in_a_process(
+        "import sys, threading, torch\n"
+        "from course_utils import virtual_gpus\n"
+        "errors, over = [], threading.Event()\n"
+        "def work():\n"
+        "    try:\n"
+        "        while not over.is_set():\n"
+        "            x = torch.ones(2, device='cuda:1')\n"
+        "            assert str((x * 2).device) == 'cuda:1', x.device\n"
+        "            assert torch.cuda.device_count() == 2\n"
+        "    except BaseException as error:\n"
+        "        errors.append(error)\n"
+        "with virtual_gpus(2, force=True):\n"
+        "    threads = [threading.Thread(target=work) for _ in range(2)]\n"
+        "    [thread.start() for thread in threads]\n"
+        "    assert 'torch._dynamo' not in sys.modules\n"
+        "    import torch._dynamo\n"
+        "    over.set()\n"
+        "    [thread.join() for thread in threads]\n"
+        "assert not errors, errors\n"
+        "model = torch.nn.Linear(3, 3)\n"
+        "def step(x):\n"
+        "    y = model(torch.as_tensor(x) + torch.tensor([1.0, 2.0, 3.0]))\n"
+        "    return y.to(torch.float64).cpu() if not torch.cuda.is_available() else y\n"
+        "compiled = torch.compile(step, backend='eager', fullgraph=True)\n"
+        "assert torch.equal(compiled(torch.ones(3)), step(torch.ones(3)))\n"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_threads_of_a_pool_from_before():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # the thread is there
+        with virtual_gpus(2, force=True):
+            made = pool.submit(lambda: torch.ones(2, device=ONE) * 2).result()
+            assert made.device == ONE
+        assert pool.submit(lambda: torch.ones(2) * 2).result().device.type == "cpu"
+
+
+def test_callbacks_in_threads_of_gloo():
+    def on_rank() -> dict:
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        from course_utils import virtual_gpus
+
+        seen = {}
+
+        def note(name: str):
+            def callback(future):
+                y = future.value()[0]
+                seen[name] = [str((y * 2).device), str(torch.zeros_like(y).device)]
+                seen[name].append(str(torch.zeros(2, device=y.device).device))
+                return y
+
+            return callback
+
+        with virtual_gpus(2, force=True):
+            for name in ("then", "add_done_callback"):
+                x = torch.ones(4, device="cuda:1")
+                if dist.get_rank() == 1:
+                    time.sleep(0.3)
+                future = dist.all_reduce(x, async_op=True).get_future()
+                after = getattr(future, name)(note(name))
+                (after or future).wait()
+                dist.barrier()
+        return seen
+
+    with Ranks(2, quiet=True) as ranks:
+        right = ["cuda:1"] * 3
+        assert ranks.run(on_rank) == [{"then": right, "add_done_callback": right}] * 2
+
+
+# --- DistributedDataParallel over several GPUs ----------------------------------------
+
+
+def train_on_two_devices(options: dict) -> tuple[list, list]:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from course_utils import virtual_gpus
+
+    class Split(nn.Module):
+        def __init__(self, first, second):
+            super().__init__()
+            self.places = first, second
+            self.a = nn.Linear(6, 6).to(first)
+            self.b = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)).to(second)
+            self.c = nn.Linear(3, 3).to(first)
+
+        def forward(self, x):
+            first, second = self.places
+            return self.c(self.b(torch.relu(self.a(x.to(first))).to(second)).to(first))
+
+    def trained(*places) -> Split:
+        torch.manual_seed(dist.get_rank())  # rank 0's parameters must win
+        model = Split(*places)
+        parallel = nn.parallel.DistributedDataParallel(model, **options)
+        optimizer = torch.optim.Adam(parallel.parameters(), 0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            torch.manual_seed(10 * step + dist.get_rank())
+            parallel(torch.randn(5, 6)).pow(2).mean().backward()
+            nn.utils.clip_grad_norm_(parallel.parameters(), 1.0)
+            optimizer.step()
+        return model
+
+    plain = trained("cpu", "cpu")
+    with virtual_gpus(2, force=True):
+        split = trained("cuda:0", "cuda:1")
+        pairs = list(zip(split.parameters(), plain.parameters(), strict=True))
+        where = [str(p.grad.device) for p in split.parameters()]
+        return where, [bool((p.cpu() == q).all()) for p, q in pairs]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bucket_cap_mb": 1e-5}, {"gradient_as_bucket_view": True}],
+    ids=["", "small buckets", "views"],
+)
+def test_ddp_of_a_module_on_two_gpus(options):
+    with Ranks(2, quiet=True) as ranks:
+        for where, equal in ranks.run(train_on_two_devices, options):
+            assert where == ["cuda:0"] * 2 + ["cuda:1"] * 4 + ["cuda:0"] * 2
+            assert all(equal)
