@@ -47,8 +47,8 @@ How it works
   threads or a `ThreadPoolExecutor` are given to call; that is how the threads of
   `nn.DataParallel` work. The C++ functions below `torch.nn.parallel.comm` are replaced;
   all of its Python runs as it is.
-* **What is not there** is refused in one form, "not on virtual GPUs: ...". All Python of
-  `torch.cuda` ends in calls of `torch._C`: those without an answer here are refused.
+* **What is not there** is refused in one form, "not on virtual GPUs: ...". All Python
+  of `torch.cuda` ends in calls of `torch._C`: those without an answer are refused.
 
 Where to read on: `gpus.py` is what you switch on and ask; `machine.py` does the work,
 with its small parts in `parts.py`; `surface.py` and `cuda.py` are what is replaced in

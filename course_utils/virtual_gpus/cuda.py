@@ -741,6 +741,8 @@ def _profiler(patches: Patches) -> None:
             self.profiler_kind = kinds.KINETO
 
     patches.set(torch.autograd.profiler.profile, __init__=on_the_cpu)
+    nvtx = torch.autograd.profiler.emit_nvtx  # marks, as those of torch.cuda.nvtx
+    patches.set(nvtx, __enter__=lambda self: self, __exit__=nothing)
     patches.set(
         torch.autograd.profiler,
         _supported_activities=lambda: {torch.profiler.ProfilerActivity.CPU},

@@ -22,6 +22,8 @@ FORKED = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
     "multiprocessing, you must use the 'spawn' start method"
 )
+DENSE = "they hold only dense (strided) tensors"
+
 # An op of the CPU -> the one that runs on CUDA in its place, and its arguments' names.
 _ON_CUDA = {
     "convolution": ("cudnn_convolution", {"input": "self"}),
@@ -76,7 +78,7 @@ def not_here(what: str, why: str) -> str:
 
 def layout(kind: Any) -> str:
     what = kind if isinstance(kind, str) else f"a tensor of layout {kind}"
-    return not_here(what, "they hold only dense (strided) tensors")
+    return not_here(what, DENSE)
 
 
 def no_kernel(name: str) -> str:

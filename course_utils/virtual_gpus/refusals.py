@@ -85,6 +85,16 @@ def install(gpus: Machine, patches: Patches) -> None:
             refuse = refusing(path, why)
             is_class = isinstance(owner, type)
             patches.set(owner, **{name: staticmethod(refuse) if is_class else refuse})
+    for name, kind in list(vars(torch._C).items()):
+        # In builds without CUDA, bases of classes of torch.cuda, which raise.
+        if type(kind) is type and kind.__module__ == "torch._utils":
+            patches.set(kind, __new__=refusing(f"torch._C.{name}", _DRIVER))
+    for name, kind in list(vars(torch.cuda.sparse).items()):
+        if isinstance(kind, type):
+            refuse = refusing(f"torch.cuda.sparse.{name}", errors.DENSE)
+            patches.set(
+                torch.cuda.sparse, **{name: type(name, (), {"__new__": refuse})}
+            )
     _nested(gpus, patches)
 
 
@@ -97,7 +107,11 @@ def refusing(what: str, why: str) -> Callable:
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        raise RuntimeError(errors.not_here(_called() or what, why))
+        if args and isinstance(args[0], type):  # a class that should be made
+            name = f"{args[0].__module__}.{args[0].__qualname__}"
+        else:
+            name = _called() or what
+        raise RuntimeError(errors.not_here(name, why))
 
     return refuse
 

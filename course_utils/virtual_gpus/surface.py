@@ -365,6 +365,13 @@ def _factories(gpus: Machine, patches: Patches) -> None:
     for original in _FROM_DATA:
         patches.set(torch, **{original.__name__: through(original)})
 
+    def parse_to(device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if type(device) is int:  # builds without CUDA know no device of that name
+            device = named_device(device)
+        return PARSE_TO(*(() if device is None else (device,)), *args, **kwargs)
+
+    patches.set(torch._C._nn, _parse_to=parse_to)
+
 
 def install(gpus: Machine, patches: Patches) -> None:
     """Replace all that has to know of virtual GPUs."""
