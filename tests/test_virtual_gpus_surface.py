@@ -1,14 +1,18 @@
 """What PyTorch has around its tensors: names, threads, profiler, files, DDP's C++."""
 
+import _thread
+import asyncio
 import contextlib
 import importlib
 import inspect
 import io
 import pkgutil
+import queue
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 
 import pytest
 import torch
@@ -315,6 +319,26 @@ def test_threads_of_a_pool_from_before():
         assert pool.submit(lambda: torch.ones(2) * 2).result().device.type == "cpu"
 
 
+@pytest.mark.parametrize("start", ["_thread", "asyncio", "multiprocessing.pool"])
+def test_threads_of_all_kinds(gpus, start):
+    def place() -> torch.device:
+        return (torch.ones(2, device=ONE) * 2).device
+
+    if start == "_thread":
+        found = queue.SimpleQueue()
+        _thread.start_new_thread(lambda: found.put(place()), ())
+        assert found.get(timeout=30) == ONE
+    elif start == "asyncio":
+
+        async def elsewhere() -> torch.device:
+            return await asyncio.to_thread(place)
+
+        assert asyncio.run(elsewhere()) == ONE
+    else:
+        with ThreadPool(2) as pool:
+            assert pool.apply(place) == ONE
+
+
 def test_callbacks_in_threads_of_gloo():
     def on_rank() -> dict:
         import time
@@ -349,6 +373,30 @@ def test_callbacks_in_threads_of_gloo():
     with Ranks(2, quiet=True) as ranks:
         right = ["cuda:1"] * 3
         assert ranks.run(on_rank) == [{"then": right, "add_done_callback": right}] * 2
+
+
+# --- process groups -------------------------------------------------------------------
+
+
+def test_the_backend_of_virtual_gpus_is_gloo(gpus):
+    def on_rank() -> list:
+        import torch
+        import torch.distributed as dist
+
+        from course_utils import virtual_gpus
+
+        with virtual_gpus(2, force=True):
+            dist.init_process_group()
+            x = torch.ones(2, device="cuda:1")
+            dist.all_reduce(x)
+            dist.destroy_process_group()
+        return x.tolist()
+
+    store = torch.distributed.HashStore()
+    with pytest.raises(RuntimeError, match="^not on virtual GPUs: the backend nccl"):
+        torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+    with Ranks(2, quiet=True, init=False) as ranks:
+        assert ranks.run(on_rank) == [[2.0, 2.0]] * 2
 
 
 # --- DistributedDataParallel over several GPUs ----------------------------------------

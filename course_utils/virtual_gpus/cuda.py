@@ -856,11 +856,34 @@ def _data_parallel(gpus: Machine, patches: Patches) -> None:
     )
 
 
+def _backends(patches: Patches) -> None:
+    """gloo is the backend of virtual GPUs: `init_process_group()` chooses it."""
+    dist = torch.distributed
+    defaults = dist.Backend.default_device_backend_map
+    patches.later(functools.partial(defaults.update, defaults.copy()))
+    defaults["cuda"] = "gloo"
+    config = dist.distributed_c10d.BackendConfig
+    start = copy_of(config.__init__)
+
+    @functools.wraps(start)
+    def with_cpu(self: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        if self.device_backend_map.get("cuda") == "gloo":  # C++ sees CPU tensors
+            self.device_backend_map.setdefault("cpu", "gloo")
+
+    patches.set(config, __init__=with_cpu)
+    if nccl := getattr(dist, "ProcessGroupNCCL", None):
+        why = "NCCL needs real ones; gloo works here"
+        refuse = refusals.refusing("the backend nccl", why, exactly=True)
+        patches.set(nccl, __init__=refuse)
+
+
 def _distributed(gpus: Machine, patches: Patches) -> None:
     """The C++ of torch.distributed groups tensors by device, and sees only the CPU."""
     if not torch.distributed.is_available():
         return
     dist, reducer = torch.distributed, torch.distributed.Reducer
+    _backends(patches)
     parallel = torch.nn.parallel.DistributedDataParallel
 
     def by_device(tensors: Sequence[Tensor]) -> list[list[int]]:

@@ -210,6 +210,8 @@ class Op:
         self.custom = func.namespace not in ("aten", "prims")
 
         def has_kernel(key: str) -> bool:
+            if func.namespace == "prim":  # questions about a tensor, in the interpreter
+                return False
             return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
         # Made of other ops. Autograd takes it apart, so that it comes here only where

@@ -98,8 +98,12 @@ def install(gpus: Machine, patches: Patches) -> None:
     _nested(gpus, patches)
 
 
-def refusing(what: str, why: str) -> Callable:
+def refusing(what: str, why: str, exactly: bool = False) -> Callable:
     """A function that says what is not there: the function of PyTorch that was called.
+
+    Args:
+        what: what to say if no function of PyTorch was called, or always (`exactly`).
+        why: completes "because".
 
     Raises:
         RuntimeError: always.
@@ -107,7 +111,9 @@ def refusing(what: str, why: str) -> Callable:
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if args and isinstance(args[0], type):  # a class that should be made
+        if exactly:
+            name = what
+        elif args and isinstance(args[0], type):  # a class that should be made
             name = f"{args[0].__module__}.{args[0].__qualname__}"
         else:
             name = _called() or what
@@ -189,7 +195,8 @@ def _called() -> str:
         module = frame.f_globals.get("__name__", "")
         if not f"{module}.".startswith("torch."):
             break
-        code = frame.f_code
-        name = f"{module}.{getattr(code, 'co_qualname', code.co_name)}"
+        function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+        if "<locals>" not in function:  # of a decorator
+            name = f"{module}.{function}"
         frame = frame.f_back
     return re.sub(r"\.__\w+__$", "", name)

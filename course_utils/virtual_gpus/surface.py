@@ -6,9 +6,9 @@ stands in `PRIVATE`. It was tested with the versions in `TESTED`.
 
 from __future__ import annotations
 
+import _thread
 import functools
 import sys
-import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -833,18 +833,13 @@ def _autograd_and_threads(gpus: Machine, patches: Patches) -> None:
 
 def _threads(gpus: Machine, patches: Patches) -> None:
     """What other threads are given to call; some of them are started by C++."""
-    start = copy_of(threading.Thread.start)
+    for name in ("start_new_thread", "start_joinable_thread"):  # of all of threading
+        if start := getattr(_thread, name, None):
 
-    @functools.wraps(start)
-    def start_thread(self: threading.Thread) -> None:
-        run = gpus._anywhere(self.run)
+            def inside(function: Callable, *args: Any, _start=start, **kw: Any) -> Any:
+                return _start(gpus._anywhere(function), *args, **kw)
 
-        def run_once() -> None:
-            del self.run  # or the thread would hold itself
-            run()
-
-        self.run = run_once
-        start(self)
+            patches.set(_thread, **{name: inside})
 
     submit = copy_of(ThreadPoolExecutor.submit)
 
@@ -852,7 +847,6 @@ def _threads(gpus: Machine, patches: Patches) -> None:
     def submit_anywhere(self: Any, function: Callable, /, *args: Any, **kw: Any) -> Any:
         return submit(self, gpus._anywhere(function), *args, **kw)
 
-    patches.set(threading.Thread, start=start_thread)
     patches.set(ThreadPoolExecutor, submit=submit_anywhere)
 
     def with_callback(register: Callable) -> Callable:
