@@ -5,7 +5,6 @@ Standard library only: pytest itself runs in the course's environment.
 
 import difflib
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,10 +62,6 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
         python = ensure(root, dev=True)
     env = course_environment(root, venv=not own)
     env["CI"] = env.get("CI") or "true"  # outputs then come in an order that is fixed
-    # What the notebooks answer and solve must not become the learner's progress.
-    state = root / ".course" / "test-state"
-    shutil.rmtree(state, ignore_errors=True)
-    env["COURSE_STATE"] = str(state)
     os.chdir(root)
     command = [str(python), "-m", "pytest", *pytest_arguments(root, arguments)]
     replace_process(command, env)
@@ -108,9 +103,6 @@ def pytest_arguments(root: Path, arguments: Sequence[str]) -> list[str]:
     return [
         "--doctest-modules",
         "--nbval",
-        "--nbval-current-env",
-        "--nbval-cell-timeout=300",
-        "--nbval-sanitize-with=tests/nbval.cfg",
         "--dist=loadfile",  # with -n, the cells of a notebook stay together
         *([] if named else ["--numprocesses=auto"]),
         *([] if every else WITHOUT_THOROUGH),

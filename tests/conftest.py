@@ -1,4 +1,4 @@
-"""For all tests: their own progress, how many run at once, what ran for how long."""
+"""For all tests: how many run at once, what they leave, what ran for how long."""
 
 import gc
 import os
@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
-from nbval.kernel import RunningKernel
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
@@ -65,15 +64,9 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What the tests answer and solve does not become the learner's progress."""
     several = hasattr(config, "workerinput")  # one of several processes with tests
     if several and fcntl is not None:
         config.pluginmanager.register(Turns(config.workerinput["turns"]), "turns")
-    if several or "COURSE_STATE" not in os.environ:
-        before = os.environ.get("COURSE_STATE")
-        os.environ["COURSE_STATE"] = own_folder(config, "course-state-")
-        config.add_cleanup(lambda: put_back(before))
-    RunningKernel.stop = end_kernel
     if not several:
         config.pluginmanager.register(Times(), "times")
     if config.getoption("numprocesses", None) and not several:
@@ -87,22 +80,6 @@ def own_folder(config: pytest.Config, prefix: str) -> str:
     folder = tempfile.mkdtemp(prefix=prefix)
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     return folder
-
-
-def end_kernel(kernel: RunningKernel) -> None:
-    """Ask a notebook's kernel to end, as JupyterLab does; nbval itself kills it.
-
-    What a kernel has made and is killed with stays, such as multiprocessing's
-    semaphores in /dev/shm.
-    """
-    kernel.kc.stop_channels()
-    kernel.km.shutdown_kernel(now=False)
-
-
-def put_back(state: str | None) -> None:
-    os.environ.pop("COURSE_STATE", None)
-    if state is not None:
-        os.environ["COURSE_STATE"] = state
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -1283,6 +1283,40 @@ def test_test_runs_notebooks_strictly_and_returns_pytests_exit_code(
     assert not list(clone.folder.parent.glob("home/*"))
 
 
+@pytest.mark.parametrize(
+    ("folder", "place"), [("", "notebooks"), ("notebooks", "00_start_here.ipynb")]
+)
+def test_plain_nbval_needs_no_more_than_the_learners_packages(
+    clone: Clone, folder: str, place: str
+) -> None:
+    (clone.folder / "tests").mkdir()
+    for name in ("pyproject.toml", "conftest.py", "tests/nbval.cfg"):
+        shutil.copy(ROOT / name, clone.folder / name)
+    hint = (
+        "from course_utils.progress import record_hint\nrecord_hint('00.average', 1)\n"
+    )
+    write_notebook(clone, hint + "object()", "<object at 0x7f0123456789>")
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval", place],
+        check=False,
+        cwd=clone.folder / folder,
+        env=clone.env(
+            PYTHONPATH=str(ROOT),
+            # As if nothing but these had been installed.
+            PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+            PYTEST_PLUGINS="nbval.plugin",
+            COURSE_STATE=str(clone.folder.parent / "learner"),
+        ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "= 1 passed in " in result.stdout
+    assert not (clone.folder.parent / "learner").exists()  # nobody learned anything
+    assert not list(clone.folder.parent.glob("tmp/course-*"))
+
+
 def write_notebook(clone: Clone, source: str, output: str) -> None:
     cell = {
         "cell_type": "code",
