@@ -39,7 +39,8 @@ PATIENCE = 90.0  # seconds until JupyterLab must answer; 3 are usual
 
 # What would reach out of the clone: JupyterLab asks the network for news of itself, and
 # its server runs npm, rustup and others, which write to the home folder, to see which
-# language servers there are. And the glossary is to be read, not its source.
+# language servers there are. And the glossary is to be read, not its source. (Texts are
+# written as they are.) JupyterLab breaks long lines of output inside of words.
 _SETTINGS = {
     "labconfig/default_setting_overrides.json": {
         "@jupyterlab/apputils-extension:notification": {
@@ -51,6 +52,7 @@ _SETTINGS = {
         },
     },
     "jupyter_server_config.json": {"LanguageServerManager": {"autodetect": False}},
+    "custom/custom.css": "body .jp-OutputArea-output pre { word-break: normal; }\n",
 }
 
 
@@ -173,7 +175,7 @@ def lab_command(python: Path, root: Path, *, target: str, port: int) -> list[str
     """
     command = [
         str(python),
-        *("-m", "jupyterlab", "--no-browser", "--log-level=WARN"),
+        *("-m", "jupyterlab", "--no-browser", "--custom-css", "--log-level=WARN"),
         f"--ServerApp.ip={HOST}",
         f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0",
@@ -244,7 +246,8 @@ def _settle(config: Path) -> None:
     for name, settings in _SETTINGS.items():
         path = config / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(settings, indent=2) + "\n")
+        is_text = isinstance(settings, str)
+        path.write_text(settings if is_text else json.dumps(settings, indent=2) + "\n")
 
 
 @contextlib.contextmanager

@@ -1514,6 +1514,12 @@ def test_jupyterlab_asks_the_network_for_no_news(real_lab) -> None:
     assert properties["checkForUpdates"]["default"] is False
 
 
+def test_jupyterlab_breaks_long_lines_of_output_between_words(real_lab) -> None:
+    _, _, address = real_lab
+    assert "word-break: normal" in ask(address, "/custom/custom.css")
+    assert "/custom/custom.css" in ask(address, "/lab")
+
+
 def test_kernels_run_this_python_and_all_stays_on_this_computer(real_lab) -> None:
     clone, process, address = real_lab
     ask(address, "/api/kernels", data=b'{"name": "python3"}')

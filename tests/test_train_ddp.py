@@ -6,7 +6,6 @@ gets the environment that torchrun would give it, and starts at once.
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -373,15 +372,3 @@ def test_a_wrong_option_shows_those_there_are(forks):
     assert "unrecognized arguments: --bach-size 3" in run.err[0]
     half = forks(1, "--epoch", 3)  # argparse would take it for --epochs
     assert "unrecognized arguments: --epoch 3" in half.err[0]
-
-
-# ------------------------------------------------------------------ what it promises
-def test_the_docstring_says_how_to_start_it():
-    text = (ROOT / WORKER).read_text()
-    commands = re.findall(r"^    ((?:torchrun|python) (?:.*\\\n)*.*)$", text, re.M)
-    assert len(commands) == 4
-    for command in commands:
-        words = command.replace("\\\n", " ").split()
-        assert WORKER in words
-        options = [word for word in words[words.index(WORKER) :] if word[:2] == "--"]
-        assert all(f'"{option}"' in text for option in options)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -534,16 +533,3 @@ runpy.run_path({WORKER!r}, run_name="__main__")
     assert (done.returncode, done.stderr) == (0, "")
     losses = [json.loads(line)["loss"] for line in done.stdout.splitlines()]
     assert the_same(losses, reference[:2])
-
-
-def test_the_docstring_says_how_to_start_it():
-    text = (ROOT / WORKER).read_text()
-    commands = re.findall(r"^    ((?:torchrun|python) (?:.*\\\n)*.*)$", text, re.M)
-    assert len(commands) == 6
-    for command in commands:
-        words = command.replace("\\\n", " ").split()
-        assert WORKER in words
-        options = [word for word in words[words.index(WORKER) :] if word[:2] == "--"]
-        assert all(f'"{option}"' in text for option in options)
-    for strategy in STRATEGIES:
-        assert f"--strategy {strategy} " in text

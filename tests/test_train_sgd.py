@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import runpy
 import sys
 import time
@@ -281,15 +280,3 @@ datasets.MNIST.mirrors = ["http://127.0.0.1:9/"]
 """
     text = mistake(on(1, "--data", "mnist", before=no_network))
     assert text.startswith("train_sgd: mnist could not be downloaded. Tried:\n")
-
-
-# ------------------------------------------------------------------ what it promises
-def test_the_docstring_says_how_to_start_it():
-    text = (ROOT / WORKER).read_text()
-    commands = re.findall(r"^    ((?:torchrun|python) (?:.*\\\n)*.*)$", text, re.M)
-    assert len(commands) == 5
-    for command in commands:
-        words = command.replace("\\\n", " ").split()
-        assert WORKER in words
-        options = [word for word in words[words.index(WORKER) :] if word[:2] == "--"]
-        assert all(f'"{option}"' in text for option in options)

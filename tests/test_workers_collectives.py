@@ -6,7 +6,6 @@ Most runs are on ranks that are there already: each runs the script as torchrun 
 import contextlib
 import io
 import json
-import re
 import runpy
 import sys
 import time
@@ -354,18 +353,3 @@ def test_launched_from_a_notebook_the_bench_gives_its_rows():
     assert [row["size"] for row in result.metrics] == [64, 256, 1024, 4096]
     for row in result.metrics:
         check_row(row, "all_reduce", 2)
-
-
-@pytest.mark.parametrize("name", ["collectives", "bench_all_reduce"])
-def test_the_docstring_says_how_to_start_it(name):
-    text = (FOLDER / f"{name}.py").read_text()
-    commands = re.findall(r"^    (torchrun (?:.*\\\n)*.*)$", text, re.M)
-    assert len(commands) == (4 if name == "collectives" else 3)
-    for command in commands:
-        words = command.replace("\\\n", " ").split()
-        script = f"course_utils/workers/{name}.py"
-        assert script in words
-        options = [word for word in words[words.index(script) :] if word[0] == "-"]
-        assert all(f'"{option}"' in text for option in options)
-    assert any("--backend nccl" in command for command in commands)
-    assert any("--nnodes 2" in command for command in commands)

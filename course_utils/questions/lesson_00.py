@@ -76,8 +76,8 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "00.skipped",
-        "Ranks 0, 1 and 3 call `dist.all_reduce(x)`. Rank 2 skips it. "
-        "What do the other three do?",
+        "Ranks 0, 1 and 3 call `dist.all_reduce(x)`. Rank 2 skips it, "
+        "and does nothing else. What do the other three do?",
         [
             Choice(
                 "They wait for rank 2.",

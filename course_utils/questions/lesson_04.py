@@ -131,7 +131,8 @@ QUESTIONS = lesson(
                 "whether it is ready, for every size.",
             ),
             Choice(
-                "All wait for ever: each send waits for a recv that nobody calls.",
+                "All wait until the time limit: each send waits for a recv that nobody "
+                "calls.",
                 right=True,
                 why="In gloo a send returns when its message has gone out, and it goes "
                 "out when the receiver has called recv.",

@@ -243,6 +243,17 @@ HELPER_ENDED = "The helper process that starts ranks was ended, and with it all 
 NOT_TOLD = "The connection closed; how the process ended was not known in time."
 
 
+def known_cause(error: str) -> str:
+    """The setting here that is known to make PyTorch die like this; mostly none."""
+    debug = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
+    if error == "SIGSEGV" and debug == "DETAIL":
+        return (
+            "TORCH_DISTRIBUTED_DEBUG is DETAIL: with gloo, PyTorch 2.14 then mostly "
+            "crashes when it makes a DistributedDataParallel. Use INFO."
+        )
+    return ""
+
+
 def rank_list(ranks: list[int]) -> str:
     """``rank 1``, ``ranks 0 and 2``, ``ranks 0, 2 and 3``, ``ranks 0 to 5``."""
     ranks = sorted(ranks)
@@ -322,7 +333,8 @@ def describe_failures(
     for ranks, failure in group_same(by_kind["died"]):
         where = f" at {failure.where}" if failure.where else ""
         parts.append(f"{rank_list(ranks)} died ({failure.error}){where}.")
-        why = failure.message or DEATHS.get(failure.error)
+        why = failure.message or known_cause(failure.error)
+        why = why or DEATHS.get(failure.error)
         if why:
             parts.append(indent(why, "  "))
     only_peers = len(by_kind["peer"]) == len(failures)

@@ -462,6 +462,8 @@ class _Job:
                 text += ". A system that runs out of memory does that"
             if rank.stack:
                 text += f". It was {_where(rank.stack)}"
+            if cause := report.known_cause(report.exit_text(code)):
+                text += f". {cause}"
             return LaunchError(text, cause="killed", **about)
         text = f"{who} ended with exit code {code}"
         if kind != "exited":

@@ -1,0 +1,211 @@
+"""What a text tells readers to type or to set was run here, or it says why not.
+
+A new command or setting in a lesson, an exercise, a guide or a script fails the first
+test here, until `RUN_BY` names the test that runs it, or `NOT_RUN` says why none does.
+"""
+
+import argparse
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from course_utils.ranks import Ranks, RanksError
+from course_utils.workers import LaunchError, launch
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = set(
+    "torchrun python python3 py pip git bash source sed ps kill docker ssh export curl "
+    "nvidia-smi nsys torchfrtrace srun sbatch mpirun conda apt apt-get jupyter".split()
+)
+COURSE = r"python3? -m course_utils "
+HERE = r"(?!.*--backend nccl).*"
+RUN_BY = {  # a test -> what it runs, as it is typed
+    "test_advice.py::test_info_names_the_parameters": "TORCH_DISTRIBUTED_DEBUG=INFO",
+    "test_advice.py::test_detail_compares_the_calls": "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+    "test_train_ddp.py::test_torchrun_in_a_terminal_runs_the_same_file":
+        rf"torchrun .*train_ddp\.py {HERE}|GLOO_SOCKET_IFNAME",
+    "test_train_sgd.py::test_two_ranks_launched_from_a_notebook":
+        rf"torchrun .*train_sgd\.py {HERE}",
+    "test_train_fsdp.py::test_launched_from_a_notebook":
+        rf"torchrun .*train_fsdp\.py {HERE}",
+    "test_workers_collectives.py::test_launched_from_a_notebook_the_table_is_the_same":
+        rf"torchrun .*workers/collectives\.py{HERE}",
+    "test_workers_collectives.py::test_launched_from_a_notebook_the_bench_gives_its_rows":
+        rf"torchrun .*bench_all_reduce\.py {HERE}",
+    "test_train_ddp.py::test_one_rank_without_torchrun_gives_the_same_curve":
+        r"python \S+train_ddp\.py .*",
+    "test_train_sgd.py::test_one_rank_without_torchrun_gives_the_same_curve":
+        r"python \S+train_sgd\.py .*",
+    "test_train_fsdp.py::test_a_single_process_without_torchrun_ends_before_gloo_can_"
+    "crash_it": r"python \S+train_fsdp\.py",
+    "test_spawn_hello.py::test_as_a_script": r"python \S+spawn_hello\.py .*",
+    "test_ranks.py::test_the_environment_is_torchruns":
+        r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)",
+    "test_ranks.py::test_the_magic_has_a_limit": r"%%ranks( --timeout \d+)?",
+    "test_setup.py::test_the_first_start_installs_and_opens_the_first_notebook":
+        COURSE + "start( --no-browser)?",
+    "test_setup.py::test_no_venv_uses_the_current_environment":
+        COURSE + "start --no-venv",
+    "test_setup.py::test_test_runs_notebooks_strictly_and_returns_pytests_exit_code":
+        COURSE + r"test( --all|( -k \w+)?( tests/\S+)+)?",
+    "test_setup.py::test_plain_nbval_needs_no_more_than_the_learners_packages":
+        r"\.venv/bin/python -m pytest --nbval notebooks",
+    "test_doctor.py::test_the_report_on_this_machine": COURSE + "doctor( --no-venv)?",
+    "test_room.py::test_a_laptop_that_is_ready": COURSE + "doctor --room",
+    "test_slides.py::test_the_command_writes_and_replaces_only_its_own":
+        COURSE + r"slides( \d\d)*",
+    "test_cohort.py::test_the_command_writes_both_files_and_replaces_only_its_own":
+        COURSE + r"cohort \w+ --html \S+ --csv \S+",
+    "test_progress.py::test_the_command_prints_the_map": COURSE + "progress",
+    "test_progress.py::test_export_writes_json_and_replaces_nothing_unasked":
+        COURSE + r"progress --export \S+",
+    "test_progress.py::test_file_prints_the_place": COURSE + "progress --file",
+    "test_exercises.py::test_execute_leaves_outputs_and_nothing_of_this_run":
+        COURSE + "build-exercises --execute .*",
+    "test_contributing.py::test_every_file_of_the_template_is_copied": "sed s/NN/.*",
+    "test_devcontainer.py::test_it_takes_the_cpu_build_and_leaves_a_finished_set_up":
+        r"bash \.devcontainer/set_up\.sh",
+    "test_devcontainer.py::test_the_cells_for_colab_work_in_a_kernel_without_the_course":
+        "!git clone .*|%pip .*|%cd course",
+    "test_benchmarks.py::test_the_list_is_made_from_the_files":
+        r"\.venv/bin/python -m tests\.benchmarks( ring| memory)?",
+    "test_style.py::test_ruff_is_content": r"\.venv/bin/ruff (check|format) \.",
+}  # fmt: skip
+NOT_RUN = {  # why -> what is not run here
+    "It needs NVIDIA's GPUs.":
+        r"torchrun .*workers/.*--backend nccl.*|NCCL_.*|TORCH_FR_\w+|torchfrtrace"
+        r"|CUDA_VISIBLE_DEVICES=.*|nvidia-smi.*|\./build/all_reduce_perf .*",
+    "The reader brings the script along.":
+        r"torchrun .* (train|pipelining_tutorial)\.py",
+    "It needs a network.":
+        "git clone ADDRESS|python3 -m venv env|pip (wheel|download|install) .*",
+    "It is about processes of the reader's own.": "ps -eo .*|kill (NUMBER|-9)",
+    "The tests themselves run in such an environment.":
+        r"\.venv/bin/python|source \S+/bin/activate",
+    "It is a name, and nothing to type or to set.":
+        "torchrun|python3?|py|source|git|OMP_NUM_THREADS|LESSON_MEMORY|PREMUL_SUM",
+}  # fmt: skip
+ROWS = [*RUN_BY.values(), *NOT_RUN.values()]
+
+
+def texts() -> Iterator[str]:
+    """The prose of all lessons, exercises and guides, and how to start each script."""
+    for folder in ("notebooks", "solutions"):
+        for path in sorted((ROOT / folder).glob("*.ipynb")):
+            for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+                if cell["cell_type"] == "markdown":
+                    yield "".join(cell["source"])
+    pages = [ROOT / "README.md", ROOT / ".github" / "CONTRIBUTING.md"]
+    pages += [ROOT / ".devcontainer" / "README.md", *(ROOT / "notebooks").glob("*.md")]
+    for path in pages:
+        yield path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "course_utils" / "workers").glob("[a-z]*.py")):
+        yield path.read_text(encoding="utf-8").split('"""')[1]
+
+
+def advice() -> list[str]:
+    """Each command and each setting of all texts, in order, on one line."""
+    found = []
+    for text in texts():
+        text = text.replace("\\\n", " ")
+        code = "".join(re.findall(r"^```(?!text).*\n([^`]*)^```", text, re.M))
+        code += "".join(re.findall(r"^ {4}(?=\S)(.*\n?)", text, re.M))
+        for line in [*code.splitlines(), *re.findall(r"`([^`\n]+)`", text)]:
+            line = " ".join(line.partition("  #")[0].split())
+            program = re.sub(r"^([A-Z_]+=\S+ )*", "", line).partition(" ")[0]
+            if program in PROGRAMS or re.match(r"%%?\w|!|\./|\.venv/bin/", program):
+                found.append(line)
+        found += re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b(?:=[\w,]*\w)?", text)
+    return [*dict.fromkeys(found)]
+
+
+def test_each_command_and_setting_is_run_or_says_why_not():
+    rows = {item: [r for r in ROWS if re.fullmatch(r, item)] for item in advice()}
+    assert [item for item, fitting in rows.items() if len(fitting) != 1] == []
+    assert {row for fitting in rows.values() for row in fitting} == set(ROWS)
+
+
+@pytest.mark.parametrize("test", RUN_BY)
+def test_the_test_that_runs_it_exists(test):
+    file, _, name = test.partition("::")
+    assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")
+
+
+class Understood(Exception):
+    """The script has read its arguments, and begins."""
+
+
+@pytest.mark.parametrize("line", [x for x in advice() if " course_utils/workers" in x])
+def test_torchrun_and_the_script_understand_each_word(line, monkeypatch):
+    def parse(self, *args):
+        real(self, *args)
+        raise Understood
+
+    program, *words = line.split()
+    if program == "torchrun":
+        args = get_args_parser().parse_args(words)
+        words = [args.training_script, *args.training_script_args]
+    module = importlib.import_module(f"course_utils.workers.{Path(words[0]).stem}")
+    real = argparse.ArgumentParser.parse_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(Understood):
+        module.main()
+
+
+@pytest.fixture
+def debug(tmp_path, monkeypatch):
+    """Run lines in a group of two ranks with TORCH_DISTRIBUTED_DEBUG; the error."""
+
+    def run(level: str, lines: str) -> str:
+        monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+        start = (
+            'import torch, torch.distributed as dist\ndist.init_process_group("gloo")\n'
+        )
+        (tmp_path / "script.py").write_text(start + lines)
+        with pytest.raises(LaunchError) as caught:
+            launch(tmp_path / "script.py", nproc=2, quiet=True)
+        return str(caught.value)
+
+    return run
+
+
+def test_info_names_the_parameters(debug):
+    message = debug(
+        "INFO",
+        """
+class Heads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+
+    def forward(self, x):
+        return self.used(x)
+
+model = torch.nn.parallel.DistributedDataParallel(Heads())
+for _ in range(2):
+    model(torch.ones(1, 1)).sum().backward()
+""",
+    )
+    assert "did not receive grad for rank" in message
+    assert ": other.bias, other.weight" in message
+
+
+def test_detail_compares_the_calls(debug):
+    calls = "dist.barrier() if dist.get_rank() else dist.all_reduce(torch.ones(1))"
+    assert "Detected mismatch between collectives" in debug("DETAIL", calls)
+
+
+def test_a_crash_under_detail_says_that_detail_may_be_why(debug):
+    crash = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
+    assert "TORCH_DISTRIBUTED_DEBUG is DETAIL" in debug("DETAIL", crash)
+    with Ranks(2, quiet=True) as ranks, pytest.raises(RanksError) as caught:
+        ranks.run_cell(crash)
+    assert "TORCH_DISTRIBUTED_DEBUG is DETAIL" in str(caught.value)
+    assert "DETAIL" not in debug("INFO", crash)
