@@ -29,9 +29,6 @@ os.environ.setdefault(MARK, uuid.uuid4().hex)
 # The bounds are those of a quiet machine: more tests at once make it a busy one.
 LOAD = 5.0 if "PYTEST_XDIST_WORKER" in os.environ else 2.0
 GONE_SECONDS = 1.0 * LOAD  # after closing, nothing is left
-# Of multiprocessing, made by a rank that has ended: a process of Python's own removes
-# them, which may be slow, and may be a neighbour's.
-SEMAPHORE, TRACKED_SECONDS = "sem.mp-", 10.0 * LOAD
 POSIX = sys.platform in ("linux", "darwin")
 LINUX = sys.platform == "linux"
 
@@ -144,7 +141,10 @@ class Watch:
         self.thread.start()
 
     def _shared_memory(self) -> set[str]:
-        return set(os.listdir("/dev/shm")) if LINUX else set()
+        """Names in /dev/shm. Of the semaphores of multiprocessing only those of ranks:
+        any other is left to a process of Python's, which may come late."""
+        names = os.listdir("/dev/shm") if LINUX else []
+        return {n for n in names if not re.match(r"sem\.mp-(?!rank-)", n)}
 
     def _look_for_listeners(self) -> None:
         while not self.stopped.wait(0.1):
@@ -176,12 +176,8 @@ class Watch:
 
     def assert_nothing_left(self) -> None:
         """Two seconds after closing: no process, file, socket or memory."""
-        began = time.monotonic()
-        while left := self._left():
-            tracked = all(name.startswith(SEMAPHORE) for name in left)
-            seconds = TRACKED_SECONDS if tracked else GONE_SECONDS
-            if time.monotonic() > began + seconds:
-                break
+        deadline = time.monotonic() + GONE_SECONDS
+        while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left, "\n".join(left)
         assert not self.exposed, self.exposed

@@ -989,6 +989,23 @@ def test_multiprocessing_inside_a_rank(ranks):
     assert ranks.pull("doubled") == [0, 2, 4, 6]
 
 
+def test_semaphores_with_a_name_go_with_their_rank(ranks):
+    ranks.run_cell("import os\npid = os.getpid()")
+    own = tuple(f"sem.mp-rank-{pid}-" for pid in ranks.pull("pid"))
+
+    def semaphores() -> list[str]:
+        return [name for name in os.listdir("/dev/shm") if name.startswith(own)]
+
+    ranks.run_cell(
+        "import multiprocessing\nlock = multiprocessing.get_context('spawn').Lock()"
+    )
+    assert len(semaphores()) == 4
+    failure_of(ranks, "import os\nif rank < 2: os._exit(1)")
+    eventually(lambda: len(semaphores()) == 2)
+    ranks.restart()
+    eventually(lambda: not semaphores())
+
+
 LOADER = """
 from torch.utils.data import DataLoader, TensorDataset
 loader = DataLoader(TensorDataset(torch.arange(8.)), batch_size=2, num_workers=2)

@@ -630,3 +630,12 @@ def test_ranks_without_what_only_unix_has(watch, tmp_path):  # noqa: F811
     assert "Rank 1 was started afresh, without variables" in said.pop("C")
     assert said == {}
     watch.assert_no_strays()
+
+
+@pytest.mark.skipif(not LINUX, reason="their names are in /dev/shm on Linux only")
+def test_semaphores_with_a_name_are_made(two):
+    """That they go with their ranks is looked at after the last test."""
+    two.run_cell(
+        "import multiprocessing\nlock = multiprocessing.get_context('spawn').Lock()"
+    )
+    assert any("sem.mp-rank-" in name for name in os.listdir("/dev/shm"))

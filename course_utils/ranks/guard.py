@@ -10,6 +10,7 @@ with that folder as its argument.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import signal
@@ -32,6 +33,17 @@ def kill_family(process: psutil.Process) -> None:
     for member in family:
         with contextlib.suppress(psutil.Error):
             member.kill()
+    remove_semaphores(process.pid)
+
+
+def remove_semaphores(rank: int) -> None:
+    """Remove the semaphores with a name that a rank, now ended, has made (on Linux).
+
+    Python has a process that would do it. It was killed with all else of the rank.
+    """
+    for file in glob.glob(f"/dev/shm/sem.mp-rank-{rank}-*"):
+        with contextlib.suppress(OSError):
+            os.unlink(file)
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -15,6 +15,7 @@ import errno
 import faulthandler
 import linecache
 import mmap
+import multiprocessing
 import os
 import queue
 import re
@@ -106,6 +107,8 @@ class Rank:
         self.variables.update(self.ready)
         self.given = set(self.variables)
         own_random_numbers()
+        # Who ends this process finds its semaphores by their names.
+        multiprocessing.current_process()._config["semprefix"] = f"/mp-rank-{self.pid}"
         torch.set_num_threads(1)
 
     # ---------------------------------------------------------------- the two threads

@@ -28,6 +28,8 @@ from typing import Any
 
 import psutil
 
+from course_utils.ranks.guard import remove_semaphores
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 REQUEST_BYTES = 1 << 20
 HUGE, COLLAPSE = 1 << 21, 25  # a big page, and madvise's MADV_COLLAPSE (Linux 6.1)
@@ -208,6 +210,7 @@ class Zygote:
             if child.pid not in self.ranks:
                 kill(child.pid)
         for pid in sorted(were_ranks):
+            remove_semaphores(pid)
             self._send({"ended": pid, "status": ended[pid]})
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> None:
@@ -268,6 +271,8 @@ class Zygote:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, 0):
                     pass
+        for rank in self.ranks:
+            remove_semaphores(rank)
         shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)
 
