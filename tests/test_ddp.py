@@ -339,10 +339,45 @@ def check_layouts():
     # Each weight meets 2 images, 9 places: its gradient is 18 times the pixel.
     expected = torch.full((4, 3, 3, 3), 18 * (n + 1) / 2)
     torch.testing.assert_close(module.weight.grad, expected, check_stride=False)
+    assert module.weight.grad.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_other_memory_layouts(ranks):
+def test_gradients_lie_in_memory_as_their_parameters_do(ranks):
     ranks.run(check_layouts)
+
+
+def check_kept():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    module = nn.ParameterList([torch.ones(2) for _ in range(3)])
+    model = ddp.DDP(module)
+    for parameter in module:
+        parameter.grad = torch.full((2,), rank + 1.0)
+    used_by_one = module[1].sum() if rank == 0 else 0
+    (module[0].sum() + used_by_one).backward()
+    first, second, unused = (parameter.grad for parameter in model.parameters())
+    before = (n + 1) / 2  # the mean of what was there
+    torch.testing.assert_close(first, torch.full((2,), before + 1))
+    torch.testing.assert_close(second, torch.full((2,), before + 1 / n))
+    torch.testing.assert_close(unused, torch.full((2,), rank + 1.0))
+    # What a backward() under no_sync has used counts for the next one outside.
+    unused.zero_()
+    with model.no_sync():
+        (module[0].sum() + (module[2].sum() if rank == 0 else 0)).backward()
+    module[0].sum().backward()
+    torch.testing.assert_close(module[2].grad, torch.full((2,), 1 / n))
+
+
+def test_what_no_rank_has_used_keeps_its_gradient(ranks):
+    ranks.run(check_kept)
+
+
+def test_a_module_with_nothing_to_train_is_refused(started):
+    def wrap():
+        for build in (ddp.HookedDDP, ddp.DDP):
+            with pytest.raises(ValueError, match="Linear requires a gradient"):
+                build(nn.Linear(2, 2).requires_grad_(False))
+
+    started[2].run(wrap)
 
 
 # -------------------------------------------------------------------- one step and many
@@ -539,6 +574,31 @@ def test_buffers_come_from_rank_0_before_each_forward(started):
     assert own == pytest.approx([0.19 * r for r in (1, 2, 3)])
 
 
+def gradients_of_two_forwards(wrap, sync, mode):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model = wrap(module).train(mode == "train")
+    torch.manual_seed(1 + dist.get_rank())
+    real, fake, more = torch.randn(3, 6, 4)
+    with contextlib.nullcontext() if sync else model.no_sync():
+        first = model(fake)
+        if mode == "train":  # the means of rank 0 arrive while `first` is waiting
+            with torch.no_grad():
+                model(more)
+    (first.pow(2).mean() - model(real).mean()).backward()
+    return torch.cat([p.grad.flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_two_forwards_before_one_backward(started, sync, mode):
+    """As with the discriminator of a GAN: buffers are written in between."""
+    ours = started[2].run(gradients_of_two_forwards, ddp.DDP, sync, mode)
+    torchs = started[2].run(gradients_of_two_forwards, TorchDDP, sync, mode)
+    for one, other in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def check_state():
     torch.manual_seed(dist.get_rank())
     module = mlp()
@@ -549,22 +609,6 @@ def check_state():
     again = ddp.DDP(mlp())
     again.load_state_dict(other.state_dict())
     assert torch.equal(again.module[0].weight, module[0].weight)
-
-
-def check_copy():
-    model = ddp.DDP(mlp())
-    with pytest.raises(TypeError, match="would average nothing"):
-        copy.deepcopy(model)
-    again = ddp.DDP(copy.deepcopy(model.module))
-    again(torch.full((3, 6), 1.0 + dist.get_rank())).sum().backward()
-    gradient = again.module[0].weight.grad
-    others = [torch.empty_like(gradient) for _ in range(2)]
-    dist.all_gather(others, gradient)
-    assert torch.equal(*others)
-
-
-def test_a_copy_without_hooks_is_refused(started):
-    started[2].run(check_copy)
 
 
 def test_state_dicts_have_no_prefix(started):

@@ -145,6 +145,70 @@ def test_tensors_with_gaps(ranks):
     ranks.run(check_with_gaps)
 
 
+def layouts(seed):
+    """Tensors whose strides, or whose memory, say something else than their values."""
+    pixels = numbers(seed, (4, 3, 1, 1)).to(memory_format=torch.channels_last)
+    complexes = numbers(seed, (5,), torch.complex64)
+    return {
+        "the gradient of a 1x1 convolution in channels_last": pixels,
+        "strides of size 1": numbers(seed, (3,)).as_strided((1, 3, 1), (7, 1, 9)),
+        "one element, expanded": numbers(seed, (1,)).expand(1, 1),
+        "nothing, expanded": torch.ones(1).expand(0),
+        "conjugated on some ranks": complexes.conj() if seed % 2 else complexes,
+        "negated, lazily": complexes.clone().conj().imag,
+    }
+
+
+def check_layouts():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    totals = {name: 0 for name in layouts(rank)}
+    for other in range(n):
+        for name, tensor in layouts(other).items():
+            totals[name] = totals[name] + tensor
+    for function in functions(n):
+        for name, tensor in layouts(rank).items():
+            function(tensor)
+            assert torch.equal(tensor, totals[name]), (function.__name__, name)
+
+
+def test_values_count_and_not_how_they_lie_in_memory(ranks):
+    ranks.run(check_layouts)
+
+
+REFUSED = {
+    "sparse": (lambda: torch.ones(4).to_sparse(), TypeError, "sparse_coo, and only"),
+    "meta": (lambda: torch.ones(4, device="meta"), ValueError, "have no values"),
+    "expanded": (lambda: torch.ones(1).expand(4), ValueError, "share memory.*clone"),
+    "overlapping": (lambda: torch.ones(6).unfold(0, 3, 2), ValueError, "share memory"),
+}
+
+
+def check_refused(kind):
+    make, error, message = REFUSED[kind]
+    for function in functions(dist.get_world_size()):
+        with pytest.raises(error, match=message):
+            function(make())
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_has_no_memory_of_its_own_is_refused(started, kind):
+    started[2].run(check_refused, kind)
+
+
+def check_chunks():
+    for half in (ring.reduce_scatter_ring, ring.all_gather_ring):
+        with pytest.raises(ValueError, match="There are 3 chunks: expected 2"):
+            half([torch.ones(1)] * 3)
+        with pytest.raises(ValueError, match=r"chunks\[0\] .*expected contiguous"):
+            half([*torch.ones(4, 2).t()])
+    with pytest.raises(ValueError, match="numel is 2 on rank 0, but 3 on rank 1"):
+        ring.SharedMemoryRing(2 + dist.get_rank())
+
+
+def test_what_does_not_fit_together_is_refused(started):
+    started[2].run(check_chunks)
+
+
 def check_parameters():
     model = torch.nn.Linear(3, 2, bias=False)
     with torch.no_grad():

@@ -29,12 +29,14 @@ Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communicatio
 Operations in MPICH", IJHPCA 19 (2005) 49-66. Names: the MPI standard.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
+
+from .tensors import combine_of, in_memory, refuse_unsendable, write
 
 # ---------------------------------------------------------------------- one to all
 
@@ -49,6 +51,7 @@ def broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -
     Cost: n-1 messages; (n-1)·S bytes; busiest (n-1)·S, the root; n-1 steps.
     """
     rank, root, n = _places(group, src)
+    refuse_unsendable(tensor, written=True)
     if rank == root:
         for other in range(n):
             if other != root:
@@ -70,6 +73,7 @@ def broadcast_tree(
     ceil(log2 n) steps. For 1024 ranks that is 10 steps instead of 1023.
     """
     rank, root, n = _places(group, src)
+    refuse_unsendable(tensor, written=True)
     place = (rank - root) % n
     distance = 1
     while distance < n:
@@ -101,6 +105,7 @@ def scatter(
     n-1 steps.
     """
     rank, root, n = _places(group, src)
+    refuse_unsendable(tensor, written=True)
     if rank != root:
         _must_be_none("scatter_list", scatter_list, f"src={src}")
         _receive(tensor, root, group)
@@ -109,7 +114,7 @@ def scatter(
     for other in range(n):
         if other != root:
             _send(scatter_list[other], other, group)
-    tensor.copy_(scatter_list[rank])
+    write(tensor, scatter_list[rank])
 
 
 # ---------------------------------------------------------------------- all to one
@@ -140,11 +145,11 @@ def gather(
         _must_be_none("gather_list", gather_list, f"dst={dst}")
         _send(tensor, root, group)
         return
-    _check("gather_list", gather_list, n, tensor, rank)
+    _check("gather_list", gather_list, n, tensor, rank, written=True)
     for other in range(n):
         if other != root:
             _receive(gather_list[other], other, group)
-    gather_list[rank].copy_(tensor)
+    write(gather_list[rank], tensor)
 
 
 @torch.no_grad()
@@ -167,7 +172,8 @@ def reduce(
     Cost: n-1 messages; (n-1)·S bytes; busiest (n-1)·S, the root; n-1 steps.
     """
     rank, root, n = _places(group, dst)
-    combine = _combine(op, tensor)
+    combine = combine_of(op, tensor)
+    refuse_unsendable(tensor, written=True)
     if rank != root:
         _send(tensor, root, group)
         return
@@ -176,7 +182,7 @@ def reduce(
         if other != root:
             _receive(incoming, other, group)
             total = combine(total, incoming)
-    tensor.copy_(total / n if op == ReduceOp.AVG else total)
+    write(tensor, total / n if op == ReduceOp.AVG else total)
 
 
 # ---------------------------------------------------------------------- all to all
@@ -213,7 +219,8 @@ def exchange(
                 f"Rank {rank} of {n} cannot exchange with rank {other}: expected "
                 f"another rank, from 0 to {n - 1}."
             )
-    outgoing = outgoing.contiguous()
+    refuse_unsendable(incoming, "incoming", written=True)
+    outgoing = in_memory(outgoing)
     request = dist.isend(outgoing, group=group, group_dst=group_dst)
     _receive(incoming, group_src, group)
     request.wait()  # until then `outgoing` must not change
@@ -240,11 +247,11 @@ def all_gather(
     are; n-1 steps.
     """
     rank, _, n = _places(group)
-    _check("tensor_list", tensor_list, n, tensor, rank)
+    _check("tensor_list", tensor_list, n, tensor, rank, written=True)
     for k in range(1, n):
         to, source = (rank + k) % n, (rank - k) % n
         exchange(tensor, to, tensor_list[source], source, group)
-    tensor_list[rank].copy_(tensor)
+    write(tensor_list[rank], tensor)
 
 
 @torch.no_grad()
@@ -270,13 +277,14 @@ def reduce_scatter(
     """
     rank, _, n = _places(group)
     _check("input_list", input_list, n, output, rank)
-    combine = _combine(op, output)
+    refuse_unsendable(output, "output", written=True)
+    combine = combine_of(op, output)
     total, incoming = _copy(input_list[rank]), _copy(input_list[rank])
     for k in range(1, n):
         to, source = (rank + k) % n, (rank - k) % n
         exchange(input_list[to], to, incoming, source, group)
         total = combine(total, incoming)
-    output.copy_(total / n if op == ReduceOp.AVG else total)
+    write(output, total / n if op == ReduceOp.AVG else total)
 
 
 @torch.no_grad()
@@ -301,12 +309,12 @@ def all_to_all(
     rank, _, n = _places(group)
     _check("input_tensor_list", input_tensor_list, n)
     mine = input_tensor_list[rank]
-    _check("output_tensor_list", output_tensor_list, n, mine, rank)
+    _check("output_tensor_list", output_tensor_list, n, mine, rank, written=True)
     for k in range(1, n):
         to, source = (rank + k) % n, (rank - k) % n
         outgoing, incoming = input_tensor_list[to], output_tensor_list[source]
         exchange(outgoing, to, incoming, source, group)
-    output_tensor_list[rank].copy_(mine)
+    write(output_tensor_list[rank], mine)
 
 
 # ------------------------------------------------------------------- made of these
@@ -348,12 +356,13 @@ def all_reduce(
     2(n-1) steps.
     """
     rank, _, n = _places(group)
-    flat = tensor.contiguous().view(-1)  # the tensor's own memory, if contiguous
+    refuse_unsendable(tensor, written=True)
+    flat = in_memory(tensor).view(-1)  # the tensor's own memory, if contiguous
     pieces = flat.tensor_split(n)
     mine = _copy(pieces[rank])
     reduce_scatter(mine, pieces, op, group)
     all_gather(pieces, mine, group)
-    tensor.copy_(flat.view(tensor.shape))
+    write(tensor, flat.view(tensor.shape))
 
 
 def barrier(group: ProcessGroup | None = None) -> None:
@@ -385,38 +394,18 @@ def _places(
 
 
 def _send(tensor: Tensor, dst: int, group: ProcessGroup | None) -> None:
-    dist.send(tensor.contiguous(), group=group, group_dst=dst)
+    dist.send(in_memory(tensor), group=group, group_dst=dst)
 
 
 def _receive(tensor: Tensor, src: int, group: ProcessGroup | None) -> None:
-    incoming = tensor.contiguous()  # the tensor itself, if contiguous
+    incoming = in_memory(tensor)  # the tensor itself, if contiguous
     dist.recv(incoming, group=group, group_src=src)
-    tensor.copy_(incoming)
+    write(tensor, incoming)
 
 
 def _copy(tensor: Tensor) -> Tensor:
     """With memory of its own, contiguous."""
     return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _combine(op: ReduceOp, tensor: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The function of two tensors that `op` stands for."""
-    functions = {
-        ReduceOp.SUM: torch.add,
-        ReduceOp.AVG: torch.add,  # and a division at the end
-        ReduceOp.PRODUCT: torch.mul,
-        ReduceOp.MIN: torch.minimum,
-        ReduceOp.MAX: torch.maximum,
-    }
-    if op not in functions:
-        raise ValueError(f"op is {op}: expected SUM, PRODUCT, MIN, MAX or AVG.")
-    if op == ReduceOp.AVG and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(
-            f"AVG needs a dtype with fractions, not {tensor.dtype}: use SUM and divide."
-        )
-    if op in (ReduceOp.MIN, ReduceOp.MAX) and tensor.is_complex():
-        raise ValueError(f"{op} needs numbers that have an order, not {tensor.dtype}.")
-    return functions[op]
 
 
 def _must_be_none(name: str, value: object, root: str) -> None:
@@ -430,15 +419,20 @@ def _check(
     n: int,
     mine: Tensor | None = None,
     rank: int = 0,
+    *,
+    written: bool = False,
 ) -> None:
     """One tensor for each of n ranks, of one dtype; that of this rank fits `mine`."""
     given = "None" if tensors is None else f"{len(tensors)} tensors"
     if tensors is None or len(tensors) != n:
         raise ValueError(f"{name} has {given}: expected {n}, one for each rank.")
     dtype = tensors[0].dtype if mine is None else mine.dtype
+    if mine is not None:
+        refuse_unsendable(mine)
     for i, tensor in enumerate(tensors):
         if tensor.dtype != dtype:
             raise ValueError(f"{name}[{i}] is of {tensor.dtype}: expected {dtype}.")
+        refuse_unsendable(tensor, f"{name}[{i}]", written=written)
     if mine is not None and tensors[rank].shape != mine.shape:
         raise ValueError(
             f"{name}[{rank}], this rank's own, is of shape "

@@ -22,13 +22,23 @@ Training", VLDB 13 (2020), arXiv 2006.15704; torch/nn/parallel/distributed.py.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+
+from .refusals import (
+    NotCopied,
+    described,
+    gradients_of,
+    refuse_sparse_gradients,
+    refuse_unlike,
+    refuse_unlike_models,
+)
+from .tensors import refuse_unsendable
 
 MiB = 1 << 20
 
@@ -39,15 +49,36 @@ def broadcast_module(module: nn.Module, src: int = 0) -> None:
 
     Without it each rank trains a model of its own: averaged gradients do not help.
 
-    Cost: one broadcast for each dtype, of all its bytes.
+    Raises:
+        ValueError: the ranks' models differ in more than their values.
+
+    Cost: one broadcast for each dtype, of all its bytes. Before it an all-gather of
+    names and shapes, of each module once.
     """
-    broadcast_tensors([*module.parameters(), *module.buffers()], src)
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    refuse_unlike_models(module, "model", named, strides=True)
+    _broadcast(named, src)
+
+
+def broadcast_tensors(tensors: Iterable[Tensor], src: int = 0) -> None:
+    """Overwrite the tensors with those of rank `src`. Every rank calls it.
+
+    Raises:
+        ValueError: in their order, the tensors differ in shape or dtype.
+
+    Cost: as above, with an all-gather every time.
+    """
+    named = {f"tensor {place}": tensor for place, tensor in enumerate(tensors)}
+    refuse_unlike(described(named))
+    _broadcast(named, src)
 
 
 @torch.no_grad()
-def broadcast_tensors(tensors: Iterable[Tensor], src: int = 0) -> None:
+def _broadcast(named: Mapping[str, Tensor], src: int = 0) -> None:
     """Overwrite the tensors with those of rank `src`, all of a dtype in one message."""
-    for alike in _by_dtype(tensors):
+    for name, tensor in named.items():
+        refuse_unsendable(tensor, name, written=True)
+    for alike in _by_dtype(named.values()):
         flat = torch.cat([tensor.reshape(-1) for tensor in alike])
         dist.broadcast(flat, src)
         values = flat.split([tensor.numel() for tensor in alike])
@@ -61,8 +92,14 @@ def average_gradients(module: nn.Module) -> None:
 
     Call it between backward() and step(). Nothing else happens in the meantime: all
     computing is over, and the network has only just begun. A parameter must have a
-    gradient on all ranks or on none: else all-reduces of different ones meet.
+    gradient on all ranks or on none: else all-reduces of different ones would meet.
+
+    Raises:
+        ValueError: the ranks have gradients of different parameters or shapes.
+        TypeError: a gradient is sparse.
     """
+    grads = gradients_of(module)
+    refuse_unlike_models(module, "gradients", grads, strides=True)
     for parameter in module.parameters():
         if parameter.grad is not None:
             parameter.grad /= dist.get_world_size()
@@ -70,13 +107,17 @@ def average_gradients(module: nn.Module) -> None:
 
 
 # ---------------------------------------------------------------------------- rung 3
-class HookedDDP(nn.Module):
+class HookedDDP(NotCopied, nn.Module):
     """Sends each gradient off as soon as it is ready, while backward() goes on.
 
     Call `wait()` between backward() and step(): until then a gradient may still be a
     sum in the making. Every parameter that requires a gradient must get one on every
     rank. A rank that has none leaves an all-reduce out: its next one meets that of
     another parameter, or the others wait for ever.
+
+    Raises:
+        ValueError: the ranks' models differ, or nothing in them is trained.
+        TypeError: backward() comes to a sparse gradient; or this is to be copied.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -84,9 +125,9 @@ class HookedDDP(nn.Module):
         self.module = module
         self.sent: list[dist.Work] = []
         broadcast_module(module)
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._send)
+        refuse_sparse_gradients(module)
+        for parameter in _trained(module):
+            parameter.register_post_accumulate_grad_hook(self._send)
 
     def _send(self, parameter: nn.Parameter) -> None:
         # The hook gets the parameter, not the gradient: that is in .grad by now.
@@ -105,7 +146,7 @@ class HookedDDP(nn.Module):
 
 
 # ---------------------------------------------------------------------------- rung 4
-class DDP(nn.Module):
+class DDP(NotCopied, nn.Module):
     """Averages gradients in buckets, during backward(). Afterwards all are averaged.
 
     The last layers' gradients are ready first, so buckets are filled from the last
@@ -126,6 +167,11 @@ class DDP(nn.Module):
         broadcast_buffers: whether the buffers of rank 0 (such as BatchNorm's means)
             replace those of the others before each forward that is to be synchronised.
 
+    Raises:
+        ValueError: the ranks' models or arguments differ, or nothing is trained.
+        TypeError: backward() comes to a sparse gradient; or this is to be copied. Copy
+            or save the module inside.
+
     Cost of a step: one all-reduce for each bucket, of its gradients and one number for
     each; one broadcast of the buffers. Memory: a copy of the gradients. The buckets
     keep it, and each `.grad` is a part of it afterwards, as with torch's
@@ -144,11 +190,17 @@ class DDP(nn.Module):
         self.module = module
         self.broadcast_buffers = broadcast_buffers and bool(list(module.buffers()))
         self._sync = True
+        settings = {
+            "bucket_bytes": str(bucket_bytes),
+            "first_bucket_bytes": str(first_bucket_bytes),
+            "broadcast_buffers": str(broadcast_buffers),
+        }
+        refuse_unlike(settings)  # or buckets of different parameters would meet
         broadcast_module(module)
-        trained = [p for p in module.parameters() if p.requires_grad]
+        refuse_sparse_gradients(module)
         self.buckets = [
             _Bucket(members)
-            for alike in _by_dtype(reversed(trained))
+            for alike in _by_dtype(reversed(_trained(module)))
             for members in _cut(alike, bucket_bytes, first_bucket_bytes)
         ]
         self._begin()
@@ -162,7 +214,7 @@ class DDP(nn.Module):
         if self._sync and torch.is_grad_enabled():
             self._begin()
             if self.broadcast_buffers:
-                broadcast_tensors(self.module.buffers())
+                self._broadcast_buffers()
         return self.module(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -190,11 +242,13 @@ class DDP(nn.Module):
         """Load what `state_dict` of this or of the bare module has saved."""
         return self.module.load_state_dict(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "DDP":
-        raise TypeError(
-            "a copy of this DDP would average nothing: parameters do not take their "
-            "hooks along. Copy the module, and wrap it: DDP(copy.deepcopy(ddp.module))"
-        )
+    def _broadcast_buffers(self) -> None:
+        named = dict(self.module.named_buffers())
+        refuse_unlike_models(self.module, "buffers", named)
+        # A backward() may still need what an earlier forward saw. Of what is written
+        # to `data`, autograd hears nothing. As with torch's DDP: else a model with
+        # BatchNorm could not be called twice before one backward().
+        _broadcast({name: buffer.data for name, buffer in named.items()})
 
     def _begin(self) -> None:
         self._next, self._in_backward = 0, False
@@ -203,6 +257,7 @@ class DDP(nn.Module):
 
     def _hook_of(self, bucket: "_Bucket") -> Any:
         def hook(parameter: nn.Parameter) -> None:
+            bucket.used.add(parameter)
             if not self._sync:
                 return
             if not self._in_backward:
@@ -238,15 +293,14 @@ class _Bucket:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.missing = len(parameters)
-        # The gradients lie behind each other, and behind them a 1 for each that is
-        # there. The memory is kept: to get it anew in each step would cost more.
+        self.used: set[nn.Parameter] = set()
+        # The gradients lie behind each other, and behind them a 1 for each parameter
+        # that was used. The memory stays: to get it anew in each step would cost more.
         sizes = [parameter.numel() for parameter in parameters]
         self.flat = parameters[0].detach().new_empty(sum(sizes) + len(sizes))
-        *parts, there = self.flat.split([*sizes, len(sizes)])
-        self.there = there.real  # itself, unless the parameters are complex
-        self.means = [
-            part.view(p.shape) for part, p in zip(parts, parameters, strict=True)
-        ]
+        *parts, used_by = self.flat.split([*sizes, len(sizes)])
+        self.used_by = used_by.real  # itself, unless the parameters are complex
+        self.means = [_like(p, part) for p, part in zip(parameters, parts, strict=True)]
 
     @torch.no_grad()
     def send(self) -> None:
@@ -257,22 +311,39 @@ class _Bucket:
                 mean.zero_()
             else:
                 torch.div(parameter.grad, n, out=mean)
-        there = [float(p.grad is not None) for p in self.parameters]
-        self.there.copy_(torch.tensor(there))
+        used = [float(parameter in self.used) for parameter in self.parameters]
+        self.used_by.copy_(torch.tensor(used))
         self.work = dist.all_reduce(self.flat, async_op=True)
 
     def receive(self) -> None:
         """Wait: the means are the gradients now, and need not be copied back."""
         self.work.wait()
-        there = self.there.tolist()
+        used_by = self.used_by.tolist()
         for parameter, mean, ranks in zip(
-            self.parameters, self.means, there, strict=True
+            self.parameters, self.means, used_by, strict=True
         ):
             if ranks > 0:
                 parameter.grad = mean
+        self.used.clear()
 
 
 # ------------------------------------------------------------------------ what it takes
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    trained = [p for p in module.parameters() if p.requires_grad]
+    if not trained:
+        raise ValueError(
+            f"no parameter of this {type(module).__name__} requires a gradient: there "
+            "is nothing to average. Use it as it is, without DDP"
+        )
+    return trained
+
+
+def _like(parameter: Tensor, part: Tensor) -> Tensor:
+    """Part of a flat tensor, in the shape of a parameter and as that lies in memory."""
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return part.as_strided(parameter.shape, strides)
+
+
 def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     groups: dict[Any, list[Tensor]] = {}
     for tensor in tensors:

@@ -21,12 +21,15 @@ For CPU tensors and gloo: NCCL has rings and trees of its own inside.
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
+
+from .refusals import refuse_unlike
+from .tensors import combine_of, in_memory, refuse_unsendable, write
 
 # ---------------------------------------------------------------------------- the ring
 
@@ -49,12 +52,13 @@ def reduce_scatter_ring(
         op: SUM, PRODUCT, MIN, MAX or AVG, the sum divided by n.
 
     Raises:
-        ValueError: there is no such `op` for this dtype.
+        ValueError: there is no such `op` for this dtype, or the chunks do not fit.
 
     Cost: (n-1)/n·S sent by each rank; n-1 steps.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    combine = _combine(op, chunks[0])
+    _check_chunks(chunks, n)
+    combine = combine_of(op, chunks[0])
     incoming = torch.empty_like(max(chunks, key=len))
     for step in range(n - 1):
         outgoing, mine = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
@@ -78,9 +82,13 @@ def all_gather_ring(
         chunks: n contiguous tensors, chunk i of one size on all ranks; all but one
             are overwritten.
 
+    Raises:
+        ValueError: the chunks do not fit.
+
     Cost: (n-1)/n·S sent by each rank; n-1 steps.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
+    _check_chunks(chunks, n)
     for step in range(n - 1):
         outgoing, incoming = chunks[(rank + 1 - step) % n], chunks[(rank - step) % n]
         _exchange(outgoing, (rank + 1) % n, incoming, (rank - 1) % n, group)
@@ -101,7 +109,7 @@ def all_reduce_ring(
 
     Cost: 2(n-1)/n·S sent by each rank; 2(n-1) steps.
     """
-    _combine(op, tensor)  # refuses what does not fit
+    combine_of(op, tensor)  # refuses what does not fit
     flat = _flat(tensor)
     chunks = flat.tensor_split(dist.get_world_size(group))  # sizes differ by 1 at most
     # Sums go around; a mean is made of them at the end.
@@ -130,7 +138,7 @@ def all_reduce_pipelined(
     Cost: 2(n-1)/n·S sent by each rank, as in the ring; more messages.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    combine = _combine(op, tensor)
+    combine = combine_of(op, tensor)
     flat = _flat(tensor)
     size = max(1, piece_bytes // flat.element_size())
     chunks = [chunk.split(size) for chunk in flat.tensor_split(n)]
@@ -181,7 +189,7 @@ def all_reduce_tree(
     Cost: up to ceil(log2 n)·S sent by a rank; 2·ceil(log2 n) steps.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    combine = _combine(op, tensor)
+    combine = combine_of(op, tensor)
     flat = _flat(tensor)
     incoming = torch.empty_like(flat)
     distances = [2**k for k in range((n - 1).bit_length())]
@@ -222,7 +230,7 @@ def all_reduce_halving_doubling(
         raise ValueError(
             f"Halving and doubling needs 2, 4, 8, ... ranks, not {n}: use a ring."
         )
-    combine = _combine(op, tensor)
+    combine = combine_of(op, tensor)
     flat = _flat(tensor)
     incoming = torch.empty_like(flat)
     mine, splits = flat, []
@@ -258,6 +266,9 @@ class SharedMemoryRing:
         dtype: their dtype.
         group: its ranks must all be on one machine, with Linux or macOS.
 
+    Raises:
+        ValueError: the ranks do not give the same arguments.
+
     Attributes:
         buffer: this rank's part of the shared memory, of `numel` elements. A tensor
             that lives there need not be copied in and out.
@@ -273,6 +284,7 @@ class SharedMemoryRing:
     ) -> None:
         self.group = group
         self.rank, n = dist.get_rank(group), dist.get_world_size(group)
+        refuse_unlike({"numel": str(numel), "dtype": str(dtype)}, group)
         path = [None]
         if self.rank == 0:
             in_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -305,7 +317,8 @@ class SharedMemoryRing:
                 f"The tensor has {tensor.numel()} elements of {tensor.dtype}: expected "
                 f"{self.buffer.numel()} of {self.buffer.dtype}, as this ring was made."
             )
-        combine = _combine(op, tensor)
+        combine = combine_of(op, tensor)
+        refuse_unsendable(tensor, written=True)
         self.buffer.copy_(tensor.reshape(-1))
         dist.barrier(self.group)  # all tensors are there
         mine = (self.rank + 1) % n
@@ -320,7 +333,7 @@ class SharedMemoryRing:
             for other in others:
                 other.copy_(total)
         dist.barrier(self.group)  # all chunks are there
-        tensor.copy_(self.buffer.view(tensor.shape))
+        write(tensor, self.buffer.view(tensor.shape))
 
 
 # ------------------------------------------------------------------------ what it takes
@@ -335,9 +348,23 @@ def _exchange(
     request.wait()  # until then `outgoing` must not change
 
 
+def _check_chunks(chunks: Sequence[Tensor], n: int) -> None:
+    if len(chunks) != n:
+        raise ValueError(f"There are {len(chunks)} chunks: expected {n}, one a rank.")
+    for i, chunk in enumerate(chunks):
+        refuse_unsendable(chunk, f"chunks[{i}]", written=True)
+        if chunk.dim() == 0 or not chunk.is_contiguous():
+            raise ValueError(
+                f"chunks[{i}] has the shape {list(chunk.shape)} and the strides "
+                f"{list(chunk.stride())}: expected contiguous chunks, such as "
+                f"tensor.contiguous().view(-1).tensor_split({n})."
+            )
+
+
 def _flat(tensor: Tensor) -> Tensor:
     """One-dimensional: the tensor's own memory if it is contiguous, else a copy."""
-    return tensor.contiguous().view(-1)
+    refuse_unsendable(tensor, written=True)
+    return in_memory(tensor).view(-1)
 
 
 def _finish(
@@ -345,24 +372,4 @@ def _finish(
 ) -> None:
     if op == ReduceOp.AVG:
         flat /= dist.get_world_size(group)
-    tensor.copy_(flat.view(tensor.shape))  # does nothing if it is the same memory
-
-
-def _combine(op: ReduceOp, tensor: Tensor) -> Callable[..., Tensor]:
-    """The function of two tensors that `op` stands for."""
-    functions = {
-        ReduceOp.SUM: torch.add,
-        ReduceOp.AVG: torch.add,  # and a division at the end
-        ReduceOp.PRODUCT: torch.mul,
-        ReduceOp.MIN: torch.minimum,
-        ReduceOp.MAX: torch.maximum,
-    }
-    if op not in functions:
-        raise ValueError(f"op is {op}: expected SUM, PRODUCT, MIN, MAX or AVG.")
-    if op == ReduceOp.AVG and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise ValueError(
-            f"AVG needs a dtype with fractions, not {tensor.dtype}: use SUM and divide."
-        )
-    if op in (ReduceOp.MIN, ReduceOp.MAX) and tensor.is_complex():
-        raise ValueError(f"{op} needs numbers that have an order, not {tensor.dtype}.")
-    return functions[op]
+    write(tensor, flat.view(tensor.shape))

@@ -19,7 +19,7 @@ but not exactly as one process does. Shares of different size need weights.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 from math import fsum, isclose
 from numbers import Integral
 from typing import Any
@@ -28,6 +28,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from .refusals import gradients_of, refuse_unlike_models
+from .tensors import in_memory, refuse_unsendable, write
 
 
 # --------------------------------------------------------------------- share the data
@@ -220,13 +223,21 @@ def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
     Every rank calls it, with models of the same shapes, once before the training. The
     same seed on every rank does it as well, until a rank draws one number more.
 
-    Cost: one broadcast for each parameter and buffer.
+    Raises:
+        ValueError: the ranks' models differ in more than their values.
+
+    Cost: one broadcast for each parameter and buffer. Before it an all-gather of names
+    and shapes, for each model once.
     """
-    for tensor in chain(model.parameters(), model.buffers()):
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, tensor in named.items():
+        refuse_unsendable(tensor, name, written=True)
+    refuse_unlike_models(model, "model", named)
+    for tensor in named.values():
         # Ranks exchange memory, so it must lie in the same order on all of them.
-        values = tensor.contiguous()  # the tensor itself, if it is so already
+        values = in_memory(tensor)  # the tensor itself, if it is so already
         dist.broadcast(values, src)
-        tensor.copy_(values)
+        write(tensor, values)
 
 
 # -------------------------------------------------------------- average the gradients
@@ -242,13 +253,15 @@ def average_gradients_naive(model: nn.Module) -> None:
 
     Raises:
         TypeError: a gradient is sparse.
+        ValueError: the ranks train other parameters, or gradients share memory.
 
     Cost: one all-reduce of its bytes for each parameter that requires a gradient.
+    Before the first one an all-gather of names and shapes, for each model once.
     """
     for parameter in _trained(model):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        mean = parameter.grad.contiguous() / dist.get_world_size()
+        mean = in_memory(parameter.grad) / dist.get_world_size()
         dist.all_reduce(mean)
         parameter.grad.copy_(mean)
 
@@ -267,9 +280,11 @@ def average_gradients(model: nn.Module) -> None:
 
     Raises:
         TypeError: a gradient is sparse.
+        ValueError: the ranks train other parameters, or gradients share memory.
 
     Cost: one all-reduce for each dtype and device among the parameters, of the bytes of
-    the gradients and one number for each. Memory: a copy of the gradients.
+    the gradients and one number for each. Before the first one an all-gather of names
+    and shapes, for each model once. Memory: a copy of the gradients.
     """
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in _trained(model):
@@ -309,7 +324,7 @@ def average_gradients_weighted(
         average: what does the rest: `average_gradients` or `average_gradients_naive`.
 
     Raises:
-        ValueError: rows is negative, or no rank has a row.
+        ValueError: rows is negative, or no rank has a row; and as in `average`.
         TypeError: a gradient is sparse.
 
     Cost: that of `average`, and an all-reduce of one number (8 bytes).
@@ -331,12 +346,8 @@ def average_gradients_weighted(
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that require a gradient, each once, in the model's order."""
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
-            raise TypeError(
-                f"The gradient of {name} is sparse; only dense ones can be averaged "
-                "here. Make the embedding with sparse=False."
-            )
+    gradients_of(model)  # refuses sparse ones
+    refuse_unlike_models(model, "parameters", dict(model.named_parameters()))
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 

@@ -7,11 +7,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..tensors import in_memory, write
 from .pieces import padded
-from .refusals import watch_optimizers
+from .refusals import Note, Sharded, watch_optimizers
 
 
-class FlatParameter:
+class FlatParameter(Sharded):
     """Parameters of a unit, one behind another in one tensor.
 
     They stay what they are, and the module works as before; but their values lie in
@@ -43,12 +44,12 @@ class FlatParameter:
                 "that differs"
             )
         for name, parameter in named.items():
-            if hasattr(parameter, "_sharded_as"):
+            if before := getattr(parameter, "_sharded_as", None):
                 raise ValueError(
-                    f"{name!r} is sharded already, as {parameter._sharded_as!r}. A "
-                    "module can be sharded once: make a new one"
+                    f"{name!r} is sharded already, as {before!r}. A module can be "
+                    "sharded once: make a new one"
                 )
-            parameter._sharded_as = name
+            parameter._sharded_as = Note(name)
         watch_optimizers()
         sizes = [parameter.numel() for parameter in self.parameters]
         self.starts = [0, *accumulate(sizes)]
@@ -129,6 +130,6 @@ def parameters_by_unit(
 def broadcast(tensors: Iterable[Tensor]) -> None:
     """Overwrite each with that of rank 0. Every rank calls; a message for each."""
     for tensor in tensors:
-        value = tensor.detach().contiguous()
+        value = in_memory(tensor.detach())
         dist.broadcast(value, 0)
-        tensor.copy_(value)
+        write(tensor, value)

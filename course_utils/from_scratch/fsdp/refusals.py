@@ -1,11 +1,14 @@
 """Misuse that would end in wrong numbers, or in a crash: an error says it instead."""
 
+from collections import OrderedDict
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from ..refusals import NotCopied, described, refuse_unlike
 
 
 def refuse_own_parameters(unit: Any, leaves: list[Any]) -> None:
@@ -44,6 +47,32 @@ def refuse_if_absent(flat: Any, name: str, *call: Any) -> None:
         )
 
 
+def refuse_unlike_units(
+    module: nn.Module, units: dict[str, dict[str, nn.Parameter]], **settings: Any
+) -> None:
+    """Raise ValueError unless all ranks shard the same module in the same way."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    names = {f"unit {name or 'root'!r}": f"{[*named]}" for name, named in units.items()}
+    others = {name: str(value) for name, value in settings.items()}
+    refuse_unlike({**described(tensors), **names, **others})
+
+
+class Sharded(NotCopied):
+    """A base: what works by flat tensors and hooks is neither copied nor pickled."""
+
+    instead = (
+        "Copy a module before it is sharded. To save it, or to fill another one, take "
+        "its state_dict(), and optimizer_state_dict() of this package"
+    )
+
+
+class Note(str):
+    """Text on a parameter. A pickled copy, whose values are its own, gets none."""
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, ()  # empty; torch.load(weights_only=True) takes it, too
+
+
 @cache
 def watch_optimizers() -> None:
     """From now on, an optimizer over parameters that were sharded cannot step."""
@@ -53,11 +82,11 @@ def watch_optimizers() -> None:
 def _refuse_whole_parameters(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     held = (p for group in optimizer.param_groups for p in group["params"])
     for parameter in held:
-        if hasattr(parameter, "_sharded_as"):
+        if name := getattr(parameter, "_sharded_as", None):
             kind = type(optimizer).__name__
             raise RuntimeError(
-                f"this {kind} holds {parameter._sharded_as!r} as it was before it was "
-                "sharded: its values lie in a flat tensor now, its gradient goes to a "
-                f"shard, and step() would change nothing. Make the {kind} after "
-                f"sharding, over the shards: {kind}(model.parameters(), ...)"
+                f"this {kind} holds {name!r} as it was before it was sharded: its "
+                "values lie in a flat tensor now, its gradient goes to a shard, and "
+                f"step() would change nothing. Make the {kind} after sharding, over "
+                f"the shards: {kind}(model.parameters(), ...)"
             )

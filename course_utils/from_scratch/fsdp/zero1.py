@@ -14,9 +14,10 @@ from .flat_parameter import (
     parameters_by_unit,
 )
 from .pieces import AllGather
+from .refusals import Sharded, refuse_unlike_units
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(Sharded):
     """An optimizer with state for one n-th of the parameters on each rank.
 
         optimizer = ShardedOptimizer(module, torch.optim.AdamW, lr=1e-3)
@@ -37,6 +38,10 @@ class ShardedOptimizer:
         optimizer: that of torch. A learning-rate schedule needs it, and so does a
             checkpoint: `optimizer_state_dict(flats, optimizer)` of rung 5.
 
+    Raises:
+        ValueError: parameters of one unit have several dtypes; the ranks give other
+            modules or units.
+
     Cost of a step for S bytes: an all-reduce and an all-gather of S, so each rank sends
     3(n-1)/n·S. That is half more than with DDP; rung 2 gets it back.
     """
@@ -50,6 +55,7 @@ class ShardedOptimizer:
         **defaults: Any,
     ) -> None:
         groups = parameters_by_unit(module, units)
+        refuse_unlike_units(module, groups)
         self.flats = [
             FlatParameter(name, trained)
             for name, named in groups.items()
@@ -82,10 +88,11 @@ class ShardedOptimizer:
         for flat in self.flats:
             parts = flat.parts(flat.gradient)
             for parameter, part in zip(flat.parameters, parts, strict=True):
-                if parameter.grad is None:
+                grad = parameter.grad
+                if grad is None:
                     part.zero_()
-                elif parameter.grad.data_ptr() != part.data_ptr():
-                    part.copy_(parameter.grad)  # as after module.zero_grad()
+                elif grad.is_sparse or grad.data_ptr() != part.data_ptr():
+                    part.copy_(grad.to_dense())  # as after module.zero_grad()
                 parameter.grad = part
             flat.gradient /= dist.get_world_size()
             dist.all_reduce(flat.gradient)

@@ -17,16 +17,18 @@ from .flat_parameter import (
     parameters_by_unit,
 )
 from .refusals import (
+    Sharded,
     refuse_if_absent,
     refuse_if_hidden,
     refuse_own_parameters,
+    refuse_unlike_units,
 )
 from .units import ShardedFlatParameter, Unit
 from .zero1 import clip_grad_norm_
 from .zero2 import GradientReducer
 
 
-class FSDP(StateDicts, nn.Module):
+class FSDP(Sharded, StateDicts, nn.Module):
     """Shards parameters, gradients and optimizer state: each rank keeps one n-th.
 
     A unit's parameters are gathered before its forward and freed after it, gathered
@@ -54,7 +56,8 @@ class FSDP(StateDicts, nn.Module):
 
     Raises:
         ValueError: a unit is no submodule; parameters of one unit have several dtypes;
-            units share a parameter; `prefetch` is negative.
+            units share a parameter; `prefetch` is negative; the ranks give other
+            modules, units or settings.
 
     A gradient of gradients (create_graph=True) is not possible: between the two passes
     the parameters are freed.
@@ -106,7 +109,16 @@ class FSDP(StateDicts, nn.Module):
         self.reshard_after_forward = reshard_after_forward
         self.prefetch, self.param_dtype = prefetch, param_dtype
         self.units = []
-        for name, named in parameters_by_unit(module, units).items():
+        groups = parameters_by_unit(module, units)
+        refuse_unlike_units(
+            module,
+            groups,
+            reshard_after_forward=reshard_after_forward,
+            prefetch=prefetch,
+            param_dtype=param_dtype,
+            reduce_dtype=reduce_dtype,
+        )
+        for name, named in groups.items():
             flats = []
             for suffix, trained in (("", True), (".frozen", False)):
                 alike = {n: p for n, p in named.items() if p.requires_grad is trained}
