@@ -225,6 +225,46 @@ def test_one_block_of_a_model_can_be_parallel():
     same(step(module, module, x), alone)
 
 
+def test_a_parameter_that_nothing_uses_has_zeros_as_with_torch():
+    module = Net().to("cuda:0")
+    module.unused = nn.Parameter(torch.ones(2, device="cuda:0"))
+    x = torch.randn(5, 6, device="cuda:0")
+    torchs = step(module, nn.DataParallel(module, [0, 1]), x)
+    own = step(module, lambda x: ours.data_parallel(module, x, [0, 1]), x)
+    same(own, torchs)
+    assert module.unused.grad.eq(0).all() and module.frozen.weight.grad is None
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.jit.script(Inner()),
+        lambda: torch.jit.trace(nn.Linear(6, 6).eval(), torch.ones(2, 6)),
+        lambda: nn.Sequential(torch.jit.script(nn.Linear(6, 6)), nn.Linear(6, 6)),
+    ],
+    ids=["scripted", "traced", "a part"],
+)
+def test_scripted_modules(make):
+    module = make().to("cuda:0")
+    x = torch.randn(5, 6, device="cuda:0")
+    own = step(module, lambda x: ours.data_parallel(module, x, [0, 1, 2]), x)
+    same(own, step(module, nn.DataParallel(module, [0, 1, 2]), x))
+
+
+class Inner(nn.Module):
+    """For torch.jit.script: modules in modules, buffers, and None for parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU())
+        self.register_buffer("scale", torch.full((6,), 0.5))
+        self.register_buffer("none", None)
+
+    def forward(self, x):
+        return self.inside(x) * self.scale
+
+
 def test_five_steps_of_training_are_those_of_one_device():
     trained = {}
     for devices in DEVICES.values():

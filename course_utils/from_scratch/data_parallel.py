@@ -67,20 +67,37 @@ def replicate(
 
 
 def _replica(network: nn.Module, device: torch.device, detach: bool) -> nn.Module:
-    def copy(tensor: Tensor) -> Tensor:
-        wanted = tensor.requires_grad and not detach
-        # As a plain tensor: a Parameter would be a leaf with a `grad` of its own.
-        return (tensor.view_as(tensor) if wanted else tensor.detach()).to(device)
-
-    # One copy of each: what is shared in the network stays shared in the replica.
-    copies = {t: copy(t) for t in chain(network.parameters(), network.buffers())}
+    # One copy of each: what is shared in the network stays shared in the replica. As
+    # plain tensors: a Parameter would be a leaf with a `grad` of its own.
+    tensors = [*network.parameters(), *network.buffers()]
+    plain = {tensor: tensor.detach() for tensor in tensors}
+    wanted = [t for t in tensors if t.requires_grad and not detach]
+    if wanted:
+        plain |= zip(wanted, _Together.apply(*wanted), strict=True)
+    copies = {tensor: value.to(device) for tensor, value in plain.items()}
     # The method makes a module without parameters; nn.LSTM, for one, has its own.
     twins = {m: m._replicate_for_data_parallel() for m in network.modules()}
     for module, twin in twins.items():
-        twin._modules |= {name: twins.get(m) for name, m in module._modules.items()}
+        for name, child in module._modules.items():
+            setattr(twin, name, twins.get(child))
         for name, tensor in chain(module._parameters.items(), module._buffers.items()):
             setattr(twin, name, copies.get(tensor))
     return twins[network]
+
+
+class _Together(torch.autograd.Function):
+    """Tensors as they are. Where one gets a gradient, the others get one of zeros.
+
+    So a parameter that no replica has used has zeros, as with `nn.DataParallel`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
 
 
 def parallel_apply(
