@@ -29,6 +29,7 @@ _EXPORTS = {
     "progress": None,
     "quiz": None,
     "virtual_gpus": None,
+    "why": "course_utils.quiz",
 }
 __all__ = sorted(_EXPORTS)
 

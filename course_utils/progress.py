@@ -34,7 +34,7 @@ FIELDS = {
         "saw_solution": bool,
     },
     "questions": {
-        "correct": bool | None,  # None: a prediction that is not judged yet
+        "correct": bool | None,  # None: a prediction, which nobody marks
         "tries": int,
         "first_try_correct": bool | None,
     },
@@ -357,6 +357,8 @@ def _row(lesson: Lesson, state: dict) -> tuple[str, str]:
     judged = [q["correct"] for q in quiz if q["correct"] is not None]
     if judged:
         facts.append(f"{sum(judged)} of {len(judged)} answers right")
+    if predicted := len(quiz) - len(judged):
+        facts.append(f"{predicted} prediction{'s' if predicted > 1 else ''} made")
     if tasks and passed == len(tasks):
         mark = "✓"
     elif passed or tried or quiz:

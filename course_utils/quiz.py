@@ -6,6 +6,8 @@
     guess = quiz("00.all_reduce")         # a number to predict …
     guess.value                           # … for a later cell; None until answered
     quiz("00.ranks", answer=2)            # answers in text: in a terminal, or anywhere
+    why("00.all_reduce")                  # below the measurement: what was predicted,
+                                          # what is right, and why
 
 What goes where:
 
@@ -22,12 +24,12 @@ What goes where:
 from __future__ import annotations
 
 import contextlib
-import html
 import io
 import os
 import sys
 import textwrap
 import types
+from html import escape
 
 from course_utils.questions import (
     AnswerError,
@@ -37,8 +39,9 @@ from course_utils.questions import (
     format_number,
     load,
 )
+from course_utils.questions.markup import to_html, to_text
 
-__all__ = ["Quiz", "quiz"]
+__all__ = ["Quiz", "quiz", "why"]
 
 _WIDTH = 79  # columns of the text form
 _EXAMPLES = {
@@ -73,17 +76,38 @@ def quiz(question_id: str, *, answer: object = None) -> Quiz:
         QuestionError: there is no such question. Near names are listed.
         AnswerError: `answer` is no option of the question, or no number.
     """
-    question = find(question_id)
-    # One object a question and kernel: every cell that shows it shows the same state.
-    item = _quizzes.get(question_id)
-    if item is None or item.question != question:
-        item = _quizzes[question_id] = Quiz(question)
+    item = _quiz_of(question_id)
     if answer is not None:
         item.submit(answer)
         print(item.feedback_text())
         return item
     item.restore()
     item.show()
+    return item
+
+
+def why(question_id: str, measured: float | None = None, title: str = "") -> None:
+    """Show what was predicted, what is right and why: below what measures it.
+
+    Args:
+        question_id: "<lesson>.<name>", such as "00.all_reduce".
+        measured: the number that came out. It is drawn beside the predicted one.
+        title: of that picture.
+
+    Raises:
+        QuestionError: there is no such question. Near names are listed.
+    """
+    item = _quiz_of(question_id)
+    item.restore()
+    item.explain(measured, title)
+
+
+def _quiz_of(question_id: str) -> Quiz:
+    question = find(question_id)
+    # One object a question and kernel: every cell that shows it shows the same state.
+    item = _quizzes.get(question_id)
+    if item is None or item.question != question:
+        item = _quizzes[question_id] = Quiz(question)
     return item
 
 
@@ -101,6 +125,7 @@ class Quiz:
         self.feedback: Feedback | None = None
         self.trouble = ""
         self._answer = None
+        self._tries = 0
         self._widget = None
         self._shown_by = ""  # the request to run a cell that showed it last
 
@@ -119,11 +144,8 @@ class Quiz:
             AnswerError: it cannot be judged. Nothing is saved then.
         """
         answer = self.question.read(given)
-        first = self.question.measured and answer != self._answer
-        self._answer = answer
-        self.feedback = (
-            self.question.note(answer) if first else self.question.grade(answer)
-        )
+        self._answer, self._tries = answer, self._tries + 1
+        self.feedback = self.question.respond(answer, self._tries)
         right = None if self.question.measured else self.feedback.right
         self.trouble = _save(self.question.id, answer, right)
         self._push()
@@ -135,7 +157,7 @@ class Quiz:
     def restore(self) -> None:
         """Take over the saved answer; forget the one in memory if none is saved."""
         self._answer = self.feedback = None
-        self.trouble = ""
+        self._tries, self.trouble = 0, ""
         saved = _saved().get(self.question.id)
         if saved is not None:
             try:
@@ -143,8 +165,8 @@ class Quiz:
             except AnswerError:
                 pass  # the question was reworded since: ask it afresh
             else:
-                one = self.question
-                self.feedback = (one.note if one.measured else one.grade)(self._answer)
+                self._tries = saved["tries"]
+                self.feedback = self.question.respond(self._answer, self._tries)
         self._push()
 
     def show(self) -> None:
@@ -165,6 +187,33 @@ class Quiz:
         display(self._form(), raw=True)
         self._shown_by = _request(shell)
 
+    def explain(self, measured: float | None = None, title: str = "") -> None:
+        """What `why` shows."""
+        feedback = self.question.explain(self._answer)
+        shown = []
+        if measured is not None:
+            from course_utils import pictures
+
+            unit = getattr(self.question, "unit", "")
+            drawn = (self._answer, measured, unit, title)
+            shown.append(pictures.guess_and_measured(*drawn))
+        text = "\n".join(self._told(feedback))
+        if _notebook_shell() is None:
+            print(*shown, text, sep="\n")
+            return
+        from IPython.display import display
+
+        parts = [f"<p><strong>{feedback.word}</strong> {to_html(feedback.text)}</p>"]
+        notes = "".join(
+            f"<li>{to_html(self.question.options[note.option])}<br>"
+            f"<strong>{note.word}</strong> {to_html(note.text)}</li>"
+            for note in feedback.notes
+        )
+        parts += [f"<ol>{notes}</ol>"] if notes else []
+        for picture in shown:
+            display(picture)
+        display({"text/plain": text, "text/html": "".join(parts)}, raw=True)
+
     def _ipython_display_(self) -> None:
         # `quiz(…)` as the last line of a cell has shown itself already; a variable
         # that holds the quiz shows it again in another cell.
@@ -180,13 +229,17 @@ class Quiz:
     def text(self) -> str:
         """The question as plain text: no key, and nothing of the learner's."""
         question = self.question
-        lines = [f"Quiz {question.id}. {question.task}.", "", *_wrap(question.prompt)]
+        lines = [
+            f"Quiz {question.id}. {question.task}.",
+            "",
+            *_wrap(to_text(question.prompt)),
+        ]
         if question.code:
             lines += ["", textwrap.indent(question.code, "    ")]
         if question.options:
             lines.append("")
         for number, option in enumerate(question.options, 1):
-            lines += _wrap(option, first=f"  {number}. ", rest="     ")
+            lines += _wrap(to_text(option), first=f"  {number}. ", rest="     ")
         call, advice = self._how_to_answer()
         return "\n".join([*lines, "", f"To answer: {call}, {advice}."])
 
@@ -197,16 +250,16 @@ class Quiz:
         parts = [
             '<details open class="course-quiz-text">',
             f"<summary>Quiz {question.id}. {question.task}.</summary>",
-            f"<p><strong>{_prose(question.prompt)}</strong></p>",
+            f"<p><strong>{to_html(question.prompt)}</strong></p>",
         ]
         if question.code:
-            parts.append(f"<pre><code>{html.escape(question.code)}</code></pre>")
+            parts.append(f"<pre><code>{escape(question.code)}</code></pre>")
         if question.options:
-            items = (f"<li>{_prose(option)}</li>" for option in question.options)
+            items = (f"<li>{to_html(option)}</li>" for option in question.options)
             parts.append(f"<ol>{''.join(items)}</ol>")
         parts.append(
             "<p>To answer, or to see your last answer, run this cell in JupyterLab. Or "
-            f"answer in any Python: <code>{html.escape(call)}</code>, {advice}.</p>"
+            f"answer in any Python: <code>{escape(call)}</code>, {advice}.</p>"
         )
         return "\n".join([*parts, "</details>"])
 
@@ -214,14 +267,20 @@ class Quiz:
         """The feedback to the last answer as plain text; "" if there is none."""
         if self.feedback is None:
             return ""
-        lines = _wrap(f"{self.feedback.word} {self.feedback.text}")
-        for note in self.feedback.notes:
-            option = self.question.options[note.option]
-            lines += _wrap(option, first=f"  {note.option + 1}. ", rest="     ")
-            lines += _wrap(f"{note.word} {note.text}", first="     ", rest="     ")
+        lines = self._told(self.feedback)
         for line in (self.trouble, score(self.question.lesson)):
             lines += _wrap(line)
         return "\n".join(lines)
+
+    def _told(self, feedback: Feedback) -> list[str]:
+        """A feedback as lines of plain text."""
+        lines = _wrap(f"{feedback.word} {to_text(feedback.text)}")
+        for note in feedback.notes:
+            option = to_text(self.question.options[note.option])
+            lines += _wrap(option, first=f"  {note.option + 1}. ", rest="     ")
+            said = f"{note.word} {to_text(note.text)}"
+            lines += _wrap(said, first="     ", rest="     ")
+        return lines
 
     def _how_to_answer(self) -> tuple[str, str]:
         argument, advice = _EXAMPLES[self.question.kind]
@@ -245,12 +304,12 @@ class Quiz:
                     "id": question.id,
                     "kind": question.kind,
                     "task": question.task,
-                    "prompt": question.prompt,
+                    "prompt": to_html(question.prompt),
                     "code": question.code,
-                    "options": question.options,
+                    "options": [to_html(option) for option in question.options],
                     "unit": getattr(question, "unit", ""),
-                    "purpose": getattr(question, "purpose", ""),
-                    "measured": question.measured,
+                    "purpose": to_html(getattr(question, "purpose", "")),
+                    "button": question.button,
                 }
             )
             self._widget.on_msg(self._receive)
@@ -278,15 +337,19 @@ class Quiz:
         if self.feedback is None:
             self._widget.feedback = {}
         else:
+            feedback = self.feedback
+            verdict = "right" if feedback.right else "wrong"
             self._widget.feedback = {
                 # The same answer twice must reach the page twice.
                 "serial": self._widget.feedback.get("serial", 0) + 1,
                 "given": self._given(),
-                "right": self.feedback.right,
-                "noted": self.feedback.noted,
-                "word": self.feedback.word,
-                "text": self.feedback.text,
-                "notes": [vars(note) for note in self.feedback.notes],
+                "state": "noted" if feedback.noted else verdict,
+                "word": feedback.word,
+                "text": to_html(feedback.text),
+                "notes": [
+                    vars(note) | {"text": to_html(note.text)} for note in feedback.notes
+                ],
+                "button": feedback.button,
                 "trouble": self.trouble,
             }
         self._widget.score = score(self.question.lesson)
@@ -298,18 +361,26 @@ _quizzes: dict[str, Quiz] = {}  # those of this Python process, by id
 def score(lesson: str) -> str:
     """How many of a lesson's questions are answered rightly, as one line.
 
+    Predictions count as made: nobody marks them.
+
     Args:
         lesson: its number, such as "00". "" is returned before its first answer.
     """
     saved = _saved()
-    judged = [id for id, question in load(lesson).items() if not question.measured]
+    asked = load(lesson).values()
+    judged = [question.id for question in asked if not question.measured]
+    predicted = [question.id for question in asked if question.measured]
     answers = [saved[id] for id in judged if id in saved]
-    if not answers:
-        return ""
-    right = sum(bool(answer["correct"]) for answer in answers)
-    first = sum(bool(answer["first_try_correct"]) for answer in answers)
-    total = len(judged)
-    return f"Lesson {lesson}: {right} of {total} right, {first} at the first try."
+    facts = []
+    if answers:
+        right = sum(bool(answer["correct"]) for answer in answers)
+        first = sum(bool(answer["first_try_correct"]) for answer in answers)
+        facts.append(f"{right} of {len(judged)} right, {first} at the first try.")
+    if made := sum(id in saved for id in predicted):
+        facts.append(
+            f"{made} of {len(predicted)} predictions made; they are not marked."
+        )
+    return f"Lesson {lesson}: {' '.join(facts)}" if facts else ""
 
 
 def _saved() -> dict[str, dict]:
@@ -369,13 +440,6 @@ def _wrap(text: str, first: str = "", rest: str = "") -> list[str]:
         subsequent_indent=rest,
         break_on_hyphens=False,  # micro-batch is one word, and easier to find
     )
-
-
-def _prose(text: str) -> str:
-    """Escaped HTML, with <code> for what stands between backticks."""
-    parts = html.escape(text).split("`")
-    parts[1::2] = [f"<code>{part}</code>" for part in parts[1::2]]
-    return "".join(parts)
 
 
 class _CallableModule(types.ModuleType):

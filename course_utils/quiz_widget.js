@@ -1,11 +1,13 @@
 // One quiz question as a form. Python judges the answers; this file only shows.
 //
 // question  {id, kind: "single" | "multiple" | "number", task, prompt, code,
-//            options: [text], unit, purpose, measured (it is noted, then measured)}
-// feedback  {} or {serial, given: [option numbers from 1, or a text], right, noted (not
-//            judged yet), word, text, notes: [{option from 0, good, word, text}],
-//            trouble}
+//            options: [HTML], unit, purpose, button (what the button does)}
+// feedback  {} or {serial, given: [option numbers from 1, or a text], state: "noted" |
+//            "right" | "wrong", word, text, notes: [{option from 0, good, word, text}],
+//            button, trouble}
 // score     one line about the lesson, or ""
+//
+// prompt, options, purpose and the text of a feedback are HTML, which Python has escaped.
 
 // How long Python may take before the learner is told why nothing happens.
 const PATIENCE_MS = 3000;
@@ -25,8 +27,7 @@ function render({ model, el }) {
   const number = isNumber ? numberField(question, name) : null;
   const inputs = isNumber ? [number.input] : options.map((one) => one.input);
 
-  const firstStep = question.measured ? "Note it" : "Check";
-  const button = make("button", { type: "submit" }, firstStep);
+  const button = make("button", { type: "submit" }, question.button);
   const score = make("span", { className: "course-quiz-score" });
   const verdict = make("div", { className: "course-quiz-verdict", role: "status" });
   const form = make(
@@ -39,7 +40,7 @@ function render({ model, el }) {
         "legend",
         {},
         make("span", { className: "course-quiz-task" }, question.task),
-        make("span", { className: "course-quiz-prompt" }, ...prose(question.prompt)),
+        make("span", { className: "course-quiz-prompt", innerHTML: question.prompt }),
       ),
       question.code && make("pre", {}, make("code", {}, question.code)),
       ...(isNumber ? [number.row] : options.map((one) => one.row)),
@@ -47,11 +48,7 @@ function render({ model, el }) {
     make("div", { className: "course-quiz-actions" }, button, score),
     verdict,
   );
-  // JupyterLab looks at the focused element only: on the form it would not help, and
-  // arrow keys, Enter or "dd" would act on the notebook's cells.
-  for (const one of [...inputs, button]) {
-    one.setAttribute("data-lm-suppress-shortcuts", "true");
-  }
+  shareKeys(form);
 
   let patience; // the timer that runs while Python judges
 
@@ -63,7 +60,7 @@ function render({ model, el }) {
 
   function forget() {
     say("none");
-    for (const one of options) one.note("", null);
+    for (const one of options) one.note({ word: "", good: null });
   }
 
   function showFeedback() {
@@ -71,7 +68,7 @@ function render({ model, el }) {
     forget();
     if (feedback.serial === undefined) {
       for (const one of inputs) isNumber ? (one.value = "") : (one.checked = false);
-      button.textContent = firstStep;
+      button.textContent = question.button;
       return;
     }
     if (isNumber) {
@@ -81,37 +78,22 @@ function render({ model, el }) {
         one.input.checked = feedback.given.includes(i + 1);
       });
     }
-    for (const { option, good, word, text } of feedback.notes) {
-      options[option].note(word, text, good);
-    }
+    for (const note of feedback.notes) options[note.option].note(note);
     say(
-      feedback.noted ? "noted" : feedback.right ? "right" : "wrong",
-      make("p", {}, make("strong", {}, feedback.word), " ", ...prose(feedback.text)),
+      feedback.state,
+      make("p", {}, ...said(feedback)),
       feedback.trouble && make("p", {}, feedback.trouble),
     );
-    button.textContent = nextStep(feedback);
-  }
-
-  function nextStep(feedback) {
-    if (feedback.noted) return "Explain";
-    return feedback.right ? "Check again" : "Try again";
+    button.textContent = feedback.button;
   }
 
   function showScore() {
     score.textContent = model.get("score");
   }
 
-  // A browser submits on Enter by itself, but the notebook cancels the line break that
-  // Enter in a text field begins with, and so the submit.
-  number?.input.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.isComposing) return;
-    event.preventDefault();
-    form.requestSubmit();
-  });
-
   form.addEventListener("input", () => {
     forget(); // what it says is about the answer before
-    button.textContent = firstStep;
+    button.textContent = question.button;
   });
 
   form.addEventListener("submit", (event) => {
@@ -153,15 +135,15 @@ function option(question, name, text, i) {
   const row = make(
     "div",
     { className: "course-quiz-option" },
-    make("label", { htmlFor: id }, input, make("span", {}, ...prose(text))),
+    make("label", { htmlFor: id }, input, make("span", { innerHTML: text })),
     noteElement,
   );
-  function note(word, text, good) {
-    const said = word ? [make("strong", {}, word), " ", ...prose(text)] : [];
-    noteElement.replaceChildren(...said);
-    noteElement.dataset.state = good === false ? "wrong" : good ? "right" : "none";
+  function note(one) {
+    noteElement.replaceChildren(...(one.word ? said(one) : []));
+    noteElement.dataset.state =
+      one.good === false ? "wrong" : one.good ? "right" : "none";
     // Read out with the option; an empty note would be a description that says nothing.
-    if (word) input.setAttribute("aria-describedby", noteElement.id);
+    if (one.word) input.setAttribute("aria-describedby", noteElement.id);
     else input.removeAttribute("aria-describedby");
   }
   return { input, row, note };
@@ -185,24 +167,18 @@ function numberField(question, name) {
     input,
   );
   if (question.purpose) {
-    const purpose = make("p", { id: `${name}-purpose` }, ...prose(question.purpose));
+    const purpose = make("p", {
+      id: `${name}-purpose`,
+      innerHTML: question.purpose,
+    });
     input.setAttribute("aria-describedby", purpose.id);
     row.append(purpose);
   }
   return { input, row };
 }
 
-// Text with `code` between backticks, as nodes: no HTML is ever parsed.
-function prose(text) {
-  return text
-    .split("`")
-    .map((part, i) => (i % 2 ? make("code", {}, part) : document.createTextNode(part)));
-}
-
-function make(tag, properties, ...children) {
-  const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children.filter((child) => child));
-  return element;
+function said({ word, text }) {
+  return [make("strong", {}, word), " ", make("span", { innerHTML: text })];
 }
 
 export default { render };

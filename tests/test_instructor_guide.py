@@ -641,8 +641,8 @@ def test_the_example_of_a_class_is_what_the_command_prints(tmp_path, monkeypatch
     for _ in range(4):
         progress.record_attempt("00.spot_the_hang", "stuck")
     progress.record_hint("00.spot_the_hang", 2)
-    progress.record_answer("00.skipped", "not this", False)
-    progress.record_answer("00.skipped", "this", True)
+    progress.record_answer("00.ranks", "not this", False)
+    progress.record_answer("00.ranks", "this", True)
     room = tmp_path / "class"
     for name in ("anna", "ben"):
         (room / name).mkdir(parents=True)

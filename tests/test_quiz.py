@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +35,8 @@ from course_utils.questions import (
     lessons,
     load,
 )
-from course_utils.quiz import Quiz, quiz
+from course_utils.questions.markup import to_html, to_text
+from course_utils.quiz import Quiz, quiz, why
 from course_utils.quiz_widget import QuizWidget
 
 ROOT = Path(__file__).parents[1]
@@ -130,12 +133,38 @@ def test_the_place_of_the_right_option_is_no_giveaway(lesson: str) -> None:
     assert max(map(places.count, places)) <= max(1, 0.5 * len(places))
 
 
+def test_the_longest_option_is_no_giveaway() -> None:
+    longer = {
+        question.id: max(len(one.text) for one in question.choices if one.right)
+        / max(len(one.text) for one in question.choices if not one.right)
+        for question in EVERY_QUESTION
+        if isinstance(question, SingleChoice)
+    }
+    assert {id: times for id, times in longer.items() if times > 1.2} == {}
+    # By chance, it is so in a quarter of them.
+    assert sum(times > 1 for times in longer.values()) <= 0.4 * len(longer)
+
+
 @pytest.mark.parametrize("question", EVERY_QUESTION, ids=lambda one: one.id)
-def test_the_longest_option_is_no_giveaway(question: Question) -> None:
-    if isinstance(question, SingleChoice):
-        (right,) = (choice for choice in question.choices if choice.right)
-        others = [len(one.text) for one in question.choices if one is not right]
-        assert len(right.text) <= 2 * max(others)
+def test_no_question_shows_raw_markup(
+    learner: Path, capsys, question: Question
+) -> None:
+    item = Quiz(question)
+    item._form()
+    pages = [item.html(), *item._widget.question["options"]]
+    texts = [item.text()]
+    for _ in range(2):
+        item.submit(right_answer(question))
+        feedback = item._widget.feedback
+        pages += [feedback["text"], *(note["text"] for note in feedback["notes"])]
+        texts.append(item.feedback_text())
+        item.explain()
+    texts.append(capsys.readouterr().out)
+    for page in pages:
+        assert not re.search(r"[*`]", re.sub(r"<code>.*?</code>", "", page, flags=re.S))
+    for text in texts:
+        text = text.replace(textwrap.indent(question.code, "    "), "")
+        assert "*" not in re.sub(r"`[^`]*`", "", text)
 
 
 # --------------------------------------------------------------------- bad definitions
@@ -150,6 +179,26 @@ def test_the_longest_option_is_no_giveaway(question: Question) -> None:
         (lambda: SingleChoice("00.x", "What?", [TRUE]), "1 option"),
         (lambda: SingleChoice("00.x", "What?", [FALSE, FALSE]), "the same text"),
         (lambda: SingleChoice("00.x", "What is `x?", [TRUE, FALSE]), "backtick"),
+        *(
+            (lambda bad=bad: SingleChoice("00.x", bad, [TRUE, FALSE]), message)
+            for bad, message in {
+                "Is it *true?": "a * is not closed",
+                "Is it **true*?": "a * is not closed",
+                "2 * 3?": "marks no emphasis: write ×",
+                "2*3?": "a * is not closed",
+                "Is it * true*?": "marks no emphasis",
+                "Is it ***true***?": "a *** in",
+                "See [this](page).": "']('",
+                "Is it <b>true</b>?": "'<b'",
+                "Is it _true_?": "'_true_'",
+                "Is it $2(n - 1)/n$?": "would not be rendered",
+                "What is\n- it?": "would not be rendered",
+            }.items()
+        ),
+        (
+            lambda: SingleChoice("00.x", "?", [TRUE, Choice("no", "Not *so.")]),
+            "a * is not closed in 'Not *so.'",
+        ),
         (
             lambda: SingleChoice("00.x", "What?", [FALSE, Choice("b", "no")]),
             "no option is right",
@@ -408,7 +457,7 @@ def test_a_multiple_choice_has_a_word_for_every_option() -> None:
     question = MultipleChoice("00.x", "What?", [TRUE, FALSE, ALSO_TRUE, other])
     feedback = question.grade(question.read([1, 2]))
     assert not feedback.right
-    assert feedback.text.startswith("2 of 4 are judged rightly.")
+    assert feedback.text == "You judged 2 of the 4 statements correctly."
     assert [(note.good, note.word) for note in feedback.notes] == [
         (True, "Right, this is true:"),
         (False, "Ticked, but not true:"),
@@ -468,14 +517,14 @@ def test_the_text_form_in_a_terminal(learner: Path, capsys) -> None:
     quiz("00.ranks", answer=2)
     printed = capsys.readouterr().out
     assert printed.startswith("Not quite. Threads share one process")
-    assert "Lesson 00: 0 of 3 right, 0 at the first try." in printed
+    assert "Lesson 00: 0 of 2 right, 0 at the first try." in printed
 
     quiz("00.ranks", answer=3)
     printed = capsys.readouterr().out
     assert printed.startswith("Right. Every process runs the same code.")
     notes = printed.split("Why not: Threads share one process")
     assert len(notes) == 2 and notes[0].splitlines()[-2].startswith("  2. ")
-    assert "Lesson 00: 1 of 3 right, 0 at the first try." in printed
+    assert "Lesson 00: 1 of 2 right, 0 at the first try." in printed
 
     quiz("00.ranks")
     printed = capsys.readouterr().out
@@ -507,7 +556,7 @@ def test_a_plain_python_prints_and_needs_no_widgets(tmp_path: Path) -> None:
         env=environment,
     )
     assert done.stderr == ""
-    assert done.stdout.startswith("Right. All 4 are judged rightly.")
+    assert done.stdout.startswith("Right. You judged all 4 statements correctly.")
     saved = json.loads((tmp_path / "progress.json").read_text())["questions"]
     assert saved["00.variables"]["correct"] is True
 
@@ -520,27 +569,34 @@ def test_the_stored_text_holds_no_key(question: Question) -> None:
     html = item.html()
     assert Quiz(question).text() == item.text()
     assert Quiz(question).html() == html
-    assert question.prompt in text
+    assert to_text(question.prompt) in text
     assert " ".join(question.code.split()) in text
     for number, option in enumerate(question.options, 1):
-        assert f" {number}. {' '.join(option.split())}" in text
-    items = "".join(f"<li>{quizzes._prose(option)}</li>" for option in question.options)
+        assert f" {number}. {to_text(option)}" in text
+    items = "".join(f"<li>{to_html(option)}</li>" for option in question.options)
     assert (f"<ol>{items}</ol>" in html) == bool(question.options)
-    for why in explanations(question):
-        assert why not in text
-        assert quizzes._prose(why) not in html
+    for reason in explanations(question):
+        assert to_text(reason) not in text
+        assert to_html(reason) not in html
     key = "\n".join(question.key())
     shown = [question.why] if isinstance(question, Number) else explanations(question)
-    assert all(why in key for why in shown)
+    assert all(reason in key for reason in shown)
 
 
-def test_html_is_escaped() -> None:
+def test_markup_is_rendered_and_html_is_escaped() -> None:
     question = SingleChoice(
-        "99.x", "Is 1 < 2 & `a<b>`?", [TRUE, FALSE], code="<script>"
+        "99.x",
+        "Is 1 < 2 & `a<b>*`, *never*, **al `x` ways *so* it is**",
+        [TRUE, FALSE],
+        code="<script>",
     )
-    html = Quiz(question).html()
-    assert "Is 1 &lt; 2 &amp; <code>a&lt;b&gt;</code>?" in html
+    html, text = Quiz(question).html(), Quiz(question).text()
+    assert (
+        "Is 1 &lt; 2 &amp; <code>a&lt;b&gt;*</code>, <em>never</em>, "
+        "<strong>al <code>x</code> ways <em>so</em> it is</strong>"
+    ) in html
     assert "<script>" not in html
+    assert "Is 1 < 2 & `a<b>*`, never, al `x` ways so it is" in text
 
 
 def test_the_module_stands_in_for_the_function(learner: Path, capsys) -> None:
@@ -596,9 +652,9 @@ def test_a_question_answered_in_another_notebook(learner: Path) -> None:
 
 
 def test_what_cannot_be_saved_is_said_and_still_judged(unsaveable, capsys) -> None:
-    quiz("01.memory", answer=120)
+    quiz("01.nvlink_one_way", answer=450)
     printed = capsys.readouterr().out
-    assert printed.startswith("Right. 7.5 billion × 16 bytes")
+    assert printed.startswith("Right. Half of the figure")
     assert "Your progress cannot be saved in" in printed
 
 
@@ -650,13 +706,13 @@ def test_the_form_gets_no_key_before_an_answer(
         {k: v for k, v in widget.get_state().items() if k not in ("_esm", "_css")},
         ensure_ascii=False,
     )
-    assert json.dumps(question.prompt, ensure_ascii=False) in state
-    for why in explanations(question):
-        assert json.dumps(why, ensure_ascii=False)[1:-1] not in state
+    assert json.dumps(to_html(question.prompt), ensure_ascii=False) in state
+    for reason in explanations(question):
+        assert json.dumps(to_html(reason), ensure_ascii=False)[1:-1] not in state
     assert widget.feedback == {}
     assert set(widget.question) == {
         *("id", "kind", "task", "prompt", "code", "options", "unit", "purpose"),
-        "measured",
+        "button",
     }
 
 
@@ -669,14 +725,14 @@ def test_an_answer_from_the_page(learner: Path, sent: list) -> None:
 
     from_the_page(widget, [2])
     wrong = widget.feedback
-    assert (wrong["right"], wrong["word"], wrong["given"]) == (False, "Not quite.", [2])
-    assert wrong["notes"] == []
-    assert widget.score == "Lesson 00: 0 of 3 right, 0 at the first try."
+    assert (wrong["word"], wrong["given"], wrong["notes"]) == ("Not quite.", [2], [])
+    assert (wrong["state"], wrong["button"]) == ("wrong", "Check again")
+    assert widget.score == "Lesson 00: 0 of 2 right, 0 at the first try."
 
     from_the_page(widget, [2])  # once more the same: the page must hear of it
     assert widget.feedback != wrong
     from_the_page(widget, [3])
-    assert widget.feedback["right"] is True
+    assert widget.feedback["state"] == "right"
     assert [note["option"] for note in widget.feedback["notes"]] == [0, 1, 3]
     assert answers()["00.ranks"]["tries"] == 3
     assert item.feedback.right
@@ -692,48 +748,104 @@ def test_a_typed_number_from_the_page(learner: Path, sent: list) -> None:
     assert isinstance(item.value, float)
 
 
-def test_a_prediction_is_noted_and_judged_only_when_asked(
+def test_a_prediction_is_noted_and_explained_below_the_measurement(
     learner: Path, monkeypatch, capsys
 ) -> None:
-    item, widget = form("00.all_reduce")
-    from_the_page(widget, "10")
-    noted = widget.feedback
-    assert (noted["noted"], noted["word"]) == (True, "Noted.")
-    assert noted["text"].startswith("You predict 10. Run the next cells")
-    assert (item.value, item.feedback.noted) == (10.0, True)
-    # Another number is another prediction; the same once more asks for the reason.
-    from_the_page(widget, "4")
-    assert widget.feedback["noted"]
-    from_the_page(widget, "4")
-    judged = widget.feedback
-    assert (judged["noted"], judged["right"], judged["word"]) == (
-        *(False, False),
-        "Not quite.",
+    why("00.all_reduce")
+    assert capsys.readouterr().out.startswith(
+        "You have not predicted this. Expected: 6. 0 + 1 + 2 + 3 = 6."
     )
-    assert "4 is the number of ranks" in judged["text"]
-    assert item.feedback.right is False
-    # It counts as neither right nor wrong.
+    item, widget = form("00.all_reduce")
+    for _ in range(2):  # the same once more asks for nothing else
+        from_the_page(widget, "4")
+        noted = widget.feedback
+        assert (noted["state"], noted["button"]) == ("noted", "Note it")
+        assert noted["word"] == "Your prediction: 4. Noted."
+    assert "4 is the number of ranks" not in str(widget.get_state())
+    assert item.value == 4.0
+    # It counts, as neither right nor wrong.
     assert answers()["00.all_reduce"]["correct"] is None
-    assert widget.score == ""
+    assert widget.score == "Lesson 00: 1 of 2 predictions made; they are not marked."
     quiz("00.ranks", answer=3)
-    assert widget.score == "Lesson 00: 1 of 3 right, 1 at the first try."
-    assert "1 of 1 answers right" in course_map()
-    # After a restart the number is there, and the reason again only when asked for.
+    assert widget.score.startswith("Lesson 00: 1 of 2 right, 1 at the first try. 1 of")
+    assert "1 of 1 answers right, 1 prediction made" in course_map()
     new_kernel(monkeypatch)
-    assert quiz("00.all_reduce").feedback_text().startswith("Noted. You predict 4.")
+    assert (
+        quiz("00.all_reduce").feedback_text().startswith("Your prediction: 4. Noted.")
+    )
     capsys.readouterr()
-    quiz("00.all_reduce", answer=4)
-    assert capsys.readouterr().out.startswith("Not quite. Too low. 4 is the number")
+    why("00.all_reduce", 6.0, "The sum")
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("The sum: guess 4, measured 6.")
+    assert "Your prediction: 4. Not quite. Too low. 4 is the number of ranks" in said
+    assert "Expected: 6. 0 + 1 + 2 + 3 = 6." in said
+
+
+@pytest.mark.parametrize(
+    ("id", "answer", "begins"),
+    [
+        ("00.skipped", 2, "Your prediction: 2. Not quite."),
+        ("00.skipped", 1, "Your prediction: 1. Right."),
+        ("00.skipped", None, "You have not predicted this."),
+        (
+            "06.dp_and_ddp",
+            [1, 3],
+            "Your prediction: 1 and 3. Not quite. You judged 3 of the 6 statements",
+        ),
+    ],
+)
+def test_a_predicted_option_is_explained_with_all_others(
+    learner: Path, capsys, id: str, answer: object, begins: str
+) -> None:
+    if answer is not None:
+        item = quiz(id, answer=answer)
+        assert item.feedback.noted
+        assert item.feedback.notes == ()
+        capsys.readouterr()
+    why(id)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(begins)
+    question = find(id)
+    for choice in question.choices:
+        told = f"{choice.text} {question.verdicts[choice.right]} {choice.why}"
+        assert to_text(told) in said
+
+
+def test_a_wrong_tick_tells_only_how_many_are_right_at_first(
+    learner: Path, monkeypatch, capsys
+) -> None:
+    _, widget = form("00.variables")
+
+    def shown() -> tuple:
+        feedback = widget.feedback
+        return feedback["state"], feedback["button"], len(feedback["notes"])
+
+    from_the_page(widget, [1, 2])
+    assert shown() == ("wrong", "Show which ones", 0)
+    assert widget.feedback["text"].startswith("You judged 2 of the 4 statements")
+    new_kernel(monkeypatch)  # and after a restart
+    _, widget = form("00.variables")
+    assert shown() == ("wrong", "Show which ones", 0)
+    from_the_page(widget, [1])
+    assert shown() == ("wrong", "Check again", 4)
+    new_kernel(monkeypatch)
+    _, widget = form("00.variables")
+    assert shown() == ("wrong", "Check again", 4)
+    from_the_page(widget, [1, 4])
+    assert shown() == ("right", "Check again", 4)
+    saved = answers()["00.variables"]
+    assert (saved["tries"], saved["correct"]) == (3, True)
+    assert saved["first_try_correct"] is False
 
 
 def test_the_score_is_the_same_in_all_forms_of_a_lesson(learner: Path) -> None:
     _, ranks = form("00.ranks")
-    _, skipped = form("00.skipped")
-    assert (ranks.score, skipped.score) == ("", "")
-    from_the_page(skipped, [1])
-    assert ranks.score == "Lesson 00: 1 of 3 right, 1 at the first try."
+    _, variables = form("00.variables")
+    assert (ranks.score, variables.score) == ("", "")
+    from_the_page(variables, [1, 4])
+    assert ranks.score == "Lesson 00: 1 of 2 right, 1 at the first try."
     from_the_page(ranks, [1])
-    assert skipped.score == "Lesson 00: 1 of 3 right, 1 at the first try."
+    assert variables.score == "Lesson 00: 1 of 2 right, 1 at the first try."
 
 
 def test_one_form_a_question_and_kernel(learner: Path, monkeypatch) -> None:
@@ -757,9 +869,9 @@ def test_a_closed_form_is_made_anew(learner: Path) -> None:
 
 
 def test_a_form_says_that_an_answer_cannot_be_saved(unsaveable) -> None:
-    _, widget = form("00.skipped")
-    from_the_page(widget, [1])
-    assert widget.feedback["right"] is True
+    _, widget = form("00.ranks")
+    from_the_page(widget, [3])
+    assert widget.feedback["state"] == "right"
     assert "Your progress cannot be saved in" in widget.feedback["trouble"]
 
 

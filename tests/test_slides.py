@@ -167,8 +167,9 @@ def test_text_stands_below_a_picture_where_there_is_room_and_else_on_another_sli
 
 def test_a_guess_beside_what_was_measured_is_a_sentence():
     said = "Picture: The sum: measured 6. No guess yet: answer the question above."
-    source = "pictures.guess_and_measured(guess.value, 6)"
-    (slide,) = made(text("## One"), code(source, drawn(said)))
+    source = 'why("00.all_reduce", 6, "The sum")'
+    reason = drawn("You have not predicted this. Expected: 6.")
+    (slide,) = made(text("## One"), code(source, drawn(said), reason))
     assert [part.text for part in slide.parts] == ["**The sum: measured 6.**"]
     assert slide.notes == [f"```python\n{source}\n```"]
 
@@ -234,6 +235,7 @@ def test_a_slide_with_nothing_but_such_a_sentence_is_not_made():
 
 def test_plain_text_of_questions_is_no_markdown():
     assert _markdown("a*b_c `x*_` <b>") == r"a\*b\_c `x*_` \<b\>"
+    assert _markdown("an *x_y* `*`", emphasis=True) == r"an *x\_y* `*`"
 
 
 @pytest.mark.parametrize("lesson", EXISTING, ids=lambda lesson: lesson.number)
@@ -250,7 +252,7 @@ def test_no_lesson_loses_a_heading_or_a_picture(lesson):
         id(cell)
         for cell in cells
         if "<img" in str(cell.get("outputs"))
-        and "guess_and_measured" not in cell.source
+        and "why(" not in cell.source
     ]
     found = outline(cells, lesson)
     assert [slide.title for slide in found if slide.begins] == headings

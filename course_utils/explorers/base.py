@@ -9,6 +9,7 @@ import anywidget
 import traitlets
 
 _HERE = Path(__file__).parent
+_SCRIPTS = (_HERE.parent / "form.js", _HERE / "explorers.js")
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 # Two outputs, as a quiz has them: the text, which the notebook keeps, and the widget,
@@ -36,7 +37,7 @@ class Explorer(anywidget.AnyWidget):
         body: What is shown, as HTML.
     """
 
-    _esm = _HERE / "explorers.js"
+    _esm = "\n".join(script.read_text(encoding="utf-8") for script in _SCRIPTS)
     _css = _HERE / "explorers.css"
 
     controls = traitlets.List(read_only=True).tag(sync=True)

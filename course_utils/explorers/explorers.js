@@ -13,15 +13,15 @@ function render({ model, el }) {
     ariaLabel: model.get("region"),
   });
   const controls = model.get("controls").map(control);
-  el.append(
-    make(
-      "div",
-      { className: "course-explorer" },
-      make("div", { className: "course-explorer-controls" }, ...controls.map((c) => c.row)),
-      summary,
-      body,
-    ),
+  const explorer = make(
+    "div",
+    { className: "course-explorer" },
+    make("div", { className: "course-explorer-controls" }, ...controls.map((c) => c.row)),
+    summary,
+    body,
   );
+  shareKeys(explorer);
+  el.append(explorer);
 
   function control({ name, label, options, values, check, play }) {
     const id = `course-explorer-${view}-${name}`;
@@ -29,8 +29,6 @@ function render({ model, el }) {
     const input = options
       ? make("select", { id }, ...options.map((value) => make("option", { value }, value)))
       : make("input", { type: check ? "checkbox" : "range", id, step: 1 });
-    // JupyterLab looks at the focused element: else arrow keys would move between cells.
-    input.setAttribute("data-lm-suppress-shortcuts", "true");
     // Not <output>: that is a live region, and the slider says its value by itself.
     const shown = make("span", { ariaHidden: "true" });
     input.addEventListener("input", () => {
@@ -69,7 +67,6 @@ function render({ model, el }) {
   // asked their system for less motion.
   function makePlayer(name, input) {
     const button = make("button", { type: "button" });
-    button.setAttribute("data-lm-suppress-shortcuts", "true");
     const less = matchMedia("(prefers-reduced-motion: reduce)");
     let timer = null;
     button.addEventListener("click", () => {
@@ -124,16 +121,6 @@ function render({ model, el }) {
 function nearest(values, value) {
   const far = values.map((other) => Math.abs(other - value));
   return far.indexOf(Math.min(...far));
-}
-
-function make(tag, properties, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name === "role") element.setAttribute("role", value);
-    else element[name] = value;
-  }
-  element.append(...children);
-  return element;
 }
 
 export default { render };

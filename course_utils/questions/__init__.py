@@ -7,8 +7,12 @@ One readable file a lesson (`lesson_00.py`, `lesson_01.py`, …). Each holds::
 The key and the explanations stay in these files. A notebook, and the page that
 shows it, get a question's text and nothing else until the learner has answered.
 
-Text may hold `code` between backticks. It is otherwise plain: no HTML, no Markdown.
+Text may hold `code`, *emphasis* and **bold** (see `markup.py`), nothing else.
 A badly defined question raises `QuestionError` when its lesson is imported.
+
+Most questions are judged as soon as they are answered. With `measured=True` the next
+cells of the lesson show what is right: then an answer is a prediction. It is noted and
+not marked, and the cell `why("00.all_reduce")` below the measurement explains it.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ import pkgutil
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
+
+from course_utils.questions.markup import problem
 
 
 class QuestionError(ValueError):
@@ -68,30 +74,48 @@ class Note:
 
 @dataclass(frozen=True)
 class Feedback:
-    """What the learner reads after an answer."""
+    """What the learner reads after an answer.
 
-    right: bool
+    Attributes:
+        right: the verdict; None if nothing was answered.
+        text: the explanation.
+        notes: what stands beside single options.
+        noted: a prediction, not judged yet: the notebook measures first.
+        before: what is said before the verdict.
+        button: what the form's button does now.
+    """
+
+    right: bool | None
     text: str
     notes: tuple[Note, ...] = ()
-    noted: bool = False  # a prediction, not judged yet: the notebook measures first
+    noted: bool = False
+    before: str = ""
+    button: str = "Check again"
 
     @property
     def word(self) -> str:
         """The verdict in words."""
-        if self.noted:
-            return "Noted."
-        return "Right." if self.right else "Not quite."
+        verdicts = {True: "Right.", False: "Not quite.", None: ""}
+        verdict = "Noted." if self.noted else verdicts[self.right]
+        return f"{self.before} {verdict}".strip()
 
 
 @dataclass(frozen=True)
 class Question(ABC):
-    """What every kind has: an id "<lesson>.<name>", a prompt, a block of `code`."""
+    """What every kind has.
+
+    Args:
+        id: "<lesson>.<name>".
+        prompt: the question.
+        code: a block of code below the prompt.
+        measured: the next cells measure it, so an answer is a prediction.
+    """
 
     id: str
     prompt: str
     code: str = field(default="", kw_only=True)
+    measured: bool = field(default=False, kw_only=True)
 
-    measured: ClassVar[bool] = False  # does the notebook measure what it asks?
     kind: ClassVar[str]  # which inputs the page shows: "single", "multiple", "number"
     task: ClassVar[str]  # what to do, in a few words
 
@@ -114,7 +138,39 @@ class Question(ABC):
 
     @abstractmethod
     def grade(self, answer: object) -> Feedback:
-        """Judge an answer that `read` returned."""
+        """Judge an answer that `read` returned, with all that there is to say."""
+
+    def respond(self, answer: object, tries: int) -> Feedback:
+        """What the learner is told at once. `tries` counts this one."""
+        if not self.measured:
+            return self.grade(answer)
+        return Feedback(
+            self.grade(answer).right,
+            "Run the next cells: they show what is right, and why.",
+            noted=True,
+            # A form shows the chosen options. A number may have been read wrongly.
+            before="" if self.options else self._predicted(answer),
+            button=self.button,
+        )
+
+    def explain(self, answer: object | None) -> Feedback:
+        """What is right and why, once it was measured; None: nothing was predicted."""
+        if answer is None:
+            return self._reason(None, before="You have not predicted this.")
+        return self._reason(self.grade(answer), before=self._predicted(answer))
+
+    @abstractmethod
+    def _predicted(self, answer: object) -> str:
+        """An answer, repeated in a sentence."""
+
+    @abstractmethod
+    def _reason(self, judged: Feedback | None, before: str) -> Feedback:
+        """What is right and why, after a prediction that was judged."""
+
+    @property
+    def button(self) -> str:
+        """What the form's button does before there is an answer."""
+        return "Note it" if self.measured else "Check"
 
     @abstractmethod
     def key(self) -> list[str]:
@@ -126,8 +182,8 @@ class Question(ABC):
         if not self.prompt.strip():
             self._reject("it has no prompt")
         for text in self._texts():
-            if text.count("`") % 2:
-                self._reject(f"a backtick is not closed in {text!r}")
+            if wrong := problem(text):
+                self._reject(wrong)
 
     def _texts(self) -> Iterable[str]:
         yield self.prompt
@@ -145,6 +201,8 @@ class _ChoiceQuestion(Question):
     """
 
     choices: list[Choice]
+
+    verdicts: ClassVar[tuple[str, str]] = ("Not right:", "Right:")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,9 +224,21 @@ class _ChoiceQuestion(Question):
 
     def key(self) -> list[str]:
         return [
-            f"{number}. {'Right' if choice.right else 'Not right'}: {choice.why}"
-            for number, choice in enumerate(self.choices, 1)
+            f"{note.option + 1}. {note.word} {note.text}"
+            for note in self.explain(None).notes
         ]
+
+    def _predicted(self, answer: str | list[str]) -> str:
+        chosen = answer if isinstance(answer, list) else [answer]
+        numbers = " and ".join(str(self.options.index(text) + 1) for text in chosen)
+        return f"Your prediction: {numbers}."
+
+    def _reason(self, judged: Feedback | None, before: str) -> Feedback:
+        notes = tuple(
+            Note(number, choice.right, self.verdicts[choice.right], choice.why)
+            for number, choice in enumerate(self.choices)
+        )
+        return Feedback(judged and judged.right, "", notes, before=before)
 
     def _texts(self) -> Iterable[str]:
         yield self.prompt
@@ -231,6 +301,7 @@ class MultipleChoice(_ChoiceQuestion):
 
     kind: ClassVar[str] = "multiple"
     task: ClassVar[str] = "Tick all that are true"
+    verdicts: ClassVar[tuple[str, str]] = ("Not true:", "True:")
 
     WORDS: ClassVar[dict[tuple[bool, bool], str]] = {  # (ticked, true)
         (True, True): "Right, this is true:",
@@ -254,9 +325,22 @@ class MultipleChoice(_ChoiceQuestion):
             notes.append(Note(number, ticked == choice.right, word, choice.why))
         good, total = [note.good for note in notes].count(True), len(notes)
         if good == total:
-            return Feedback(True, f"All {total} are judged rightly.", tuple(notes))
-        text = f"{good} of {total} are judged rightly. Read the notes and try again."
+            text = f"You judged all {total} statements correctly."
+            return Feedback(True, text, tuple(notes))
+        text = f"You judged {good} of the {total} statements correctly."
         return Feedback(False, text, tuple(notes))
+
+    def respond(self, answer: list[str], tries: int) -> Feedback:
+        """After the first wrong try only how many are right: there is a second one."""
+        feedback = super().respond(answer, tries)
+        if feedback.noted or feedback.right or tries > 1:
+            return feedback
+        text = f"{feedback.text} Change your ticks. The next try shows which ones."
+        return Feedback(False, text, button="Show which ones")
+
+    def _reason(self, judged: Feedback | None, before: str) -> Feedback:
+        text = judged.text if judged else ""
+        return replace(super()._reason(judged, before), text=text)
 
 
 @dataclass(frozen=True)
@@ -271,9 +355,6 @@ class Number(Question):
         tolerance: accepted distance from `answer`, in the same unit.
         relative_tolerance: the same as a share of `answer`: 0.1 accepts ±10 %.
         purpose: what the notebook does with the number, shown under the input.
-        measured: the next cells measure it. So the number is only noted at first, and
-            judged when the learner asks for it by answering the same again. It does
-            not count as right or wrong.
     """
 
     answer: float
@@ -284,7 +365,6 @@ class Number(Question):
     tolerance: float = field(default=0.0, kw_only=True)
     relative_tolerance: float = field(default=0.0, kw_only=True)
     purpose: str = field(default="", kw_only=True)
-    measured: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str] = "number"
     task: ClassVar[str] = "Predict the number"
@@ -371,20 +451,24 @@ class Number(Question):
         nearest = min(near, key=lambda slip: abs(answer - slip.value))
         return Feedback(False, f"{side} {nearest.why}")
 
-    def note(self, answer: float) -> Feedback:
-        """What to say to a prediction before it is measured."""
-        return Feedback(
-            self._accepts(answer),
-            f"You predict {self._with_unit(answer)}. Run the next cells: they measure "
-            "it. Then answer the same again, and read why.",
-            noted=True,
-        )
+    def _predicted(self, answer: float) -> str:
+        return f"Your prediction: {self._with_unit(answer)}."
+
+    def _reason(self, judged: Feedback | None, before: str) -> Feedback:
+        expected = f"Expected: {self.key()[0]}"
+        if judged is None or judged.right:
+            return Feedback(judged and True, expected, before=before)
+        return Feedback(False, f"{judged.text} {expected}", before=before)
 
     def key(self) -> list[str]:
         return [f"{self._with_unit(self.answer)}. {self.why}"]
 
     def _with_unit(self, value: float) -> str:
-        return f"{format_number(value)} {self.unit}".rstrip()
+        number = format_number(value)
+        if self.unit == "times":
+            return f"{number}×"
+        one = value == 1 and len(self.unit) > 2  # "1 step", but "1 ms"
+        return f"{number} {self.unit.removesuffix('s') if one else self.unit}".rstrip()
 
     def _accepts(self, value: float) -> bool:
         # One part in a billion forgives what floating point does to 0.1 + 0.2.

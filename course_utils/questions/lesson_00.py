@@ -26,11 +26,12 @@ QUESTIONS = lesson(
                 "processes: each has its own memory and its own Python.",
             ),
             Choice(
-                "One of the processes that run the program together, known by its "
-                "number.",
+                "One of the program's processes, known by its number.",
                 right=True,
                 why="Every process runs the same code. Its number, from 0 to the world "
-                "size minus 1, tells it which share of the work is its own.",
+                "size minus 1, tells it which share of the work is its own. (Strictly, "
+                "a process *has* a rank: the number. But “rank 2” also means the "
+                "process.)",
             ),
             Choice(
                 "A place in a ranking. Rank 0 is the fastest.",
@@ -76,8 +77,8 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "00.skipped",
-        "Ranks 0, 1 and 3 call `dist.all_reduce(x)`. Rank 2 skips it, "
-        "and does nothing else. What do the other three do?",
+        "Ranks 0, 1 and 3 call `dist.all_reduce(x)`. Rank 2 skips it, and does nothing "
+        "else. What do the other three do?",
         [
             Choice(
                 "They wait for rank 2.",
@@ -104,6 +105,7 @@ QUESTIONS = lesson(
                 "of rank 2 ends and its connections close.",
             ),
         ],
+        measured=True,
     ),
     MultipleChoice(
         "00.variables",

@@ -13,16 +13,16 @@ QUESTIONS = lesson(
     "01",
     Number(
         "01.memory",
-        "Training with mixed precision and Adam keeps 16 bytes for each parameter: 2 "
-        "for the weight, 2 for its gradient, and 12 for the optimizer: a copy of the "
-        "weight, the momentum and the variance, each in 32 bits. How many GB do "
-        "7.5 billion parameters need?",
+        "Training with mixed precision and Adam keeps five numbers for each parameter: "
+        "the weight and its gradient in 16 bits, and for the optimizer a copy of the "
+        "weight, the momentum and the variance in 32 bits. How many GB do 7.5 billion "
+        "parameters need?",
         answer=120,
         unit="GB",
         relative_tolerance=0.01,
-        why="7.5 billion × 16 bytes = 120 billion bytes, and a GB is a billion bytes. "
-        "The activations come on top.",
-        hint="Multiply the parameters by the bytes for each. A GB is 10⁹ bytes.",
+        why="2 + 2 + 4 + 4 + 4 = 16 bytes for each parameter. 7.5 billion × 16 bytes = "
+        "120 billion bytes, and a GB is a billion bytes. The activations come on top.",
+        hint="Add up the bytes of the five numbers. A GB is 10⁹ bytes.",
         slips=[
             Slip(15, "15 GB are the 16-bit weights alone: 2 bytes for each parameter."),
             Slip(
@@ -33,34 +33,37 @@ QUESTIONS = lesson(
             Slip(111.76, "112 are GiB, of 2³⁰ bytes. A GB has 10⁹."),
         ],
         purpose="The next cell draws your number beside the memory of one GPU.",
+        measured=True,
     ),
     SingleChoice(
         "01.split_model",
-        "There are two basic ways to spread training over several GPUs: data parallel "
-        "and model parallel. Which one splits the model, and which one the data?",
+        "Model parallel splits the model over the GPUs, data parallel splits each "
+        "batch. The weights, gradients and optimizer of a model need 120 GB, and a GPU "
+        "has 80. Which of the two lets you train it on two such GPUs?",
         [
             Choice(
-                "Data parallel splits the model, model parallel splits the data.",
-                why="The other way round: the name says what is divided.",
+                "Data parallel: with half of the batch, a GPU needs half of it.",
+                why="The activations of a GPU get fewer with a smaller batch. Weights, "
+                "gradients and optimizer do not: with plain data parallel every GPU "
+                "holds all 120 GB. (FSDP, in lesson 08, is data parallel that stores "
+                "the model in parts.)",
             ),
             Choice(
-                "Model parallel splits the model, data parallel splits the data.",
+                "Model parallel: each GPU holds only some of the weights.",
                 right=True,
-                why="With model parallel each GPU holds a part of the model: some of "
-                "the layers, or a slice of each. With plain data parallel each GPU "
-                "holds the whole model, and works on its own part of each batch.",
+                why="Each GPU holds a part of the model: some of the layers, or a "
+                "slice of each. Gradients and optimizer belong to the weights, so they "
+                "are split with them.",
             ),
             Choice(
-                "Both split the model. They differ in how the parts are connected.",
-                why="Plain data parallel does not split the model: every GPU has all "
-                "of it, so it must fit on one GPU. (FSDP, in lesson 08, is data "
-                "parallel that stores the model in parts.)",
+                "Both: the two GPUs have 160 GB, however they are used.",
+                why="With plain data parallel each GPU needs the whole model. Two "
+                "copies are 240 GB.",
             ),
             Choice(
-                "Both split the data: each GPU trains a model of its own.",
-                why="With data parallel the copies stay equal, because they exchange "
-                "their gradients: it is one model. With model parallel there is only "
-                "one model anyway, in pieces.",
+                "Neither: gradients exist only where the whole model is.",
+                why="A layer's gradient is computed where the layer is. The backward "
+                "pass then goes on to the other GPU.",
             ),
         ],
     ),
@@ -109,35 +112,36 @@ QUESTIONS = lesson(
             ),
         ],
         purpose="The next cell marks your number among the GPUs.",
+        measured=True,
     ),
     MultipleChoice(
-        "01.two_servers",
-        "Two servers with 4 GPUs each run one job, one process for each GPU. "
+        "01.three_servers",
+        "Three servers with 8 GPUs each run one job, one process for each GPU. "
         "Which statements are true?",
         [
             Choice(
-                "The world size is 8.",
+                "Rank 8 runs on node 1.",
                 right=True,
-                why="The world size counts all processes of the job: 2 × 4.",
+                why="Node 0 holds ranks 0 to 7, so rank 8 is the first one of node 1.",
             ),
             Choice(
-                "The local world size is 2.",
-                why="It counts the processes on one node: 4. There are 2 nodes.",
+                "The local world size is 3.",
+                why="It counts the processes on one node: 8. There are 3 nodes.",
             ),
             Choice(
-                "The node ranks are 0 and 1.",
+                "Rank 23 is the last one.",
                 right=True,
-                why="Nodes are numbered from 0, too.",
+                why="The world size is 3 × 8 = 24, and ranks count from 0.",
             ),
             Choice(
-                "Two processes have local rank 3.",
+                "Three processes have local rank 7.",
                 right=True,
-                why="Local ranks begin at 0 on every node: rank 3 has local rank 3 on "
-                "node 0, and rank 7 has it on node 1.",
+                why="Local ranks begin at 0 on every node, so each node has a local "
+                "rank 7: ranks 7, 15 and 23.",
             ),
             Choice(
-                "On the second server, local ranks go from 4 to 7.",
-                why="4 to 7 are the ranks there. The local ranks are 0 to 3, so that "
+                "On the last server, local ranks go from 16 to 23.",
+                why="16 to 23 are the ranks there. The local ranks are 0 to 7, so that "
                 "`torch.cuda.set_device(local_rank)` finds a GPU.",
             ),
         ],
@@ -176,7 +180,7 @@ QUESTIONS = lesson(
         "its own. Which backend do you choose?",
         [
             Choice(
-                "gloo, because there is no InfiniBand",
+                "gloo, because it is Ethernet",
                 why="NCCL uses Ethernet, too. The documentation names gloo for GPUs "
                 "only as the fallback, because it is slower there.",
             ),
@@ -191,7 +195,7 @@ QUESTIONS = lesson(
                 "finds a way for each pair of GPUs, inside nodes and between them.",
             ),
             Choice(
-                "nccl",
+                "nccl, inside the nodes and between them",
                 right=True,
                 why="It sends from GPU to GPU, by NVLink and PCIe inside a node and by "
                 "the network between nodes. PyTorch's documentation names it for GPU "
@@ -237,6 +241,7 @@ QUESTIONS = lesson(
             Slip(280, "280 milliseconds. The question asks for seconds."),
         ],
         purpose="The next cell draws your number among the links.",
+        measured=True,
     ),
     Number(
         "01.small_message",
@@ -266,26 +271,28 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "01.pinned",
-        "Why does a copy from pinned host memory to a GPU not need the CPU to copy the "
-        "bytes, as a copy from ordinary memory does?",
+        "A GPU can read *pinned* host memory by itself. Bytes in ordinary host memory "
+        "are first copied to a pinned buffer, by the CPU. What is it about ordinary "
+        "memory that makes this necessary?",
         [
             Choice(
-                "Pinned memory stays where it is, so the GPU can read it by itself.",
+                "The system may move it, or write it to disk, at any time.",
                 right=True,
-                why="The system may move ordinary (pageable) memory at any time. So it "
-                "is first copied to pinned memory, and the GPU reads that.",
+                why="A GPU that reads by itself needs an address that stays valid. "
+                "Pinned memory is ordinary host memory that is locked in its place.",
             ),
             Choice(
-                "Pinned memory is a part of the GPU's memory.",
-                why="It is ordinary host memory. It is only locked in its place.",
+                "It belongs to one process, and a GPU is shared by several.",
+                why="Pinned memory belongs to one process as well.",
             ),
             Choice(
-                "Pinned memory is kept in the CPU's cache.",
-                why="Caches have nothing to do with it, and are much smaller.",
+                "The CPU may hold newer values of it in its caches.",
+                why="The hardware takes care of that, for pinned memory as well.",
             ),
             Choice(
-                "Pinned memory is compressed.",
-                why="The same bytes are sent. What is saved is a copy inside the host.",
+                "It consists of pages, and PCIe sends only whole tensors.",
+                why="Pinned memory consists of pages, too, and PCIe knows nothing of "
+                "tensors: it sends bytes.",
             ),
         ],
     ),

@@ -51,19 +51,19 @@ QUESTIONS = lesson(
                 "where the model does not fit on one GPU.",
             ),
             Choice(
-                "With data parallel the weights travel between layers.",
-                why="With data parallel every GPU has all layers. Between GPUs travel "
-                "gradients (and with `DataParallel` weights), not between layers.",
+                "With data parallel each GPU holds some layers, and fetches others.",
+                why="With data parallel every GPU has all layers. What travels between "
+                "the GPUs are gradients (and with `DataParallel` weights).",
             ),
             Choice(
-                "With model parallel each GPU holds a part of the model, and every "
-                "sample needs all GPUs.",
+                "With model parallel each GPU holds a part of the model. A sample "
+                "needs all GPUs.",
                 right=True,
                 why="So the model may be larger than the memory of one GPU. Between "
                 "the GPUs the activations travel, and their gradients on the way back.",
             ),
             Choice(
-                "With model parallel nothing travels between the GPUs.",
+                "With model parallel nothing travels: a GPU has all that it needs.",
                 why="Where the next layer is on another GPU, the activations must be "
                 "copied there.",
             ),
@@ -97,6 +97,7 @@ QUESTIONS = lesson(
                 "error than a wrong number.",
             ),
         ],
+        measured=True,
     ),
     Number(
         "02.parameters_share",
@@ -114,9 +115,9 @@ QUESTIONS = lesson(
         slips=[
             Slip(
                 50,
-                "Half of the blocks, nearly, but the late ones have many more "
-                "channels: each group has about four times the weights of the one "
-                "before for each block.",
+                "Nearly half of the blocks, but the late ones have many more "
+                "channels. From group to group, the weights of a block are about four "
+                "times as many.",
             ),
             Slip(
                 43.75,
@@ -125,11 +126,13 @@ QUESTIONS = lesson(
             ),
             Slip(
                 94.35,
-                "That is the share of the second half. Here the first one is asked.",
+                "That is the share of `cuda:1`. The question is about `cuda:0`.",
             ),
             Slip(0.0565, "Right as a share. In percent that is 5.65."),
         ],
-        purpose="The next cells draw what the ledger found on each GPU.",
+        purpose="Answer before you run the next cells: they measure it, and draw your "
+        "number beside it.",
+        measured=True,
     ),
     Number(
         "02.naive_speed",
@@ -139,9 +142,9 @@ QUESTIONS = lesson(
         answer=1.01,
         tolerance=0.12,
         unit="times",
-        why="Never do the two compute at the same time: the second half needs the "
-        "output of the first. The work is the same, and the copies come on top. So two "
-        "GPUs are a little slower than one.",
+        why="The two never compute at the same time: the second half needs the output "
+        "of the first. The work is the same, and the copies come on top. So two GPUs "
+        "are a little slower than one.",
         hint="When does the second GPU begin? What does the first one do meanwhile?",
         slips=[
             Slip(
@@ -162,6 +165,7 @@ QUESTIONS = lesson(
         ],
         purpose="Answer before you run the next cells: they measure both, and draw "
         "your number beside it.",
+        measured=True,
     ),
     SingleChoice(
         "02.why_not_faster",
@@ -180,8 +184,7 @@ QUESTIONS = lesson(
                 "exist yet.",
             ),
             Choice(
-                "Each half needs the result of the other, so one GPU waits while the "
-                "other computes.",
+                "Each half needs the other's result, so one GPU always waits.",
                 right=True,
                 why="In the forward pass the second half waits for the first, in the "
                 "backward pass the first for the second. Each GPU is idle for about "
@@ -213,12 +216,12 @@ QUESTIONS = lesson(
             ),
             Slip(
                 37.5,
-                "That is 3 / 8: the idle time as a share of the working time. The "
-                "Megatron paper counts so. Here the share of the whole time is asked.",
+                "That is 3 / 8: the idle time as a share of the working time, as in "
+                "the Megatron paper. The question asks for a share of the whole time.",
             ),
             Slip(
                 75,
-                "That is 3 / 4: it would be so with a single micro-batch.",
+                "That is 3 / 4, the share with a single micro-batch.",
             ),
             Slip(
                 33.3,
@@ -229,35 +232,26 @@ QUESTIONS = lesson(
                 "That is 4 / 8. A GPU waits for 3 units, and the whole time is 11.",
             ),
         ],
+        measured=True,
     ),
-    SingleChoice(
+    Number(
         "02.two_bubbles",
-        "One paper says that a pipeline's bubble is 27 %, another says 37.5 % of the "
-        "same pipeline. Who is right?",
-        [
-            Choice(
-                "Both: they divide the same idle time by different times.",
-                right=True,
-                why="(K - 1) / (M + K - 1) is the share of the whole time (GPipe). "
-                "(p - 1) / m is the share of the ideal time, without any idling "
-                "(Megatron). Before you compare two papers, ask what 100 % is.",
-            ),
-            Choice(
-                "The first: a share above 30 % is not possible.",
-                why="With few micro-batches even the share of the whole time is large: "
-                "4 GPUs with one micro-batch are idle for 75 %.",
-            ),
-            Choice(
-                "The second: the first one forgot the backward pass.",
-                why="In the backward pass the same happens in the other direction. It "
-                "makes idle time and work longer by the same factor, and no share "
-                "changes.",
-            ),
-            Choice(
-                "Neither: the true number depends on the model.",
-                why="For stages that take equally long it depends on the number of "
-                "stages and micro-batches alone.",
-            ),
+        "The Megatron paper would say of a pipeline that its bubble is 50 %. What "
+        "would the GPipe paper say of the same pipeline, in percent?",
+        answer=33.3,
+        tolerance=0.5,
+        unit="%",
+        why="50 % of the *ideal* time: for each 2 hours of work there is 1 of waiting, "
+        "and that is a third of the *whole* time. Before you compare two papers, ask "
+        "what 100 % is.",
+        hint="One divides the idle time by the time of the work, the other by the time "
+        "of both. Take 2 hours of work: how long is the idle time?",
+        slips=[
+            Slip(50, "They divide the same idle time by different times."),
+            Slip(66.7, "That is the share in which a GPU works."),
+            Slip(100, "The whole time is longer than the ideal one: the share falls."),
+            Slip(25, "The whole time is not twice the ideal one, but 1.5 times."),
+            Slip(0.333, "Right as a share. In percent that is 33.3."),
         ],
     ),
     MultipleChoice(
@@ -282,7 +276,7 @@ QUESTIONS = lesson(
                 "would be the exception: it looks at its own micro-batch alone.)",
             ),
             Choice(
-                "The messages get more, and each pays the latency.",
+                "There are more messages, and each pays the latency.",
                 right=True,
                 why="The bytes stay the same, but they travel in twice as many pieces.",
             ),
@@ -304,9 +298,9 @@ QUESTIONS = lesson(
                 why="A copy copies bits. Nothing is rounded.",
             ),
             Choice(
-                "Micro-batches are shuffled.",
-                why="They go through in order, and their outputs are put together in "
-                "the same order.",
+                "The samples come back in another order than they went in.",
+                why="Micro-batches go through in order, and their outputs are put "
+                "together in the same order.",
             ),
             Choice(
                 "Convolutions compute something else when the batch is smaller.",
@@ -329,8 +323,8 @@ QUESTIONS = lesson(
         [
             Choice(
                 "The one with the same number of layers in each stage.",
-                why="Layers differ. In a ResNet most blocks take about as long as "
-                "another, some take longer, and the last layer hardly any time.",
+                why="Layers differ. In a ResNet most blocks take about equally "
+                "long, some take longer, and the last layer hardly any time.",
             ),
             Choice(
                 "The one with the same number of parameters in each stage.",

@@ -33,11 +33,12 @@ QUESTIONS = lesson(
                 "GPU.",
             ),
             Choice(
-                "30 rows on 1 GPU; on 2 and 3 GPUs, faster GPUs get more rows",
+                "30, then more rows for the faster GPUs",
                 why="Nobody measures who is faster. The pieces are fixed before the "
                 "GPUs begin, and all wait for the slowest.",
             ),
         ],
+        measured=True,
     ),
     Number(
         "03.nine_rows",
@@ -66,12 +67,12 @@ QUESTIONS = lesson(
         "data. The models drift apart, and the result is worse.” What do you answer?",
         [
             Choice(
-                "True, but the models are averaged after each epoch.",
+                "True at first, but the models are averaged after each epoch.",
                 why="Nothing is averaged after an epoch. There are no models that "
                 "could drift: the copies live for one step.",
             ),
             Choice(
-                "True: use a smaller learning rate.",
+                "True: that is why several GPUs need a smaller learning rate.",
                 why="The gradient is that of the whole batch, however many GPUs "
                 "compute it. With the same batch there is nothing to adjust.",
             ),
@@ -81,13 +82,14 @@ QUESTIONS = lesson(
                 "every forward, all from the same weights.",
             ),
             Choice(
-                "There is one model. The other GPUs hold copies for one step, and "
-                "their gradients are added up in that one model.",
+                "There is one model. The others are copies, made for one step.",
                 right=True,
-                why="So a step computes what one GPU would compute with the whole "
+                why="The gradients of the copies are added up in that one model. So a "
+                "step computes what one GPU would compute with the whole "
                 "batch, except for layers that look at other rows, such as BatchNorm.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "03.gil",
@@ -98,7 +100,7 @@ QUESTIONS = lesson(
                 "The Python code of one of the threads.",
                 right=True,
                 why="The lock belongs to the process. A thread that waits, or computes "
-                "outside the interpreter, gives it back: GPUs compute at the same "
+                "outside the interpreter, releases it: GPUs compute at the same "
                 "time, once they have been told what to do.",
             ),
             Choice(
@@ -109,7 +111,7 @@ QUESTIONS = lesson(
             Choice(
                 "One thread, whatever the others want to do.",
                 why="A thread that waits for a GPU, or computes in C++, does not need "
-                "the lock and can give it back.",
+                "the lock and can release it.",
             ),
             Choice(
                 "One Python process of the whole machine.",
@@ -139,7 +141,7 @@ QUESTIONS = lesson(
             Slip(
                 80,
                 "80 ms if nothing went on at the same time. But a thread that waits "
-                "for its GPU gives the GIL back.",
+                "for its GPU releases the GIL.",
             ),
             Slip(40, "The last thread's GPU still has to compute."),
         ],
@@ -153,16 +155,16 @@ QUESTIONS = lesson(
         "overloaded GPU slow all the others?",
         [
             Choice(
-                "The first GPU gets more rows than the others.",
+                "The first GPU gets more rows than the others, and takes longer.",
                 why="The pieces are equal (the last may be smaller). What makes the "
                 "first one special is what comes on top of its piece.",
             ),
             Choice(
-                "The first GPU also holds outputs, gradients and optimizer state, and "
-                "works on them alone.",
+                "The first GPU alone holds gradients and optimizer, and updates.",
                 right=True,
-                why="Its memory limits the batch of all. And while it computes the "
-                "loss and updates the weights, the others wait.",
+                why="The outputs of all are gathered there, too. So its memory limits "
+                "the batch of all. And while it computes the loss and updates the "
+                "weights, the others wait.",
             ),
             Choice(
                 "GPUs of different kinds hold different amounts of memory.",
@@ -216,8 +218,7 @@ QUESTIONS = lesson(
                 why="It does: scatter, replicate and gather all have a backward.",
             ),
             Choice(
-                "gather has joined four losses to a vector. `loss.mean().backward()` "
-                "works.",
+                "gather has joined four losses into a vector: it takes a `mean()`.",
                 right=True,
                 why="Each replica returns its own loss. For pieces of equal size their "
                 "mean is the loss of the whole batch.",

@@ -17,12 +17,12 @@ QUESTIONS = lesson(
         "`mp.spawn(hello, nprocs=2)` runs. What happens?",
         [
             Choice(
-                "Two new processes run `hello`.",
+                "Two new processes run `hello`, and print their numbers.",
                 why="They would have to have it first. What they are sent is its name, "
                 "and under this name they find nothing.",
             ),
             Choice(
-                "The new processes fail: they do not find a function of that name.",
+                "The new processes fail: they find no function `hello`.",
                 right=True,
                 why="A function is sent by its name: the module `__main__`, and in it "
                 "`hello`. In a new process `__main__` is another module, without your "
@@ -39,34 +39,36 @@ QUESTIONS = lesson(
                 "and raises an error.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "04.args_tuple",
-        "In many tutorials stands `mp.spawn(worker, args=(n), nprocs=n)`. What does it "
-        "do?",
+        "Many tutorials have the line `mp.spawn(worker, args=(n), nprocs=n)`. What "
+        "does it do?",
         [
             Choice(
-                "It runs worker(i, n) in n processes.",
+                "It runs `worker(i, n)` in n processes, for i from 0.",
                 why="That was the plan. It would take a tuple, and `(n)` is none.",
             ),
             Choice(
-                "It runs worker(n) in n processes.",
+                "It runs `worker(n)` in n processes.",
                 why="spawn always puts the number of the process first. But it does "
                 "not come that far.",
             ),
             Choice(
-                "It raises an error: `(n)` is a number, and spawn unpacks `args`.",
+                "It raises an error: `(n)` is a number, not a tuple.",
                 right=True,
-                why="Parentheses only group; the comma makes the tuple. `(n,)` is one, "
-                "and so is `(n, m)`, which is why the mistake shows with one argument "
-                "only.",
+                why="spawn unpacks `args`. Parentheses only group; the comma makes the "
+                "tuple. `(n,)` is one, and so is `(n, m)`, which is why the mistake "
+                "shows with one argument only.",
             ),
             Choice(
-                "It runs worker once, with all n numbers.",
+                "It runs `worker` once, with all n numbers.",
                 why="nprocs says how many processes there are. `args` is the same for "
                 "all of them.",
             ),
         ],
+        measured=True,
     ),
     Number(
         "04.plus_two",
@@ -104,7 +106,7 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "An error: the tensor is locked.",
-                why="Nothing guards the tensor. It would be nice.",
+                why="Nothing guards the tensor.",
             ),
             Choice(
                 "Nobody can say: zeros, ones, or some of both.",
@@ -113,6 +115,7 @@ QUESTIONS = lesson(
                 "documentation calls the outcome undefined.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "04.all_send",
@@ -131,8 +134,7 @@ QUESTIONS = lesson(
                 "whether it is ready, for every size.",
             ),
             Choice(
-                "All wait until the time limit: each send waits for a recv that nobody "
-                "calls.",
+                "All wait: each send needs a recv that nobody calls.",
                 right=True,
                 why="In gloo a send returns when its message has gone out, and it goes "
                 "out when the receiver has called recv.",
@@ -142,6 +144,7 @@ QUESTIONS = lesson(
                 why="No rank has precedence. Each waits for the next, in a circle.",
             ),
         ],
+        measured=True,
     ),
     Number(
         "04.sum_not_mean",
@@ -190,7 +193,7 @@ QUESTIONS = lesson(
         "happens with gloo in the PyTorch of this course?",
         [
             Choice(
-                "It works, and so does everything after it.",
+                "It works, and so does everything that comes after it.",
                 why="The first part is true here. But ranks 0 and 2 have now counted "
                 "one more group than 1 and 3, and the count is a group's name.",
             ),
@@ -211,6 +214,7 @@ QUESTIONS = lesson(
                 "from its cause.",
             ),
         ],
+        measured=True,
     ),
     Number(
         "04.tree_steps",
@@ -236,19 +240,18 @@ QUESTIONS = lesson(
         "Its bus bandwidth is 350 GB/s. What is that figure for?",
         [
             Choice(
-                "It is how fast the all-reduce is for the user.",
+                "It tells how soon the user has the sum of a large tensor.",
                 why="For the user, size / time counts: that is the algorithm "
                 "bandwidth.",
             ),
             Choice(
-                "It can be compared with the speed of the links, whatever the number "
-                "of GPUs.",
+                "It can be compared with a link's speed, for any number of GPUs.",
                 right=True,
                 why="Each GPU must send 2 (n - 1) / n times the size: 1.75 times with "
                 "8. Bus bandwidth counts these bytes.",
             ),
             Choice(
-                "It is what 8 GPUs send together.",
+                "It is what the 8 GPUs together send in a second.",
                 why="That would be eight times as much. It is what one GPU sends, in "
                 "one direction.",
             ),

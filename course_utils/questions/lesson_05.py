@@ -37,6 +37,7 @@ QUESTIONS = lesson(
                 "an int.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "05.other_starts",
@@ -65,6 +66,7 @@ QUESTIONS = lesson(
                 why="The step is the same for all, but it begins at different weights.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "05.nothing_averaged",
@@ -132,10 +134,10 @@ QUESTIONS = lesson(
         "Why are the gradients of the ranks averaged, and not added up?",
         [
             Choice(
-                "The loss is a mean over the rows. Each rank has divided by the number "
-                "of its own rows, so a factor 1 / N is missing.",
+                "Each loss is a mean over its rank's rows: a factor 1 / N is missing.",
                 right=True,
-                why="With equal shares, the average over N ranks is exactly the "
+                why="The gradient of the batch divides by all rows, each rank only by "
+                "its own. With equal shares, the average over N ranks is exactly the "
                 "gradient of the whole batch, and the learning rate keeps its meaning "
                 "for any number of ranks.",
             ),
@@ -227,10 +229,11 @@ QUESTIONS = lesson(
                 why="Then every epoch would have the same order.",
             ),
             Choice(
-                "`shuffle=True` makes a sampler of its own, and a loader can have one "
-                "only. The DistributedSampler shuffles, by its seed and the epoch.",
+                "`shuffle=True` makes a second sampler. The DistributedSampler "
+                "shuffles.",
                 right=True,
-                why="Its `shuffle` is True by default. All ranks shuffle alike, and "
+                why="A loader can have one sampler only. This one's `shuffle` is True "
+                "by default. All ranks shuffle alike, by its seed and the epoch: "
                 "`set_epoch` gives each epoch another order.",
             ),
             Choice(

@@ -52,6 +52,7 @@ QUESTIONS = lesson(
                 "for which a `DistributedSampler` picks the items.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "06.who_syncs",
@@ -94,7 +95,7 @@ QUESTIONS = lesson(
         hint="What did the two threads of `DataParallel` have to share? Do two "
         "processes share it?",
         slips=[
-            Slip(30, "So long it takes with two threads, whose Python takes turns."),
+            Slip(30, "That is the time of two threads, whose Python takes turns."),
             Slip(40, "That would be one after the other."),
             Slip(10, "The GPU part comes after the Python part of the same rank."),
         ],
@@ -117,8 +118,7 @@ QUESTIONS = lesson(
                 "model computes.",
             ),
             Choice(
-                "The parameters stay equal, but they are fitted to two different "
-                "models at once.",
+                "The parameters stay equal, but are fitted to two models at once.",
                 right=True,
                 why="Each rank's gradient belongs to its own features. The mean of "
                 "the two is the same step on both, and right for neither.",
@@ -129,6 +129,7 @@ QUESTIONS = lesson(
                 "is what makes the mistake hard to see.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "06.first_gradient",
@@ -145,7 +146,7 @@ QUESTIONS = lesson(
                 "when the backward has passed the layer.",
             ),
             Choice(
-                "The smaller one's.",
+                "The smaller one's: it needs the least computing.",
                 why="The order follows from the graph, not from sizes.",
             ),
             Choice(
@@ -155,19 +156,19 @@ QUESTIONS = lesson(
                 "first.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "06.when_sent",
         "When does DDP send a bucket?",
         [
             Choice(
-                "When `backward()` has ended.",
+                "When `backward()` has ended, and all gradients are complete.",
                 why="None leaves so late. The last one leaves when the last gradient "
                 "is ready, still inside `backward()`, which then waits for all.",
             ),
             Choice(
-                "When the bucket's last gradient is ready, and all buckets before it "
-                "have been sent.",
+                "When its last gradient is ready, and all buckets before it are sent.",
                 right=True,
                 why="All ranks must call their all-reduces in the same order. So a "
                 "full bucket also waits for those before it.",
@@ -178,7 +179,7 @@ QUESTIONS = lesson(
                 "its gradients.",
             ),
             Choice(
-                "When the optimizer needs it.",
+                "When the optimizer needs its first gradient.",
                 why="The optimizer asks for nothing: all means are there before it "
                 "begins.",
             ),
@@ -241,8 +242,8 @@ QUESTIONS = lesson(
         slips=[
             Slip(1, "Each micro-batch's loss has divided by its own few rows only."),
             Slip(0.25, "The other way round: nobody divides, so it is larger."),
-            Slip(2, "The ranks are averaged by DDP. What is left are the four parts."),
-            Slip(8, "The two ranks are averaged by DDP. What is left are four parts."),
+            Slip(2, "DDP averages over the ranks. That leaves the four parts."),
+            Slip(8, "DDP averages over the two ranks. That leaves four parts."),
         ],
         purpose="The next cells accumulate it, with and without the division.",
         measured=True,
@@ -253,8 +254,7 @@ QUESTIONS = lesson(
         "model.no_sync():`, and only `loss.backward()` inside. What is the effect?",
         [
             Choice(
-                "The gradients are averaged in every micro-batch, which takes as long "
-                "as without no_sync.",
+                "Each micro-batch is averaged, in as much time as without no_sync.",
                 right=True,
                 why="The forward has already decided that the next backward sends. "
                 "(The mean is right: an average of gradients that are averaged already "
@@ -270,11 +270,12 @@ QUESTIONS = lesson(
                 why="Nothing is said at all.",
             ),
             Choice(
-                "It works as intended: only the backward sends.",
+                "It works as intended: the backward is inside, and only it sends.",
                 why="It is the backward that sends, but the forward that decides: the "
                 "next cell shows the mean, 0.5.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "06.unused",
@@ -303,6 +304,7 @@ QUESTIONS = lesson(
                 "it.",
             ),
         ],
+        measured=True,
     ),
     MultipleChoice(
         "06.batch_norm",
@@ -384,21 +386,22 @@ QUESTIONS = lesson(
                 "more than twice, however many there are.",
             ),
             Choice(
-                "A ring of n GPUs takes 2 (n - 1) steps, each with a latency, and that "
-                "for every bucket.",
+                "A ring of n GPUs takes 2 (n - 1) steps for each bucket, each with a "
+                "latency.",
                 right=True,
                 why="2,046 steps for each of 145 buckets: latencies alone take 1.2 "
                 "seconds, and the backward a tenth of a second. Fewer and larger "
                 "buckets help.",
             ),
             Choice(
-                "The optimizer's step takes longer on more GPUs.",
-                why="Each GPU updates its own copy of the model: that takes as long "
-                "on any number of GPUs.",
+                "Among more GPUs some are slower, and all others wait for the slowest.",
+                why="That is so in real clusters, and comes on top. Here all simulated "
+                "GPUs are alike.",
             ),
             Choice(
-                "With more GPUs the backward computes longer.",
-                why="Each GPU has the same model and the same number of tokens.",
+                "More nodes are farther apart, so each message has a higher latency.",
+                why="A message goes to the next GPU in the ring, as it does with 16 "
+                "GPUs, and takes as long. There are many more of them.",
             ),
         ],
     ),

@@ -189,36 +189,37 @@ QUESTIONS = lesson(
                 "the ranks share cores and memory.",
             ),
         ],
+        measured=True,
     ),
     MultipleChoice(
         "07.tree_wins",
-        "Below a certain size of the tensor, a tree beats a ring. What makes that "
-        "limit grow?",
+        "By this table and its formula: which all-reduce is faster with a tree than "
+        "with a ring?",
         [
             Choice(
-                "Many more ranks: 1,024 instead of 8.",
+                "The loss, 4 bytes, on 1,024 GPUs.",
                 right=True,
-                why="A ring's steps grow with n, a tree's with log n.",
+                why="Only latencies count: 20 steps of a tree against 2,046 of a ring.",
             ),
             Choice(
-                "A higher latency.",
+                "A bucket of 26 MB on 1,024 GPUs, linked by InfiniBand.",
                 right=True,
-                why="The limit is proportional to α·B: a tree saves latencies.",
+                why="It is below the limit of 54 MB. A ring's steps grow with n, a "
+                "tree's with log n.",
             ),
             Choice(
-                "A higher bandwidth.",
-                right=True,
-                why="The limit is proportional to α·B. Where bytes cost little, the "
-                "number of steps counts up to larger tensors.",
+                "A gradient of 1 GB on 1,024 GPUs, linked by InfiniBand.",
+                why="It is above the limit: a tree sends the whole tensor in each "
+                "step.",
             ),
             Choice(
-                "A larger tensor.",
-                why="The limit does not depend on it: it is what the tensor is "
-                "compared with. Large tensors are for rings.",
+                "A bucket of 26 MB on 8 GPUs, linked by NVLink.",
+                why="It is above the limit of 2.9 MB. With few ranks a tree saves few "
+                "latencies.",
             ),
             Choice(
-                "Two ranks instead of eight.",
-                why="With two or three ranks, a ring has as few steps as a tree, and "
+                "The loss, 4 bytes, on 3 GPUs.",
+                why="With two or three ranks a ring has as few steps as a tree, and "
                 "smaller messages: the tree never wins.",
             ),
         ],
@@ -243,6 +244,7 @@ QUESTIONS = lesson(
         ],
         purpose="The next cell simulates it, with 3.4 µs inside a node and 9.6 between "
         "nodes.",
+        measured=True,
     ),
     Number(
         "07.slow_link",

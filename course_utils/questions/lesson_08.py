@@ -13,24 +13,26 @@ QUESTIONS = lesson(
     "08",
     Number(
         "08.bytes",
-        "Training in mixed precision with Adam keeps 16 bytes for each parameter, "
-        "without activations. Weight and gradient are bfloat16, and the optimizer also "
-        "keeps a float32 copy of the weight. How many of the 16 bytes are the "
-        "optimizer's?",
+        "Training in mixed precision with Adam: weight and gradient are bfloat16, all "
+        "that the optimizer keeps is float32. How many bytes does the optimizer keep "
+        "for each parameter?",
         answer=12,
         tolerance=0.2,
         unit="bytes",
-        why="A float32 copy of the weight, and Adam's two means: 4 bytes each. The "
-        "other 4 are the weight and its gradient.",
-        hint="What is left of the 16, without the weight and its gradient?",
+        why="A float32 copy of the weight, and Adam's two means: 4 bytes each. With "
+        "weight and gradient it is 16.",
+        hint="How many numbers does it keep for each parameter, and how large is a "
+        "float32?",
         slips=[
             Slip(
                 4,
-                "That is the weight and its gradient, 2 bytes each. The rest is the "
-                "optimizer's.",
+                "That is one float32 number, or the weight and its gradient. The "
+                "optimizer keeps more.",
             ),
             Slip(8, "These are Adam's two means. A copy of the weight is kept, too."),
-            Slip(14, "Weight and gradient are both there, with 2 bytes each."),
+            Slip(
+                6, "That would be three bfloat16 numbers. The optimizer's are float32."
+            ),
             Slip(16, "That is all. Weight and gradient are 4 bytes of it."),
         ],
         purpose="The next cell measures it.",
@@ -64,18 +66,20 @@ QUESTIONS = lesson(
     ),
     Number(
         "08.stage_one",
-        "Mixed precision with Adam: 2 + 2 + 12 bytes for each parameter. Six ranks "
-        "share the optimizer's state, and nothing else. How many bytes for each "
-        "parameter are left on a rank?",
+        "Mixed precision with Adam: 2 + 2 + 12 bytes for each parameter. Your GPUs "
+        "have room for 6 bytes for each parameter, beside the activations. How many "
+        "GPUs does ZeRO's stage 1 need, at least?",
         answer=6,
-        unit="bytes",
-        why="2 + 2 + 12/6. That is ZeRO's stage 1.",
-        hint="Which of the three parts is cut into six?",
+        unit="GPUs",
+        why="2 + 2 + 12/6 = 6. Weight and gradient take 4 of the 6 bytes, so 2 are "
+        "left for the optimizer's share.",
+        hint="Which of the three parts does stage 1 share out, and how much room do "
+        "the other two leave for it?",
         slips=[
-            Slip(16 / 6, "All three parts are cut there: that is stage 3."),
-            Slip(16, "That is DDP: everything is on each rank."),
-            Slip(2 + 14 / 6, "There the gradients are shared as well: stage 2."),
-            Slip(2, "That is the optimizer's part. Weight and gradient come on top."),
+            Slip(3, "Stage 3 fits on 3 GPUs: it shares out all three parts."),
+            Slip(4, "Stage 2 fits on 4 GPUs: it shares out the gradients as well."),
+            Slip(2, "12/2 = 6. But weight and gradient need room, too."),
+            Slip(12, "With 12 GPUs it is 5 bytes. Fewer are enough."),
         ],
     ),
     SingleChoice(
@@ -135,7 +139,7 @@ QUESTIONS = lesson(
             Slip(0.25, "That lies there all the time. One layer at a time is whole."),
             Slip(0.125, "That is the one layer that is whole. Its shards come on top."),
             Slip(0.5, "With prefetch, yes. Here only one layer is whole at a time."),
-            Slip(1, "Never is everything there at once: layers are freed after use."),
+            Slip(1, "All of it is never there at once: layers are freed after use."),
             Slip(37.5, "That is in per cent. A share is a number from 0 to 1."),
             Slip(
                 0.34375,
@@ -160,6 +164,7 @@ QUESTIONS = lesson(
             Slip(2, "That is what a limit of 2 would give. Here is none."),
             Slip(0, "They are freed at the very end. And just before that?"),
         ],
+        measured=True,
     ),
     SingleChoice(
         "08.optimizer_first",
@@ -188,6 +193,7 @@ QUESTIONS = lesson(
                 why="`fully_shard` does not know of the optimizer.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "08.root_only",
@@ -200,11 +206,10 @@ QUESTIONS = lesson(
                 "are shards. That is most of the memory.",
             ),
             Choice(
-                "Between the steps as much as ever; but in a step all weights are "
-                "whole at once, and in the backward all gradients.",
+                "Between steps as much as ever; in a step everything is whole at once.",
                 right=True,
-                why="One call, one unit: everything is gathered together, and freed "
-                "together.",
+                why="One call, one unit: all weights are gathered together, and in the "
+                "backward all gradients are there together.",
             ),
             Choice(
                 "As much as with a call for each layer, because they are found by "
@@ -218,6 +223,7 @@ QUESTIONS = lesson(
                 "that of the whole model.",
             ),
         ],
+        measured=True,
     ),
     MultipleChoice(
         "08.reshard",
@@ -299,6 +305,7 @@ QUESTIONS = lesson(
                 "and the last reduce-scatter have nothing to hide behind.",
             ),
         ],
+        measured=True,
     ),
     SingleChoice(
         "08.full_on_rank_0",
@@ -308,7 +315,7 @@ QUESTIONS = lesson(
             Choice(
                 "Rank 0 waits for the others.",
                 right=True,
-                why="`full_tensor()` is an all-gather. All ranks must call it, also "
+                why="`full_tensor()` is an all-gather. All ranks must call it, even "
                 "those that do not write.",
             ),
             Choice(
@@ -331,24 +338,25 @@ QUESTIONS = lesson(
         "`torch.distributed.checkpoint`. What is true?",
         [
             Choice(
-                "Every rank has written its own part.",
+                "To write it, no rank had to hold the whole model.",
                 right=True,
-                why="At the same time, and without an all-gather.",
+                why="Each rank writes its own part, all at the same time, without an "
+                "all-gather. A full checkpoint needs one.",
             ),
             Choice(
-                "Two ranks can go on from it.",
+                "Three ranks can go on from it.",
                 right=True,
                 why="The metadata tells where each piece of each tensor is. Each rank "
                 "reads what it needs.",
             ),
             Choice(
-                "It must be loaded by 4 ranks, because it has 4 files.",
-                why="The number of files has nothing to do with it.",
+                "A rank that loads it reads one of the 4 files.",
+                why="It reads the pieces that it needs. With another number of ranks "
+                "they lie in several files.",
             ),
             Choice(
-                "The whole model must fit into the memory of rank 0.",
-                why="Nobody ever holds the whole model. That is what a full "
-                "checkpoint needs.",
+                "If one of the 4 files is lost, most layers are still whole.",
+                why="Each file has a part of every tensor, so none would be whole.",
             ),
             Choice(
                 "With `async_save`, training may go on while it is written.",

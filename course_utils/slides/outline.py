@@ -38,7 +38,7 @@ LINES = 22  # of an output; what is longer is cut
 HEADING = re.compile(r"^(#{1,3}) +(.+)$", re.MULTILINE)
 QUIZ = re.compile(r"\bquiz\(\s*[\"'](\d\d\.[a-z0-9_]+)[\"']")
 HELP = re.compile(r"^(# *(Remove a #|hint\(|solution\()|(hint|solution|progress)\()")
-GUESS = re.compile(r"\bguess_and_measured\(")
+WHY = re.compile(r"^why\(", re.MULTILINE)
 NO_GUESS = re.compile(r" No guess yet:.*$", re.DOTALL)
 TIDY = re.compile(r"(del [^\n]+|\w+\.(close|off)\(\))")
 ITEM = re.compile(r"^ *([-*]|\d+\.) +")
@@ -175,11 +175,12 @@ class _Maker:
             self.question(match[1])
         elif match := CHECK.search(source):
             self.task(match[1])
-        elif _draws(cell) and GUESS.search(source):
+        elif WHY.search(source):  # the reason is in the notes of the question
             for said in _texts_of_pictures(cell):
-                text = f"**{NO_GUESS.sub('', said.removeprefix('Picture: '))}**"
-                self.add(Part(_height(text), text=text))
-            self.here.notes.append(_listing(source))
+                if said.startswith("Picture: "):
+                    text = f"**{NO_GUESS.sub('', said.removeprefix('Picture: '))}**"
+                    self.add(Part(_height(text), text=text))
+                    self.here.notes.append(_listing(source))
         elif _draws(cell):
             printed = _cut_output(cell, text_only=True)
             height = _height_of_pictures(cell) + (CODE * printed + 20) * bool(printed)
@@ -217,11 +218,11 @@ class _Maker:
         from course_utils import questions
 
         asked = questions.find(name)
-        lines = [f"**{_markdown(asked.prompt)}**"]
+        lines = [f"**{_markdown(asked.prompt, emphasis=True)}**"]
         if asked.code:
             lines.append(f"```python\n{asked.code}\n```")
         options = [
-            f"{number}. {_markdown(text)}"
+            f"{number}. {_markdown(text, emphasis=True)}"
             for number, text in enumerate(asked.options, 1)
         ]
         lines += ["\n".join(options)] if options else []
@@ -237,7 +238,7 @@ class _Maker:
                 self.here.parts.append(parts.pop())
         self.add(Part(height, text="\n\n".join(lines)))
         self.asked = True
-        key = "\n".join(f"- {_markdown(line)}" for line in asked.key())
+        key = "\n".join(f"- {_markdown(line, emphasis=True)}" for line in asked.key())
         self.here.notes.append(f"Question {name}. The answer:\n\n{key}")
 
     def task(self, name: str) -> None:
@@ -322,10 +323,14 @@ def _height(text: str) -> int:
     return TEXT * sum(math.ceil(len(line) / COLUMNS) or 1 for line in lines) + 14
 
 
-def _markdown(text: str) -> str:
-    """Plain text with code between backticks, such that Markdown shows just that."""
+def _markdown(text: str, emphasis: bool = False) -> str:
+    """Text with code between backticks, such that Markdown shows just that.
+
+    A star is plain text, or marks `emphasis` as in questions.
+    """
     parts = text.split("`")
-    plain = (re.sub(r"([\\*_<>\[\]#|])", r"\\\1", part) for part in parts[::2])
+    special = re.compile(r"([\\_<>\[\]#|])" if emphasis else r"([\\*_<>\[\]#|])")
+    plain = (special.sub(r"\\\1", part) for part in parts[::2])
     code = (f"`{part}`" for part in parts[1::2])
     pairs = zip(plain, [*code, ""], strict=True)
     return "".join(piece for pair in pairs for piece in pair)

@@ -9,10 +9,11 @@ from playwright.sync_api import Locator, expect
 from thorough import thorough_after
 
 from course_utils.environment import ROOT
-from tests.browser.conftest import Notebook
+from tests.browser.conftest import READY, Notebook
 
 TOO_SLOW = "[anywidget] Failed to initialize model."
-FEEDBACK = re.compile(r"^(Right|Not quite|Noted)\.")
+FEEDBACK = re.compile(r"(^|\. )(Right|Not quite|Noted)\.")
+ACTIVE = re.compile("jp-mod-active")
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -45,6 +46,51 @@ def open_and_use(open_notebook, path: Path) -> None:
     # Said of a model that was not ready after 2 s, on a machine that had much else to
     # do. The widgets of this page have just been used.
     assert [e for e in notebook.errors if TOO_SLOW not in e] == []
+
+
+@pytest.mark.parametrize("path", thorough_after(1, LESSONS), ids=lambda path: path.stem)
+def test_a_whole_lesson_by_keyboard(open_notebook, path: Path) -> None:
+    """From top to bottom with Shift + Enter, every question answered on the way."""
+    notebook = open_notebook(path=path)
+    notebook.evaluate(READY)
+    keyboard, cells = notebook.page.keyboard, notebook.panel.locator(".jp-Cell")
+    last = cells.count() - 1
+    keyboard.press("Escape")
+    for index in range(last):
+        expect(cells.nth(index)).to_have_class(ACTIVE)
+        keyboard.press("Shift+Enter")
+        expect(cells.nth(index + 1)).to_have_class(ACTIVE)
+        quiz = cells.nth(index).locator(".course-quiz")
+        source = cells.nth(index).locator(".cm-content").inner_text()
+        if not re.search(r"\bquiz\(\"", source):
+            continue
+        quiz.wait_for(timeout=120_000)  # the cells before it may still run
+        answer_from_the_next_cell(notebook, quiz)
+        keyboard.press("Escape" if index % 2 else "Shift+Enter")
+        if index % 2:
+            expect(cells.nth(index)).to_have_class(ACTIVE)
+            keyboard.press("j")
+        expect(quiz.get_by_role("status")).to_contain_text(FEEDBACK)
+    expect(cells.nth(last)).to_have_class(ACTIVE)
+    expect(cells).to_have_count(last + 1)
+    expect(notebook.panel.locator(".course-quiz")).to_have_count(
+        notebook.panel.get_by_role("status").filter(has_text=FEEDBACK).count()
+    )
+    expect(notebook.panel.get_by_text("You have not predicted this.")).to_have_count(0)
+    notebook.screenshot(f"keyboard-{path.stem}")
+
+
+def answer_from_the_next_cell(notebook: Notebook, quiz: Locator) -> None:
+    """Shift + Tab until an input has the focus; then the keys that lesson 00 names."""
+    keyboard = notebook.page.keyboard
+    for _ in range(3):
+        keyboard.press("Shift+Tab")
+        if quiz.locator("input:focus").count():
+            break
+    kind = quiz.locator("input:focus").get_attribute("type")
+    keyboard.press({"text": "7", "radio": "ArrowDown", "checkbox": "Space"}[kind])
+    keyboard.press("Enter")
+    expect(quiz.get_by_role("status")).to_contain_text(FEEDBACK, timeout=120_000)
 
 
 def answer_by_keyboard(notebook: Notebook, quiz: Locator) -> None:

@@ -11,8 +11,9 @@ from course_utils.questions import load
 RANKS = 'from course_utils import quiz\nquiz("00.ranks")'
 VARIABLES = 'from course_utils import quiz\nquiz("00.variables")'
 NUMBER = 'from course_utils import quiz\nguess = quiz("00.all_reduce")'
-RIGHT = "One of the processes"
+RIGHT = "One of the program's processes"
 WRONG = "A thread inside"
+FORM = ".course-quiz, .course-explorer"
 
 
 def status(cell: Locator) -> Locator:
@@ -23,7 +24,7 @@ def status(cell: Locator) -> Locator:
 def button(cell: Locator) -> Locator:
     """The quiz's button; the cell's own toolbar has others."""
     return cell.get_by_role(
-        "button", name=re.compile("^(Check|Check again|Try again|Note it|Explain)$")
+        "button", name=re.compile("^(Check|Check again|Show which ones|Note it)$")
     )
 
 
@@ -61,7 +62,7 @@ def test_by_keyboard_only(open_notebook) -> None:
     page.keyboard.press("Space")
     expect(status(cell)).to_contain_text("Right. Every process runs the same code.")
     expect(button(cell)).to_be_focused()
-    expect(cell).to_contain_text("Lesson 00: 1 of 3 right, 0 at the first try.")
+    expect(cell).to_contain_text("Lesson 00: 1 of 2 right, 0 at the first try.")
 
     # Keys that would delete, add and select cells, had JupyterLab got them.
     for key in ("d", "d", "a", "b", "x", "ArrowUp", "ArrowDown"):
@@ -77,10 +78,8 @@ def test_by_keyboard_only(open_notebook) -> None:
     page.keyboard.press("Control+a")
     page.keyboard.type("6")
     page.keyboard.press("Enter")
-    expect(status(notebook.cell(1))).to_contain_text("Noted. You predict 6.")
-    expect(button(notebook.cell(1))).to_have_text("Explain")
-    page.keyboard.press("Enter")
-    expect(status(notebook.cell(1))).to_contain_text("Right. 0 + 1 + 2 + 3 = 6.")
+    expect(status(notebook.cell(1))).to_contain_text("Your prediction: 6. Noted.")
+    expect(button(notebook.cell(1))).to_have_text("Note it")
 
     boxes = notebook.cell(2).get_by_role("checkbox")
     boxes.nth(0).focus()
@@ -90,8 +89,45 @@ def test_by_keyboard_only(open_notebook) -> None:
     expect(boxes.nth(3)).to_be_focused()
     page.keyboard.press("Space")
     page.keyboard.press("Enter")
-    expect(status(notebook.cell(2))).to_contain_text("Right. All 4 are judged rightly.")
+    expect(status(notebook.cell(2))).to_contain_text("Right. You judged all 4")
     expect(notebook.panel.locator(".jp-Cell")).to_have_count(3)
+    assert not notebook.errors
+
+
+@pytest.mark.parametrize("inside", ["radio", "textbox", "checkbox", "button", "slider"])
+def test_the_keys_of_the_notebook_lead_out_of_a_form(open_notebook, inside) -> None:
+    cells = {
+        "radio": 'quiz("00.ranks")',
+        "textbox": 'quiz("00.all_reduce")',
+        "checkbox": 'quiz("00.variables")',
+        "button": 'quiz("00.skipped")',
+        "slider": "RankExplorer(nodes=2, gpus_per_node=4, rank=5)",
+    }
+    imports = (
+        "from course_utils import quiz\nfrom course_utils.explorers import RankExplorer"
+    )
+    notebook = open_notebook(imports, cells[inside], "x = 1", "x = 2")
+    notebook.run_all()
+    keyboard, form = notebook.page.keyboard, notebook.cell(1).locator(FORM)
+    element = form.get_by_role(inside).last
+    for key, active, runs in (
+        ("Escape", 1, False),
+        ("Shift+Enter", 2, True),
+        ("Control+Enter", 1, True),
+    ):
+        prompt = notebook.cell(1).locator(".jp-InputPrompt")
+        before = prompt.inner_text()
+        element.focus()
+        keyboard.press("ArrowDown")  # the form's own: it leads to no other cell
+        keyboard.press(key)
+        expect(notebook.cell(active)).to_have_class(re.compile("jp-mod-active"))
+        if runs:
+            expect(prompt).not_to_have_text(re.compile(rf"{re.escape(before)}|\[\*\]:"))
+        keyboard.press("j")
+        expect(notebook.cell(active + 1)).to_have_class(re.compile("jp-mod-active"))
+        keyboard.press("ArrowUp")
+        expect(notebook.cell(active)).to_have_class(re.compile("jp-mod-active"))
+    expect(notebook.panel.locator(".jp-Cell")).to_have_count(4)
     assert not notebook.errors
 
 
@@ -105,8 +141,12 @@ def test_by_mouse_with_a_retry(open_notebook) -> None:
     cell.get_by_text("There are four variables").last.click()  # a label is clickable
     cell.get_by_text("An ordinary cell").last.click()
     check(cell)
-    expect(status(cell)).to_contain_text("Not quite. 2 of 4 are judged rightly.")
+    expect(status(cell)).to_contain_text("You judged 2 of the 4 statements correctly.")
     boxes = cell.get_by_role("checkbox")
+    expect(boxes.nth(1)).to_have_accessible_description("")  # not which ones, yet
+    expect(button(cell)).to_have_text("Show which ones")
+    check(cell)
+    expect(button(cell)).to_have_text("Check again")
     for number, words in enumerate(
         (
             "Right, this is true: Each rank has its own memory",
@@ -121,7 +161,7 @@ def test_by_mouse_with_a_retry(open_notebook) -> None:
     cell.get_by_text("The next %%ranks cell").last.click()
     expect(boxes.nth(0)).to_have_accessible_description("")
     check(cell)
-    expect(status(cell)).to_contain_text("Right. All 4 are judged rightly.")
+    expect(status(cell)).to_contain_text("Right. You judged all 4")
     assert not notebook.errors
 
 
@@ -134,13 +174,13 @@ def test_answers_outlive_a_reload_and_a_restart(open_notebook) -> None:
     expect(status(notebook.cell(0))).to_contain_text("Not quite.")
     notebook.cell(1).get_by_label("Your prediction").fill("10")
     check(notebook.cell(1))
-    expect(status(notebook.cell(1))).to_contain_text("Noted. You predict 10.")
+    expect(status(notebook.cell(1))).to_contain_text("Your prediction: 10. Noted.")
 
     def assert_restored() -> None:
         expect(notebook.cell(0).get_by_label(WRONG)).to_be_checked()
         expect(status(notebook.cell(0))).to_contain_text("Not quite. Threads share")
         expect(notebook.cell(1).get_by_label("Your prediction")).to_have_value("10")
-        expect(status(notebook.cell(1))).to_contain_text("Noted. You predict 10.")
+        expect(status(notebook.cell(1))).to_contain_text("Your prediction: 10. Noted.")
 
     notebook.save_and_reload()
     assert_restored()
@@ -242,10 +282,12 @@ def test_readable_in_light_and_dark(open_notebook, theme: str) -> None:
     notebook.cell(0).get_by_label(RIGHT).check()
     notebook.cell(1).get_by_label("There are four").check()
     notebook.cell(2).get_by_label("Your prediction").fill("10")
-    for index, word in enumerate(("Right.", "Not quite.", "Noted.", "Choose an")):
+    for index, word in enumerate(("Right.", "You judged", "Noted.", "Choose an")):
         check(notebook.cell(index))
         expect(status(notebook.cell(index))).to_contain_text(word)
-    assert notebook.violations() == []  # right, partly right, wrong, nothing chosen
+    check(notebook.cell(1))
+    expect(button(notebook.cell(1))).to_have_text("Check again")
+    assert notebook.violations() == []  # right, partly right, noted, nothing chosen
     # Native inputs of normal size: some quizzes hide them in one pixel.
     for kind in ("radio", "checkbox"):
         box = notebook.panel.get_by_role(kind).first.bounding_box()
