@@ -232,9 +232,9 @@ def test_what_a_new_lesson_needs_elsewhere_is_said(made: Path, run: Run):
 
 
 def test_its_question_answers(made: Path, run: Run):
-    done = run(f"""python3 -c 'from course_utils import quiz
+    done = run(f"""python3 -c 'from course_utils import quiz, why
 quiz("{NUMBER}.norm", answer=9)
-quiz("{NUMBER}.norm", answer=9)
+why("{NUMBER}.norm")
 quiz("{NUMBER}.what_to_send", answer=3)'""")
     assert done.returncode == 0, done.stdout
     text = " ".join(done.stdout.split())

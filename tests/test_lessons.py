@@ -78,6 +78,17 @@ def test_every_question_is_asked_in_its_lesson(lesson: Lesson):
 
 
 @each_lesson
+def test_every_prediction_is_explained_after_it_was_made(lesson: Lesson):
+    code = sources(lesson.notebook, "code")
+    uses = re.findall(r"\b(quiz|why)\(\s*\"([^\"]+)\"", code)
+    explained = [name for what, name in uses if what == "why"]
+    asked = load(lesson.number)
+    assert sorted(explained) == sorted(id for id in asked if asked[id].measured)
+    for name in explained:
+        assert uses.index(("quiz", name)) < uses.index(("why", name))
+
+
+@each_lesson
 def test_a_lesson_opens_and_closes_like_the_others(lesson: Lesson):
     first = "".join(cells_of(lesson.notebook)[0]["source"])
     assert first.splitlines()[0] == f"# {lesson.number} · {lesson.title}"

@@ -506,7 +506,7 @@ def test_the_text_form_in_a_terminal(learner: Path, capsys) -> None:
     shown = quiz("00.ranks")
     printed = capsys.readouterr().out
     assert printed.startswith("Quiz 00.ranks. Choose one.\n\nWhat is a rank?\n")
-    assert "  3. One of the processes" in printed
+    assert "  3. One of the program's processes" in printed
     assert 'To answer: quiz("00.ranks", answer=1)' in printed
     assert max(map(len, printed.splitlines())) <= 79
     assert repr(shown) == "Quiz('00.ranks')"

@@ -458,7 +458,8 @@ class Number(Question):
         expected = f"Expected: {self.key()[0]}"
         if judged is None or judged.right:
             return Feedback(judged and True, expected, before=before)
-        return Feedback(False, f"{judged.text} {expected}", before=before)
+        slip = judged.text.removesuffix(self.hint).rstrip()  # the hint comes too late
+        return Feedback(False, f"{slip} {expected}", before=before)
 
     def key(self) -> list[str]:
         return [f"{self._with_unit(self.answer)}. {self.why}"]

@@ -57,8 +57,8 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "Both: the two GPUs have 160 GB, however they are used.",
-                why="With plain data parallel each GPU needs the whole model. Two "
-                "copies are 240 GB.",
+                why="With plain data parallel each GPU needs the whole model, all "
+                "120 GB of it.",
             ),
             Choice(
                 "Neither: gradients exist only where the whole model is.",
