@@ -251,8 +251,7 @@ def test_no_lesson_loses_a_heading_or_a_picture(lesson):
     pictures = [
         id(cell)
         for cell in cells
-        if "<img" in str(cell.get("outputs"))
-        and "why(" not in cell.source
+        if "<img" in str(cell.get("outputs")) and "why(" not in cell.source
     ]
     found = outline(cells, lesson)
     assert [slide.title for slide in found if slide.begins] == headings
