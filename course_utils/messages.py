@@ -123,8 +123,9 @@ def in_steps(calls_by_rank: Sequence[Sequence[Call]]) -> list[Message]:
 
     In one step a rank can send one message and receive one. A message needs both: its
     send must have been called, and its recv. A rank that waits goes on in the step
-    after the one it waited for. So the last step says how often messages had to wait
-    for other messages: that many latencies, whatever the size.
+    after the one it waited for. Messages that a rank has under way at the same time
+    (`isend`) leave in the order of its calls. So the last step says how often messages
+    had to wait for other messages: that many latencies, whatever the size.
 
     Args:
         calls_by_rank: for each rank what `recorded` has noted there.
@@ -177,21 +178,23 @@ class _Timetable:
 
     def _send_one(self) -> bool:
         """Give a step to the message that can be sent first, if there is one."""
-        earliest = None
+        can_be_sent = []
         for (source, target), sends in self.sends.items():
             recvs = self.recvs[source, target]
             if not sends or not recvs:
                 continue
-            step = max(sends[0][0], recvs[0][0]) + 1
+            (sent_after, send), (received_after, recv) = sends[0], recvs[0]
+            step = max(sent_after, received_after) + 1
             while step in self.busy["out", source] or step in self.busy["in", target]:
                 step += 1
-            if earliest is None or (step, source, target) < earliest:
-                earliest = (step, source, target)
-        if earliest is None:
+            # Of several in one step, a rank's earlier call goes first.
+            order = (step, send.number, recv.number, source, target)
+            can_be_sent.append((order, send, recv))
+        if not can_be_sent:
             return False
-        step, source, target = earliest
-        _, send = self.sends[source, target].popleft()
-        _, recv = self.recvs[source, target].popleft()
+        (step, *_, source, target), send, recv = min(can_be_sent)
+        self.sends[source, target].popleft()
+        self.recvs[source, target].popleft()
         self.step_of[source, send.number] = self.step_of[target, recv.number] = step
         self.busy["out", source].add(step)
         self.busy["in", target].add(step)

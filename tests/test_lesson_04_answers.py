@@ -1478,6 +1478,84 @@ def through_a_float32_buffer(tensor, src=0):
     tensor.copy_(buffer)
 
 
+def children_of(place, n):
+    """Of a binomial tree: the one with the most descendants first."""
+    distance = 1
+    while distance < n and not place & distance:
+        distance *= 2
+    while distance > 1:
+        distance //= 2
+        if place + distance < n:
+            yield place + distance
+
+
+def received_from_parent(tensor, src):
+    """Its place, after it has the tensor. The parent lacks the lowest bit of it."""
+    rank, n = me()
+    place = (rank - src) % n
+    if place:
+        dist.recv(tensor, ((place & (place - 1)) + src) % n)
+    return place
+
+
+@ANSWERS.right("04.broadcast")
+def isends_waited_for_at_the_end(tensor, src=0):
+    _, n = me()
+    place = received_from_parent(tensor, src)
+    requests = [dist.isend(tensor, (p + src) % n) for p in children_of(place, n)]
+    for request in requests:
+        request.wait()
+
+
+@ANSWERS.right("04.broadcast")
+def one_batch_for_the_children(tensor, src=0):
+    _, n = me()
+    place = received_from_parent(tensor, src)
+    sends = [
+        dist.P2POp(dist.isend, tensor, (p + src) % n) for p in children_of(place, n)
+    ]
+    for request in dist.batch_isend_irecv(sends) if sends else ():
+        request.wait()
+
+
+@ANSWERS.right("04.broadcast")
+def halves_with_isends(tensor, src=0):
+    rank, n = me()
+    place, low, high, requests = (rank - src) % n, 0, n, []
+    while high - low > 1:
+        middle = (low + high + 1) // 2
+        if place == low:
+            requests.append(dist.isend(tensor, (middle + src) % n))
+        elif place == middle:
+            dist.irecv(tensor, (low + src) % n).wait()
+        low, high = (low, middle) if place < middle else (middle, high)
+    for request in requests:
+        request.wait()
+
+
+@ANSWERS.right("04.broadcast")
+def doubling_with_isends(tensor, src=0):
+    rank, n = me()
+    place, distance, requests = (rank - src) % n, 1, []
+    while distance < n:
+        if place < distance and place + distance < n:
+            requests.append(dist.isend(tensor, (rank + distance) % n))
+        elif distance <= place < 2 * distance:
+            dist.recv(tensor, (rank - distance) % n)
+        distance *= 2
+    for request in requests:
+        request.wait()
+
+
+@ANSWERS.wrong("04.broadcast", "wrong", "first to the one that hands on to the most")
+def smallest_branch_first(tensor, src=0):
+    _, n = me()
+    place = received_from_parent(tensor, src)
+    children = reversed(list(children_of(place, n)))
+    for request in [dist.isend(tensor, (p + src) % n) for p in children]:
+        request.wait()
+
+
 @ANSWERS.right("04.broadcast")
 def doubling(tensor, src=0):
     collectives_tree(tensor, src)

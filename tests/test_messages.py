@@ -169,6 +169,18 @@ def test_a_rank_sends_one_message_in_a_step_even_if_it_does_not_wait():
     assert in_steps(calls) == [Message(1, 0, 1, 4), Message(2, 0, 2, 4)]
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_messages_that_are_under_way_leave_in_the_order_of_the_calls(first):
+    second = 3 - first
+    calls = [[Call("send", 0, first, 4), Call("send", 1, second, 4)], [], []]
+    for rank in (1, 2):
+        calls[rank] = [Call("recv", 0, 0, 4), Call("wait", 0)]
+    calls[first] += [Call("send", 1, second, 4)]  # it hands on what it has received
+    calls[second] += [Call("recv", 1, first, 4), Call("wait", 1)]
+    to_second = [m for m in in_steps(calls) if m.destination == second]
+    assert [(m.step, m.source) for m in to_second] == [(2, 0), (3, first)]
+
+
 @pytest.mark.parametrize(
     "calls",
     [

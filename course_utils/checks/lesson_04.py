@@ -1024,7 +1024,8 @@ BROADCAST = Task(
             when=is_wrong("steps"),
             says="Every rank has the tensor, but it took too many steps. In each step, "
             "every rank that has it should send it to one that has not: 1, 2, 4, 8 "
-            "ranks have it.",
+            "ranks have it. What a rank sends leaves in the order of its calls, with "
+            "isend too: first to the one that hands on to the most others.",
         ),
         Mistake(
             when=lambda attempt: waits(attempt) and attempt.args[1] != 0,
