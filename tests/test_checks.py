@@ -158,8 +158,8 @@ def test_what_a_check_has_tried_is_said_with_names():
     task = here(lambda *case: 16, case, run=train_some)
     outcome = run_task(task, lambda steps: steps)
     assert outcome.lines[0] == (
-        "The check tried <lambda> with a network, steps=4, rates=[0.5, None], rows of "
-        "a batch: 8."
+        "The check tried <lambda>. The case: a network, steps=4, rates=[0.5, None], "
+        "rows of a batch: 8."
     )
 
 
@@ -1210,7 +1210,7 @@ def test_a_class_and_a_missing_broadcast():
             self.module = module
 
     outcome = run_task(task, NoBroadcast)
-    assert "rank 0 tried NoBroadcast with shape=(2, 3)." in text_of(outcome)
+    assert "rank 0 tried NoBroadcast. The case: shape=(2, 3)." in text_of(outcome)
     assert "It returned False Expected True" in text_of(outcome)
 
 

@@ -1,6 +1,7 @@
 """Lesson 00: typical wrong answers, and different right ones."""
 
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -394,6 +395,31 @@ def returned_what_it_returned(tensor):
     return total
 
 
+@ANSWERS.wrong("00.average", "wrong", "With async_op=True it holds the sum only after")
+def sleeps_and_does_not_wait(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total, async_op=True)
+    time.sleep(0.05)  # by now it is there, by chance
+    return total / dist.get_world_size()
+
+
+@ANSWERS.wrong("00.average", "wrong", "With async_op=True it holds the sum only after")
+def keeps_the_request_and_does_not_wait(tensor):
+    part = tensor / dist.get_world_size()
+    request = dist.all_reduce(part, async_op=True)  # noqa: F841
+    dist.barrier()
+    return part
+
+
+@ANSWERS.wrong("00.average", "wrong", "they have not divided.")
+def only_rank_0_divides(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        total /= dist.get_world_size()
+    return total
+
+
 @ANSWERS.right("00.average")
 def add_then_divide(tensor):
     total = tensor.clone()
@@ -571,6 +597,34 @@ def rounded_for_the_report(loss):
     return None if mean is None else round(mean, 2)
 
 
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "losses of the other ranks are not in it")
+def does_not_wait_for_the_sum(loss):
+    total = loss.clone()
+    dist.all_reduce(total, async_op=True)
+    time.sleep(0.05)
+    return total.item() / dist.get_world_size() if dist.get_rank() == 0 else None
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "it is a tensor, and a Python number is")
+def as_a_tensor(loss):
+    mean = collective_before_the_if(loss)
+    return None if mean is None else torch.tensor(mean)
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "it is one of NumPy's, and a Python number")
+def as_a_number_of_numpy(loss):
+    total = loss.clone()
+    dist.all_reduce(total)
+    return (total / dist.get_world_size()).numpy()[()] if dist.get_rank() == 0 else None
+
+
+@ANSWERS.wrong("00.spot_the_hang", "wrong", "But this is the sum")
+def the_sum_as_a_tensor(loss):
+    total = loss.clone()
+    dist.all_reduce(total)
+    return total if dist.get_rank() == 0 else None
+
+
 @ANSWERS.right("00.spot_the_hang")
 def collective_before_the_if(loss):
     total = loss.clone()
@@ -591,7 +645,7 @@ def the_others_call_it_too(loss):
     total = loss.clone()
     if dist.get_rank() == 0:
         dist.all_reduce(total)
-        return total / dist.get_world_size()  # a tensor of one number is a number
+        return total.item() / dist.get_world_size()
     else:
         dist.all_reduce(total)
 

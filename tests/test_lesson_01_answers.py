@@ -6,6 +6,7 @@ import math
 import os
 from fractions import Fraction
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -135,6 +136,31 @@ def imported_it_inside(node, local_rank, gpus_per_node):
     return rank_of(node, local_rank, gpus_per_node)
 
 
+@ANSWERS.wrong("01.rank_of", "wrong", "nothing can be counted or indexed with one")
+def as_a_float(node, local_rank, gpus_per_node):
+    return float(node * gpus_per_node + local_rank)
+
+
+@ANSWERS.wrong("01.rank_of", "wrong", "nothing can be counted or indexed with one")
+def as_a_tensor_of_floats(node, local_rank, gpus_per_node):
+    return torch.tensor(node) * torch.tensor(1.0 * gpus_per_node) + local_rank
+
+
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "nothing can be counted or indexed")
+def both_as_floats(rank, gpus_per_node):
+    return [float(number) for number in divmod(rank, gpus_per_node)]
+
+
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "nothing can be counted or indexed")
+def in_an_array_of_floats(rank, gpus_per_node):
+    return np.array(divmod(rank, gpus_per_node), dtype=np.float32)
+
+
+@ANSWERS.right("01.node_and_local_rank")
+def in_an_array(rank, gpus_per_node):
+    return np.array(divmod(rank, gpus_per_node))
+
+
 @ANSWERS.wrong("01.rank_of", "wrong", "The roles are mixed up")
 def roles_mixed_up(node, local_rank, gpus_per_node):
     return node * local_rank + gpus_per_node
@@ -206,7 +232,7 @@ def called_again_for_each_node(node, local_rank, gpus_per_node):
 def with_a_check_of_the_arguments(node, local_rank, gpus_per_node):
     if not 0 <= local_rank < gpus_per_node:
         raise ValueError(f"local_rank is {local_rank}")
-    return float(node * gpus_per_node + local_rank)
+    return np.int64(node * gpus_per_node + local_rank)
 
 
 # ----------------------------------------------------------- 01.node_and_local_rank
@@ -357,9 +383,7 @@ def counted_from_the_end(rank, gpus_per_node):
     return rank // gpus_per_node, gpus_per_node - 1 - rank % gpus_per_node
 
 
-@ANSWERS.wrong(
-    "01.node_and_local_rank", "wrong", "Dividing with `/` leaves rounding errors"
-)
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "nothing can be counted or indexed")
 def from_the_fraction(rank, gpus_per_node):
     fraction, node = math.modf(rank / gpus_per_node)
     return node, fraction * gpus_per_node
@@ -558,11 +582,6 @@ def rounded_to_microseconds(numel, element_size, latency_us, bandwidth_gb_s):
     return round(exact, 6)
 
 
-@ANSWERS.wrong("01.transfer_seconds", "wrong", "the result must be in seconds.")
-def in_microseconds(numel, element_size, latency_us, bandwidth_gb_s):
-    return latency_us + numel * element_size / (bandwidth_gb_s * 1e3)
-
-
 @ANSWERS.wrong("01.transfer_seconds", "wrong", "That is text; a number was expected.")
 def with_its_unit(numel, element_size, latency_us, bandwidth_gb_s):
     return f"{latency_us * 1e-6 + numel * element_size / (bandwidth_gb_s * 1e9)} s"
@@ -615,6 +634,16 @@ def no_end(numel, element_size, latency_us, bandwidth_gb_s):
     return math.inf
 
 
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "That is right in microseconds.")
+def in_microseconds(numel, element_size, latency_us, bandwidth_gb_s):
+    return latency_us + numel * element_size / (bandwidth_gb_s * 1e3)
+
+
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "Or is the result in milliseconds?")
+def in_milliseconds(numel, element_size, latency_us, bandwidth_gb_s):
+    return latency_us / 1e3 + numel * element_size / (bandwidth_gb_s * 1e6)
+
+
 @ANSWERS.right("01.transfer_seconds")
 def exactly(numel, element_size, latency_us, bandwidth_gb_s):
     bandwidth = Fraction(bandwidth_gb_s) * 10**9
@@ -633,7 +662,7 @@ def in_microseconds_first(numel, element_size, latency_us, bandwidth_gb_s):
     return (latency_us + numel * element_size / (bandwidth_gb_s * 1000)) / 1e6
 
 
-@ANSWERS.right("01.transfer_seconds")
+@ANSWERS.wrong("01.transfer_seconds", "wrong", "nothing in `course_utils`")
 def converted_for_the_library(numel, element_size, latency_us, bandwidth_gb_s):
     bandwidth = bandwidth_gb_s * costs.GB
     nbytes = numel * element_size
@@ -769,6 +798,27 @@ def one_factor_for_both(parameters, element_size, ports, port_speed):
     return gib / (ports * port_speed) * 8.59
 
 
+@ANSWERS.wrong("01.spot_the_units", "wrong", "A latency was added.")
+def with_a_latency(parameters, element_size, ports, port_speed):
+    return 5e-6 + parameters * element_size / 1e9 / (ports * port_speed / 8)
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "A latency was added.")
+def with_a_latency_for_each_port(parameters, element_size, ports, port_speed):
+    seconds = parameters * element_size / 1e9 / (ports * port_speed / 8)
+    return ports * 10e-6 + seconds
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "right for numbers of 2 bytes.")
+def two_bytes_each(parameters, element_size, ports, port_speed):
+    return parameters * 2 / 1e9 / (ports * port_speed / 8)
+
+
+@ANSWERS.wrong("01.spot_the_units", "wrong", "The units are not right either")
+def the_old_plan_without_element_size(parameters, element_size, ports, port_speed):
+    return parameters / 1024**3 / (ports * port_speed)
+
+
 @ANSWERS.right("01.spot_the_units")
 def in_float32(parameters, element_size, ports, port_speed):
     gigabytes = torch.tensor(parameters * element_size / 1e9)
@@ -787,7 +837,7 @@ def gigabits(parameters, element_size, ports, port_speed):
     return 8 * parameters * element_size / 1e9 / (ports * port_speed)
 
 
-@ANSWERS.right("01.spot_the_units")
+@ANSWERS.wrong("01.spot_the_units", "wrong", "nothing in `course_utils`")
 def with_gigabits_of_the_library(parameters, element_size, ports, port_speed):
     return parameters * element_size / (ports * costs.gigabits(port_speed))
 

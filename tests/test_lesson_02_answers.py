@@ -67,7 +67,7 @@ class OnlyHalfDone(nn.Module):
 @ANSWERS.wrong(
     SPLIT,
     "crashed",
-    "the input, too, which may come from the CPU",
+    "The batch comes from the CPU: move it before the first part.",
     did="forgot the input",
 )
 class ForgotTheInput(Thirds):
@@ -257,7 +257,7 @@ class BackToTheCPU(Thirds):
         return super().forward(x).cpu()
 
 
-@ANSWERS.wrong(SPLIT, "wrong", "Or did you leave layers out?")
+@ANSWERS.wrong(SPLIT, "wrong", "There may be more than three")
 class OnlyThreeLayers(Thirds):
     def __init__(self, layers):
         super().__init__(layers[:3])
@@ -404,7 +404,24 @@ class OneInTheMiddle(Thirds):
             part.to(name)
 
 
-@ANSWERS.right(SPLIT)
+@ANSWERS.wrong(SPLIT, "wrong", "nothing in `course_utils`")
+class ASubclassOfTheReference(ModelParallel):
+    def __init__(self, layers):
+        stages = [layers[:1], layers[1:2], layers[2:]]
+        super().__init__(stages, [torch.device("cuda", k) for k in range(3)])
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "Some layers are in no part: they are left out.")
+class LeavesOutTheRest(Thirds):
+    def __init__(self, layers):
+        nn.Module.__init__(self)
+        n = len(layers) // 3
+        self.parts = nn.ModuleList([layers[k * n : (k + 1) * n] for k in range(3)])
+        for part, name in zip(self.parts, NAMES, strict=True):
+            part.to(name)
+
+
+@ANSWERS.wrong(SPLIT, "wrong", "nothing in `course_utils`")
 def from_the_reference(layers):
     stages = [layers[:1], layers[1:2], layers[2:]]
     return ModelParallel(stages, [torch.device("cuda", k) for k in range(3)])
@@ -734,7 +751,7 @@ def in_order(stages, devices, batch, micro_batches):
 ANSWERS.right(MICRO)(in_order)
 
 
-@ANSWERS.right(MICRO)
+@ANSWERS.wrong(MICRO, "wrong", "nothing in `course_utils`")
 def tick_by_tick(stages, devices, batch, micro_batches):
     parts = list(batch.tensor_split(micro_batches))
     for tick in ticks(len(stages), len(parts)):
@@ -778,7 +795,22 @@ def with_checkpoints(stages, devices, batch, micro_batches):
     return torch.cat(outputs)
 
 
-@ANSWERS.right(MICRO)
+@ANSWERS.wrong(MICRO, "wrong", "a later one got the whole batch at once")
+def only_the_first_stage_in_parts(stages, devices, batch, micro_batches):
+    x = torch.cat([stages[0](part) for part in batch.chunk(micro_batches)])
+    return through(stages[1:], devices[1:], x)
+
+
+@ANSWERS.wrong(MICRO, "wrong", "a later one got other pieces")
+def other_parts_for_the_last_stage(stages, devices, batch, micro_batches):
+    x = torch.cat(
+        [through(stages[:-1], devices[:-1], x) for x in batch.chunk(micro_batches)]
+    )
+    last = [x.to(devices[-1]) for x in x.split(1)]
+    return torch.cat([stages[-1](part) for part in last])
+
+
+@ANSWERS.wrong(MICRO, "wrong", "nothing in `course_utils`")
 def with_the_reference(stages, devices, batch, micro_batches):
     return GPipe(stages, devices, micro_batches)(batch)
 
@@ -874,7 +906,18 @@ def two_divisions(stages, micro_batches):
     return waits / (micro_batches + waits), waits / micro_batches
 
 
-@ANSWERS.right(BUBBLE)
+@ANSWERS.wrong(BUBBLE, "wrong", "Parentheses are missing")
+def without_parentheses(stages, micro_batches):
+    return stages - 1 / (micro_batches + stages - 1), stages - 1 / micro_batches
+
+
+@ANSWERS.wrong(BUBBLE, "wrong", "Parentheses are missing")
+def without_those_of_the_whole_time(stages, micro_batches):
+    waits = stages - 1
+    return waits / micro_batches + waits, waits / micro_batches
+
+
+@ANSWERS.wrong(BUBBLE, "wrong", "nothing in `course_utils`")
 def from_a_schedule(stages, micro_batches):
     length = len(list(ticks(stages, micro_batches)))
     return [1 - micro_batches / length, length / micro_batches - 1]
@@ -1129,6 +1172,24 @@ def without_the_last(model, images, labels, micro_batches):
     return loss.item()
 
 
+@ANSWERS.wrong(STEP, "wrong", "a Python number is wanted")
+def a_loss_with_its_graph(model, images, labels, micro_batches):
+    total = 0.0
+    parts, targets = images.chunk(micro_batches), labels.chunk(micro_batches)
+    for part, target in zip(parts, targets, strict=True):
+        output = model(part)
+        loss = F.cross_entropy(output, target.to(output.device))
+        loss = loss * len(part) / len(images)
+        loss.backward()
+        total = total + loss
+    return total
+
+
+@ANSWERS.wrong(STEP, "wrong", "a Python number is wanted")
+def a_loss_of_numpy(model, images, labels, micro_batches):
+    return np.float32(weighted_by_rows(model, images, labels, micro_batches))
+
+
 @ANSWERS.right(STEP)
 def weighted_by_rows(model, images, labels, micro_batches):
     return step(model, images, labels, micro_batches, lambda rows, of, n: rows / of)
@@ -1156,7 +1217,7 @@ def sums_divided_by_all_rows(model, images, labels, micro_batches):
         loss /= len(labels)
         loss.backward()
         total += loss.detach().cpu()
-    return total
+    return total.item()
 
 
 @ANSWERS.right(STEP)
@@ -1355,7 +1416,22 @@ def without_the_memory_in_an_array(seconds, nbytes, devices, capacity):
     return np.array(without_the_memory(seconds, nbytes, devices, capacity))
 
 
-@ANSWERS.wrong(BALANCE, "wrong", "Return a list of whole numbers, one for each")
+@ANSWERS.wrong(BALANCE, "wrong", "That is a dictionary.")
+def as_a_dict(seconds, nbytes, devices, capacity):
+    return dict(enumerate(by_a_limit(seconds, nbytes, devices, capacity)))
+
+
+@ANSWERS.wrong(BALANCE, "wrong", "There are fewer numbers than devices.")
+def as_few_as_fit(seconds, nbytes, devices, capacity):
+    return by_a_limit(seconds, nbytes, devices - 1 or 1, 2 * capacity)
+
+
+@ANSWERS.wrong(BALANCE, "wrong", "nothing can be counted or indexed with one")
+def in_an_array_of_floats(seconds, nbytes, devices, capacity):
+    return np.array(by_a_limit(seconds, nbytes, devices, capacity), dtype=float)
+
+
+@ANSWERS.wrong(BALANCE, "wrong", "nothing can be counted or indexed with one")
 def with_halves(seconds, nbytes, devices, capacity):
     return [len(seconds) / devices + 0.5] * devices
 
@@ -1418,7 +1494,7 @@ def by_a_limit(seconds, nbytes, devices, capacity):
     return cut(limits[low])
 
 
-@ANSWERS.right(BALANCE)
+@ANSWERS.wrong(BALANCE, "wrong", "nothing can be counted or indexed with one")
 def as_floats(seconds, nbytes, devices, capacity):
     return [float(size) for size in by_a_limit(seconds, nbytes, devices, capacity)]
 

@@ -8,6 +8,7 @@ import threading
 
 import torch
 from torch import nn
+from torch._utils import ExceptionWrapper
 from torch.nn import functional as F
 from torch.nn import parallel
 
@@ -1179,6 +1180,43 @@ def wraps_the_exception(modules, inputs, kwargs_tup=None, *, devices):
         raise RuntimeError(f"a module said: {error}") from error
 
 
+@ANSWERS.right("03.parallel_apply")
+def as_pytorch_passes_exceptions_on(modules, inputs, kwargs_tup=None, *, devices):
+    """By its ExceptionWrapper, which puts the traceback into the text."""
+    wanted, results = torch.is_grad_enabled(), {}
+    kwargs_tup = kwargs_tup or [{}] * len(modules)
+
+    def call(i):
+        args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)
+        try:
+            with torch.set_grad_enabled(wanted), torch.cuda.device(devices[i]):
+                results[i] = modules[i](*args, **kwargs_tup[i])
+        except Exception:
+            results[i] = ExceptionWrapper(where=f"in replica {i}")
+
+    started_and_joined(call, len(modules))
+    for i in range(len(modules)):
+        if isinstance(results[i], ExceptionWrapper):
+            results[i].reraise()
+    return [results[i] for i in range(len(modules))]
+
+
+@ANSWERS.wrong("03.parallel_apply", "wrong", "Give each thread its number")
+def by_the_variable_of_the_loop(modules, inputs, kwargs_tup=None, *, devices):
+    outputs, threads = [None] * len(modules), []
+
+    def call(i):
+        with torch.cuda.device(devices[i]):
+            outputs[i] = modules[i](inputs[i])
+
+    for i in range(len(modules)):
+        threads.append(threading.Thread(target=lambda: call(i)))  # noqa: B023
+        threads[-1].start()  # at once: by chance it might be early enough
+    for thread in threads:
+        thread.join()
+    return outputs
+
+
 @ANSWERS.wrong("03.parallel_apply", "wrong", "The caller is under torch.no_grad(), and")
 def forgot_no_grad(modules, inputs, kwargs_tup=None, devices=None):
     outputs = [None] * len(modules)
@@ -1592,14 +1630,32 @@ def in_eval_mode(module, inputs, device_ids, output_device=None):
     return from_torchs_primitives(module, inputs, device_ids, output_device)
 
 
+@ANSWERS.wrong("03.data_parallel", "crashed", "returns a dictionary of tensors.")
+def joined_by_hand(module, inputs, device_ids, output_device=None):
+    home = device_ids[0] if output_device is None else output_device
+    parts = parallel.scatter(inputs, device_ids)
+    used = device_ids[: len(parts)]
+    replicas = parallel.replicate(module, used)
+    parts = [part if isinstance(part, tuple) else (part,) for part in parts]
+    outputs = parallel.parallel_apply(replicas, parts, devices=used)
+    return torch.cat([output.to(f"cuda:{home}") for output in outputs])
+
+
+@ANSWERS.wrong("03.data_parallel", "wrong", "nothing in `course_utils`")
+def by_the_courses_primitives(module, inputs, device_ids, output_device=None):
+    parts = ours.scatter(inputs, device_ids)
+    outputs = [module(part) for part in parts]
+    return ours.gather(outputs, output_device or device_ids[0])
+
+
 @ANSWERS.right("03.data_parallel")
 def with_a_single_gpu_apart(module, inputs, device_ids, output_device=None):
     if len(device_ids) == 1:
         return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
-    parts = ours.scatter(inputs, device_ids)
-    replicas = ours.replicate(module, device_ids)[: len(parts)]
-    outputs = ours.parallel_apply(replicas, parts, devices=device_ids[: len(parts)])
-    return ours.gather(
+    parts = parallel.scatter(inputs, device_ids)
+    replicas = parallel.replicate(module, device_ids)[: len(parts)]
+    outputs = parallel.parallel_apply(replicas, parts, devices=device_ids[: len(parts)])
+    return parallel.gather(
         outputs, device_ids[0] if output_device is None else output_device
     )
 
@@ -1921,6 +1977,17 @@ class LossesAndPredictions(LossInside):
         losses, predicted = nn.DataParallel(self, device_ids)(x, y)
         self.right = (predicted == y).sum()
         loss = losses.mean()
+        loss.backward()
+        return loss
+
+
+@ANSWERS.wrong("03.spot_the_mean", "crashed", "Here there is one GPU, and nothing")
+class ByTheirLength(LossInside):
+    """On one GPU there is a loss without dimensions, and no list of losses."""
+
+    def training_step(self, x, y, device_ids):
+        losses = nn.DataParallel(self, device_ids)(x, y)
+        loss = sum(losses) / len(losses)
         loss.backward()
         return loss
 

@@ -12,11 +12,20 @@ from typing import Any
 
 import torch
 
-from course_utils.checks.task import Such
+from course_utils.checks.task import Count, PythonNumber, Such
 
+NO_INDEX = (
+    "But it is a float, and nothing can be counted or indexed with one: `items[2.0]` "
+    "is a TypeError. Return a whole number, an int. `//` makes one of two others, `/` "
+    "a float."
+)
 FEW = 6  # values of a tensor or a list that are shown one by one
 RETURNED_NONE = "It returned None: did you forget `return`?"
 MANY_DIGITS = 30  # of a whole number that is still shown in full
+
+
+class OfNumPy(float):
+    """A float of NumPy's. It is compared as a number, and can be told from Python's."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ def plain(value: Any, depth: int = 8) -> Any:
     Tensors lose their graph and get memory of their own, so that what happens to the
     originals later changes nothing. Other objects become :class:`Strange`.
     """
-    if value is None or isinstance(value, bool) or type(value) is Strange:
+    if value is None or isinstance(value, bool) or type(value) in (Strange, OfNumPy):
         return value
     # Past what a class of the learner's, or an Enum, makes of str() and ==.
     for base, exactly in EXACTLY.items():
@@ -73,7 +82,10 @@ def plain(value: Any, depth: int = 8) -> Any:
         items = [plain(item, depth - 1) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        return value.item() if value.ndim == 0 else _array(value)
+        if value.ndim:
+            return _array(value)
+        number = value.item()
+        return OfNumPy(number) if type(number) is float else number
     if inspect.iscoroutine(value):
         value.close()  # else Python warns that nobody has waited for it
     return Strange(type(value).__name__)
@@ -150,12 +162,16 @@ def _other_kind(got: Any, want: Any) -> str:
 
 
 def _number_difference(got: Any, want: float, tolerance: float) -> str | None:
+    given = got
     if isinstance(got, torch.Tensor) and got.numel() == 1 and got.dtype != torch.bool:
         got = got.item()
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return _other_kind(got, want)
     if isinstance(want, int):
-        return None if got == want else _almost(got)
+        if got != want:
+            return _almost(got)
+        is_index = isinstance(got, int) or not isinstance(want, Count)
+        return None if is_index else f"The number is right. {NO_INDEX}"
     try:
         got = float(got)
     except OverflowError:  # a whole number of more than 308 digits
@@ -163,6 +179,13 @@ def _number_difference(got: Any, want: float, tolerance: float) -> str | None:
     close = math.isclose(
         got, want, rel_tol=tolerance, abs_tol=0.0 if want else tolerance
     ) or (math.isnan(got) and math.isnan(want))
+    if close and isinstance(want, PythonNumber) and type(given) not in (int, float):
+        whose = "a tensor" if isinstance(given, torch.Tensor) else "one of NumPy's"
+        return (
+            f"The number is right. But it is {whose}, and a Python number is wanted: "
+            "`.item()` makes one. (A tensor may hold on to its graph, and to all the "
+            "activations in it.)"
+        )
     return None if close else ""
 
 

@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.mistakes import is_rounded
-from course_utils.checks.task import Mistake, Task
+from course_utils.checks.task import Mistake, PythonNumber, Task
+from course_utils.checks.under_way import REDUCING, Log
 
 
 def alone_on_its_node(answer):
@@ -88,8 +89,9 @@ def to_average(shape, rank):
 
 def call_twice(answer, tensor):
     """The first result, after a second call with other numbers."""
-    result = answer(tensor)
-    answer(tensor + 100)
+    with Log(*REDUCING):  # a sum for which nobody has waited is there by chance
+        result = answer(tensor)
+        answer(tensor + 100)
     # On more ranks, what is in it tells more.
     if result is tensor and dist.get_world_size() == 1:
         return "the argument itself"
@@ -201,6 +203,13 @@ AVERAGE = Task(
             says="That is the result of the example. Compute it from the tensor.",
         ),
         Mistake(
+            like=lambda rank, inputs: (
+                sum(x for (x,) in inputs) / (1 if rank else len(inputs))
+            ),
+            says="Rank 0 has the mean, the other ranks have the sum: they have not "
+            "divided. Does the division stand under an `if` about the rank?",
+        ),
+        Mistake(
             when=lambda attempt: attempt.right == (0,),
             says="Only rank 0 has the mean. `reduce` brings the result to one rank, "
             "`all_reduce` to every rank.",
@@ -228,7 +237,9 @@ def loss_of(shape, rank, world_size):
 
 def mean_on_rank_0(rank, inputs):
     """The mean of all ranks' losses on rank 0, None elsewhere."""
-    return sum(loss for (loss,) in inputs).item() / len(inputs) if rank == 0 else None
+    if rank > 0:
+        return None
+    return PythonNumber(sum(loss for (loss,) in inputs).item() / len(inputs))
 
 
 SPOT_THE_HANG = Task(
@@ -255,7 +266,8 @@ SPOT_THE_HANG = Task(
             like=lambda rank, inputs: (
                 inputs[0][0].item() / len(inputs) if rank == 0 else None
             ),
-            says="It no longer hangs, but the losses of the other ranks are not in it.",
+            says="It no longer hangs, but the losses of the other ranks are not in it. "
+            "(With async_op=True the sum is there only after wait().)",
         ),
         Mistake(
             like=lambda rank, inputs: mean_on_rank_0(0, inputs),

@@ -4,7 +4,7 @@ import math
 from functools import partial
 
 from course_utils.checks.mistakes import is_rounded
-from course_utils.checks.task import Mistake, Task
+from course_utils.checks.task import Count, Mistake, Task
 
 
 def is_one_off(attempt):
@@ -34,8 +34,7 @@ RANK_OF = Task(
         (1, 7, 8),
         (124, 7, 8),
     ),
-    expect=lambda node, local_rank, gpus: node * gpus + local_rank,
-    forbids=("course_utils.costs.rank_of",),
+    expect=lambda node, local_rank, gpus: Count(node * gpus + local_rank),
     instead="The arithmetic is one line.",
     mistakes=(
         Mistake(
@@ -148,8 +147,7 @@ NODE_AND_LOCAL_RANK = Task(
             for node, local_rank in ((0, 0), (2, min(1, gpus - 1)), (5, gpus - 1))
         ),
     ),
-    expect=lambda rank, gpus: (rank // gpus, rank % gpus),
-    forbids=("course_utils.costs.node_and_local_rank",),
+    expect=lambda rank, gpus: tuple(map(Count, divmod(rank, gpus))),
     instead="The arithmetic is one line.",
     mistakes=(
         Mistake(
@@ -157,7 +155,11 @@ NODE_AND_LOCAL_RANK = Task(
             says="The two numbers changed places: first the node, then the local rank.",
         ),
         Mistake(
-            like=lambda rank, gpus: (rank / gpus, rank % gpus),
+            when=lambda attempt: (
+                type(attempt.got[1]) is int
+                and attempt.got[0] == attempt.args[0] / attempt.args[1]
+                and isinstance(attempt.got[0], float)
+            ),
             says="`/` gives a fraction. A rank is on one whole node: `//` divides and "
             "drops the rest.",
         ),
@@ -399,12 +401,20 @@ TRANSFER_SECONDS = Task(
         ),
         Mistake(
             like=partial(seconds, giga=1e6),
-            says="You took the bandwidth for MB/s. 1 GB is 10**9 bytes.",
+            says="You took the bandwidth for MB/s. 1 GB is 10**9 bytes. (Or is the "
+            "result in milliseconds? Return seconds.)",
         ),
         Mistake(
             like=lambda n, size, us, gb: us * 1e-6 + n * size * gb * 1e9,
             says="You multiplied by the bandwidth. Twice the bandwidth must take half "
             "of the time: divide by it.",
+        ),
+        *(
+            Mistake(
+                like=lambda *args, factor=factor: factor * seconds(*args),
+                says=f"That is right in {unit}. Return seconds.",
+            )
+            for factor, unit in ((1e6, "microseconds"), (1e3, "milliseconds"))
         ),
         Mistake(
             when=is_rounded,
@@ -412,8 +422,8 @@ TRANSFER_SECONDS = Task(
         ),
         Mistake(
             when=is_off_by_a_power_of_ten,
-            says="Only the decimal point is at another place. Check each power of "
-            "ten: the result must be in seconds.",
+            says="All digits are right, but the decimal point is in the wrong place. "
+            "Check each power of ten: the result must be in seconds.",
         ),
         Mistake(
             like=partial(seconds, micro=2e-6),
@@ -457,6 +467,12 @@ TRANSFER_SECONDS = Task(
 def sending(n, element_size, ports, gbit_s, giga=1e9, bits_per_byte=8):
     """The repaired plan; a mistake changes one of the units."""
     return n * element_size / giga / (ports * gbit_s / bits_per_byte)
+
+
+def has_a_latency(attempt):
+    """Is it the right number and some microseconds?"""
+    micros = (attempt.got - attempt.expected) * 1e6
+    return 0.5 < micros < 20_000 and abs(micros - round(micros)) < 1e-3
 
 
 SPOT_THE_UNITS = Task(
@@ -549,9 +565,33 @@ SPOT_THE_UNITS = Task(
             says="It is rounded. Such a time may be tiny: return all digits.",
         ),
         Mistake(
+            when=has_a_latency,
+            says="A latency was added. The plan may leave it out, and so does the "
+            "check: for messages of this size it is lost in the digits.",
+        ),
+        *(
+            Mistake(
+                like=lambda n, size, ports, gbit, wrong=wrong: sending(
+                    n, wrong, ports, gbit
+                ),
+                says=f"That is right for numbers of {wrong} bytes. Use `element_size`.",
+            )
+            for wrong in (2, 4)
+        ),
+        *(
+            Mistake(
+                like=lambda n, size, ports, gbit, units=units: sending(
+                    n, 1, ports, gbit, *units
+                ),
+                says="Each number has `element_size` bytes, and they are missing. The "
+                "units are not right either: GB are not GiB, and Gb are not GB.",
+            )
+            for units in ((2**30, 1), (1e9, 1), (2**30, 8))
+        ),
+        Mistake(
             when=is_off_by_a_power_of_ten,
-            says="Only the decimal point is at another place: giga is 10**9, and the "
-            "result must be in seconds.",
+            says="All digits are right, but the decimal point is in the wrong place: "
+            "giga is 10**9, and the result must be in seconds.",
         ),
         Mistake(
             when=lambda attempt: math.isclose(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from itertools import groupby, pairwise
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils.checks.compare import Strange
+from course_utils.checks.compare import NO_INDEX, Strange
 from course_utils.checks.devices import at_the_same_time, copies, on_gpus
 from course_utils.checks.mistakes import (
     is_rounded,
@@ -20,7 +21,7 @@ from course_utils.checks.mistakes import (
     says,
     wrong_in,
 )
-from course_utils.checks.task import Mistake, Such, Task
+from course_utils.checks.task import Mistake, PythonNumber, Such, Task
 
 # ------------------------------------------------------------------- models to split
 
@@ -90,6 +91,12 @@ def layer_on_the_cpu(attempt: Any) -> bool:
     error = attempt.message
     by_input = "mat1 is on cuda" in error and "other tensors on cpu" in error
     return by_input or "mat2 is on cpu" in error
+
+
+def on_the_cpu(attempt: Any) -> bool:
+    """Did a tensor on the CPU meet a linear layer, or a BatchNorm, on a GPU?"""
+    error = attempt.message
+    return "cuda" in error and ("mat1 is on cpu" in error or "input is on cpu" in error)
 
 
 A_NEW_TENSOR = (
@@ -227,12 +234,20 @@ SPLIT_OVER_THREE = Task(
         FORGOT_RETURN,
         NO_TENSOR,
         Mistake(
+            when=lambda attempt: (
+                "nowhere" in attempt.got["GPU of each layer"]
+                and is_wrong("output")(attempt)
+            ),
+            says="Some layers are in no part: they are left out. There may be more "
+            "than three, and their number need not be divisible by three. The last "
+            "part takes all that are left: `layers[2 * third :]`.",
+        ),
+        Mistake(
             when=lambda attempt: "nowhere" in attempt.got["GPU of each layer"],
-            says="`model.parameters()` does not find all layers, so no optimizer would "
-            "train them. A plain list hides modules from PyTorch: keep the parts as "
-            "attributes (`self.first = ...`), in an nn.ModuleList, or leave them in "
-            "`layers` and keep that. Or did you leave layers out? There may be more "
-            "than three.",
+            says="The output is right, but `model.parameters()` does not find all "
+            "layers, so no optimizer would train them. A plain list hides modules from "
+            "PyTorch: keep the parts as attributes (`self.first = ...`), in an "
+            "nn.ModuleList, or leave them in `layers` and keep that.",
         ),
         Mistake(
             when=lambda attempt: "cpu" in attempt.got["GPU of each layer"],
@@ -303,6 +318,12 @@ SPLIT_OVER_THREE = Task(
             when=layer_on_the_cpu,
             says="The tensor is on a GPU, but the layer is on the CPU. Move each part "
             'to its GPU in `__init__`: `part.to("cuda:0")`.',
+        ),
+        Mistake(
+            when=lambda attempt: same_device(attempt) and on_the_cpu(attempt),
+            says="A tensor is still on the CPU, and the layer that it met is on a GPU. "
+            "The batch comes from the CPU: move it before the first part. "
+            f"{A_NEW_TENSOR}",
         ),
         Mistake(
             when=lambda attempt: same_device(attempt) and "cpu" not in attempt.message,
@@ -501,6 +522,16 @@ MICRO_BATCHES = Task(
         ),
         Mistake(
             when=lambda attempt: (
+                attempt.args[0]["micro_batches"] > 1
+                and [attempt.args[0]["rows of the batch"]]
+                in attempt.got["rows of each micro-batch"]
+            ),
+            says="The first stage got micro-batches, but a later one got the whole "
+            "batch at once. Put nothing together between two stages: each micro-batch "
+            "goes through all of them, and `torch.cat` comes last.",
+        ),
+        Mistake(
+            when=lambda attempt: (
                 max(attempt.got["rows of each micro-batch"][0])
                 == attempt.args[0]["micro_batches"]
                 and len(attempt.got["rows of each micro-batch"][0])
@@ -554,6 +585,12 @@ MICRO_BATCHES = Task(
             says="One micro-batch got more rows than it may, such as all the rest of a "
             "division: while a GPU works on that one, the others wait. "
             "`batch.chunk(micro_batches)` cuts evenly.",
+        ),
+        Mistake(
+            when=wrong_in("rows of each micro-batch"),
+            says="The first stage got its micro-batches as they should be, but a later "
+            "one got other pieces. Put nothing together between two stages: each "
+            "micro-batch goes through all of them.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -668,10 +705,6 @@ BUBBLE = Task(
     stars=1,
     cases=((3, 11), (4, 16), (8, 64), (1, 5), (4, 1), (2, 1), (16, 3), (64, 512)),
     expect=lambda k, m: ((k - 1) / (m + k - 1), (k - 1) / m),
-    forbids=(
-        "course_utils.costs.bubble_of_total",
-        "course_utils.costs.bubble_of_ideal",
-    ),
     instead="Each of the two is one division.",
     mistakes=(
         Mistake(
@@ -708,6 +741,20 @@ BUBBLE = Task(
             like=lambda k, m: ((m - 1) / (m + k - 1), (m - 1) / k),
             says="Stages and micro-batches changed places. With one stage nobody "
             "waits.",
+        ),
+        *(
+            Mistake(
+                like=like,
+                says="Parentheses are missing: `/` comes before `+` and `-`. The share "
+                "of the whole time is (K - 1) / (M + K - 1), with both of them.",
+            )
+            for like in (
+                lambda k, m: (k - 1 / (m + k - 1), k - 1 / m),
+                lambda k, m: (k - 1 / (m + k - 1), (k - 1) / m),
+                lambda k, m: (k - 1 / m + k - 1, k - 1 / m),
+                lambda k, m: ((k - 1) / m + k - 1, (k - 1) / m),
+                lambda k, m: ((k - 1) / (m + k - 1), k - 1 / m),
+            )
         ),
         Mistake(
             like=lambda k, m: (100 * (k - 1) / (m + k - 1), 100 * (k - 1) / m),
@@ -858,7 +905,7 @@ def expect_step(case: dict[str, int]) -> dict[str, Any]:
         ),
         "activations pile up in memory": False,
         "gradients": gradients_of(layers),
-        "loss": loss.item(),
+        "loss": PythonNumber(loss.item()),
         "all in training mode": True,
         "parameters are the same": True,
     }
@@ -995,6 +1042,16 @@ SPOT_THE_GRADIENT = Task(
         Mistake(
             when=lambda attempt: (
                 scaled(attempt, 1.0)
+                and math.isclose(attempt.got["loss"], attempt.expected["loss"])
+            ),
+            says="The gradients are right, and so is the loss. But it is a tensor, or "
+            "a number of NumPy's, and a Python number is wanted. A tensor from "
+            "`cross_entropy` holds on to its graph, and so to activations, as long as "
+            "somebody keeps it: add up `loss.detach()`, and return `total.item()`.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                scaled(attempt, 1.0)
                 and math.isclose(
                     attempt.got["loss"] * attempt.args[0]["micro_batches"],
                     attempt.expected["loss"],
@@ -1041,7 +1098,7 @@ SPOT_THE_GRADIENT = Task(
         "  loss = F.cross_entropy(output, target.to(...))\n"
         "  loss = loss * len(part) / ...\n"
         "  loss.backward()\n"
-        "  total += loss.item()\n"
+        "  total += loss.detach()\n"
         "What is left to divide at the end?",
     ),
 )
@@ -1055,15 +1112,22 @@ def whole(sizes: Any) -> list[int]:
     """The sizes as a list of int, from any row of whole numbers.
 
     Raises:
-        TypeError, ValueError: it is something else.
+        TypeError: it is something else.
     """
     if isinstance(sizes, Strange):
         sizes = sizes.array
+    if isinstance(sizes, dict):
+        raise TypeError("a dict is no row of sizes")
+    given = sizes.tolist() if isinstance(sizes, torch.Tensor) else sizes
+    return [operator.index(size) for size in given]
+
+
+def has_floats(sizes: Any) -> bool:
+    """Is it a row of numbers with floats among them, as many as they may be?"""
+    if isinstance(sizes, Strange):
+        sizes = sizes.array
     given = sizes.tolist() if isinstance(sizes, torch.Tensor) else list(sizes)
-    numbers = [int(size) for size in given]
-    if numbers != given:
-        raise ValueError("not whole numbers")
-    return numbers
+    return any(isinstance(size, float) for size in given)
 
 
 def slowest(seconds: list[float], sizes: list[int]) -> float:
@@ -1194,6 +1258,15 @@ BALANCE = Task(
             says="It returned None: did you forget `return`?",
         ),
         Mistake(
+            when=lambda attempt: isinstance(attempt.got, dict),
+            says="That is a dictionary. Return a list: one number for each device, in "
+            "the order of the devices.",
+        ),
+        Mistake(
+            when=lambda attempt: has_floats(attempt.got),
+            says=f"There is a number of layers for each device. {NO_INDEX}",
+        ),
+        Mistake(
             when=lambda attempt: whole(attempt.got) == [],
             says=f"No numbers came out. {NO_CUT}",
         ),
@@ -1210,8 +1283,14 @@ BALANCE = Task(
             "device gets, one number for each device.",
         ),
         Mistake(
-            when=lambda attempt: len(whole(attempt.got)) != attempt.args[2],
-            says="Return one number for each device: how many layers it gets.",
+            when=lambda attempt: len(whole(attempt.got)) < attempt.args[2],
+            says="There are fewer numbers than devices. Return one number for each "
+            "device, how many layers it gets: every device gets one or more.",
+        ),
+        Mistake(
+            when=lambda attempt: len(whole(attempt.got)) > attempt.args[2],
+            says="There are more numbers than devices. Return one number for each "
+            "device: how many layers it gets.",
         ),
         Mistake(
             when=lambda attempt: min(whole(attempt.got)) < 1,

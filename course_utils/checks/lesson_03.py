@@ -21,8 +21,6 @@ from course_utils.checks.task import Mistake, Task, cut_off
 from course_utils.ranks.report import is_learners, learner_lines, place
 
 in_eighths = functools.partial(linear, divided_by=8)
-OURS = "course_utils.from_scratch.data_parallel"
-
 # ------------------------------------------------------------------ what tensors hold
 
 
@@ -282,7 +280,6 @@ SCATTER = Task(
         "torch.nn.parallel.scatter_gather.scatter",
         "torch.nn.parallel.scatter_gather.scatter_kwargs",
         "torch.nn.parallel.comm.scatter",
-        f"{OURS}.scatter",
     ),
     instead="`torch.chunk` cuts, and `.to(device)` copies.",
     mistakes=(
@@ -564,7 +561,6 @@ GATHER = Task(
     forbids=(
         "torch.nn.parallel.scatter_gather.gather",
         "torch.nn.parallel.comm.gather",
-        f"{OURS}.gather",
     ),
     instead="`.to(device)` copies, and `torch.cat` joins.",
     mistakes=(
@@ -873,7 +869,6 @@ REPLICATE = Task(
     forbids=(
         "torch.nn.parallel.replicate.replicate",
         "torch.nn.parallel.comm.broadcast_coalesced",
-        f"{OURS}.replicate",
     ),
     instead="Copy the tensors with `.to(device)`.",
     mistakes=(
@@ -1051,10 +1046,12 @@ class Part(nn.Module):
         self.place, self.meeting, self.pause, self.fails = place, meeting, pause, fails
         self.here = None  # what was the current device, and were gradients wanted?
         self.met = False
+        self.runs = 0
         self.began = self.ended = 0.0
 
     def forward(self, *args, scale=1):
         self.here = torch.cuda.current_device(), torch.is_grad_enabled()
+        self.runs += 1
         self.began = time.monotonic()
         try:
             self.meeting.wait()
@@ -1070,8 +1067,35 @@ class Part(nn.Module):
 
 ONE, SEVERAL, SCALED = "one argument each", "two arguments each", "keyword arguments"
 MIXED = "one argument, then two"
-NO_GRAD, FAILING = "under torch.no_grad()", "the first and the last fail"
+NO_GRAD, FAILING = "under torch.no_grad()", "the first and the last module fail"
 ENDED = "what ended a thread"
+RUNS = "how often each module ran"
+
+
+def in_its_words(error):
+    """The text of a module's exception, also where PyTorch has put it into its own."""
+    said = set(re.findall(r"replica \d+ failed", str(error)))
+    return said.pop() if len(said) == 1 else str(error)
+
+
+@contextlib.contextmanager
+def late_starts():
+    """Let each thread begin a little after its start.
+
+    A loop has moved on by then: what a thread reads of its variable is never right by
+    chance.
+    """
+    run = threading.Thread.run
+
+    def run_later(thread):
+        time.sleep(0.005)
+        run(thread)
+
+    threading.Thread.run = run_later
+    try:
+        yield
+    finally:
+        threading.Thread.run = run
 
 
 def how_they_ran(parts):
@@ -1124,11 +1148,11 @@ def try_parallel_apply(answer, gpus, kind, devices):
     before = set(threading.enumerate())
     failed = "nothing"
     outputs = None
-    with torch.set_grad_enabled(kind != NO_GRAD), ends_noted() as ended:
+    with torch.set_grad_enabled(kind != NO_GRAD), ends_noted() as ended, late_starts():
         try:
             outputs = answer(parts, given, kwargs, devices=devices)
         except ArithmeticError as error:
-            failed = str(error)
+            failed = in_its_words(error)
     running = set(threading.enumerate()) - before
     if all(part.ended for part in parts):  # a pool's idle threads end a bit later
         for thread in running:
@@ -1140,6 +1164,7 @@ def try_parallel_apply(answer, gpus, kind, devices):
     return {
         ENDED: ended[0] if ended else "nothing",
         "raised": failed,
+        RUNS: [part.runs for part in parts],
         "outputs": None if failed != "nothing" else outputs,
         "the modules ran": how_they_ran(parts),
         "current devices": [part.here and part.here[0] for part in parts],
@@ -1164,6 +1189,7 @@ def applied(kind, devices):
     return {
         ENDED: "nothing",
         "raised": "replica 0 failed" if kind == FAILING else "nothing",
+        RUNS: [1] * n,
         "outputs": None if kind == FAILING else settled(outputs),
         "the modules ran": "all at the same time",
         "current devices": list(devices),
@@ -1196,10 +1222,7 @@ PARALLEL_APPLY = Task(
         (MIXED, [1, 3]),
     ),
     expect=applied,
-    forbids=(
-        "torch.nn.parallel.parallel_apply.parallel_apply",
-        f"{OURS}.parallel_apply",
-    ),
+    forbids=("torch.nn.parallel.parallel_apply.parallel_apply",),
     instead="Python's `threading.Thread` is all you need.",
     mistakes=(
         Mistake(
@@ -1224,6 +1247,17 @@ PARALLEL_APPLY = Task(
             when=lambda attempt: isinstance(attempt.got[ENDED], list),
             says="This exception ended its thread, and nothing else: the caller does "
             "not hear of it.",
+        ),
+        Mistake(
+            when=lambda attempt: 0 in attempt.got[RUNS] and max(attempt.got[RUNS]) > 1,
+            says="One module ran several times, and another one not at all. Did each "
+            "thread use the variable of your loop? It has moved on by the time the "
+            "thread reads it. Give each thread its number: `Thread(target=call, "
+            "args=(i,))`.",
+        ),
+        Mistake(
+            when=lambda attempt: max(attempt.got[RUNS]) > 1,
+            says="A module ran more than once. Call each once, in its own thread.",
         ),
         Mistake(
             when=lambda attempt: None in attempt.got["current devices"],
@@ -1470,7 +1504,6 @@ DATA_PARALLEL = Task(
     forbids=(
         "torch.nn.DataParallel",
         "torch.nn.parallel.data_parallel.data_parallel",
-        f"{OURS}.data_parallel",
     ),
     instead="Put it together from replicate, scatter, parallel_apply and gather.",
     mistakes=(
@@ -1502,6 +1535,14 @@ DATA_PARALLEL = Task(
             says="A small batch gives fewer parts than there are GPUs: 9 rows on 4 "
             "GPUs are 3 parts, and 2 rows are 2. Make only as many replicas, on as "
             "many devices, as there are parts.",
+        ),
+        Mistake(
+            when=lambda attempt: (
+                attempt.args[0] == DICT
+                and attempt.error in ("TypeError", "AttributeError", "KeyError")
+            ),
+            says="This module returns a dictionary of tensors. An output may be a "
+            "tensor, or tuples, lists and dicts of them: `gather` joins them all.",
         ),
         Mistake(
             when=lambda attempt: (
@@ -1814,6 +1855,13 @@ SPOT_THE_MEAN = Task(
             "arguments goes to all four GPUs, and nn.DataParallel calls the last two "
             "replicas without any rows. Pass it by its position, or compute with it "
             "in `training_step`.",
+        ),
+        Mistake(
+            when=says("of a 0-d tensor", "over a 0-d tensor"),
+            says="Here there is one GPU, and nothing is gathered: nn.DataParallel "
+            "returns what `forward` returned, a loss without dimensions. It has no "
+            "length and no elements to loop over: `losses.mean()`, `losses.sum()` and "
+            "`losses.numel()` work with both.",
         ),
         Mistake(
             when=says("can be implicitly created only for scalar"),

@@ -17,9 +17,7 @@ from course_utils.checks.compare import difference
 from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.mistakes import out_of_step, right_but, says
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
-from course_utils.checks.under_way import NO_VALUE_YET, Log
-
-OURS = "course_utils.from_scratch.sgd"
+from course_utils.checks.under_way import NO_VALUE_YET, REDUCING, Log
 
 
 def is_false(key):
@@ -167,7 +165,6 @@ LOCAL_BATCH = Task(
         (23, 6),
     ),
     expect=batches,
-    forbids=(f"{OURS}.rank_batch_size",),
     instead="`//` and `%` are enough.",
     mistakes=(
         Mistake(
@@ -409,7 +406,6 @@ PARTITION = Task(
     cases=((101, None), (40, None), (7, None), (3, None), (1, None), (1000, 7)),
     inputs=lambda case, rank, world_size: (case[0], case[1] or world_size, 17),
     expect=partitioned,
-    forbids=(f"{OURS}.DataPartitioner",),
     instead="Shuffle the numbers 0 to n_items - 1, then deal them out.",
     mistakes=(
         Mistake(
@@ -546,7 +542,6 @@ def after_backward(kind, rank):
     return network
 
 
-COLLECTIVES = ("allreduce", "allreduce_coalesced", "reduce", "broadcast")
 WAITED = "asynchronous calls are waited for"
 UNTOUCHED = "tensors under way are left alone"
 SAME_PARAMETERS = "the parameters are as before"
@@ -570,7 +565,7 @@ def try_average(answer, kind):
     )
     before = copies(parameters), copies(buffers)
     trained = flags(network)
-    with Log(*COLLECTIVES) as log:
+    with Log(*REDUCING) as log:
         answer(network)
     gradients = {f"gradient of {n}": p.grad for n, p in network.named_parameters()}
     return {
@@ -674,12 +669,7 @@ AVERAGE_GRADIENTS = Task(
         (ALL_FROZEN_BUT_ONE,),
     ),
     expect=averaged,
-    forbids=(
-        f"{OURS}.average_gradients",
-        f"{OURS}.average_gradients_naive",
-        f"{OURS}.average_gradients_weighted",
-        "torch.nn.parallel.DistributedDataParallel",
-    ),
+    forbids=("torch.nn.parallel.DistributedDataParallel",),
     instead="`dist.all_reduce` adds up a tensor over the ranks.",
     mistakes=(
         Mistake(
@@ -1015,10 +1005,7 @@ SAMPLER = Task(
         (3, 8, 1, False, 0, True),
     ),
     expect=sampled,
-    forbids=(
-        "torch.utils.data.distributed.DistributedSampler",
-        f"{OURS}.strided_indices",
-    ),
+    forbids=("torch.utils.data.distributed.DistributedSampler",),
     instead="torch.randperm draws an order, and slices such as [1::4] deal it out.",
     mistakes=(
         Mistake(
@@ -1428,7 +1415,8 @@ ACCURACY = Task(
         Mistake(
             like=lambda rank, inputs: int(trimmed(inputs)[rank].sum()) / inputs[0][1],
             says="These are the right answers of this rank, divided by the items of "
-            "all ranks. Add up the counts of all ranks first.",
+            "all ranks. Add up the counts of all ranks first. (With async_op=True the "
+            "sum is there only after wait().)",
         ),
         Mistake(
             like=mean_of_means,

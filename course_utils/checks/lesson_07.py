@@ -13,7 +13,6 @@ from course_utils.checks.messages import (
     INSTEAD,
     NO_SUCH_RANK,
     OTHER_SIZE,
-    OURS,
     POLLED,
     TO_ITSELF,
     WAITED,
@@ -428,7 +427,6 @@ REDUCE_SCATTER = Task(
     inputs=in_chunks,
     world_sizes=(1, 2, 3, 5),
     expect=reduce_scattered,
-    forbids=OURS,
     instead=INSTEAD,
     keeps_inputs=False,
     mistakes=(
@@ -622,7 +620,6 @@ ALL_GATHER = Task(
     inputs=half_done,
     world_sizes=(1, 2, 3, 5),
     expect=all_gathered,
-    forbids=OURS,
     instead=INSTEAD,
     keeps_inputs=False,
     mistakes=(
@@ -826,7 +823,6 @@ ALL_REDUCE = Task(
     inputs=any_tensor,
     world_sizes=(1, 2, 3, 4, 5),
     expect=all_reduced,
-    forbids=OURS,
     instead=INSTEAD,
     keeps_inputs=False,
     mistakes=(
@@ -968,7 +964,6 @@ TREE_WINS = Task(
     expect=lambda n, latency, bandwidth: costs.tree_wins_below(
         n, latency=latency, bandwidth=bandwidth
     ),
-    forbids=("course_utils.costs.tree_wins_below",),
     instead="Set the two formulas equal, and solve for S.",
     tolerance=1e-3,
     unit="bytes",
@@ -1133,7 +1128,6 @@ SPOT_THE_RING = Task(
     inputs=any_tensor,
     world_sizes=(1, 2, 3, 4),
     expect=all_reduced_in_any_steps,
-    forbids=OURS,
     instead="Keep isend and recv, and repair what is around them.",
     keeps_inputs=False,
     mistakes=(

@@ -36,8 +36,6 @@ from course_utils.messages import put_back, recorded
 from course_utils.traffic import Sent, Watch
 
 in_eighths = functools.partial(linear, divided_by=8)
-OURS = "course_utils.from_scratch.fsdp"
-
 # ------------------------------------------------------------------------- zero_table
 
 
@@ -83,7 +81,6 @@ ZERO_TABLE = Task(
         (1e12, 1024, 4),
     ),
     expect=zero_table,
-    forbids=("course_utils.costs.zero_memory", "course_utils.costs.state_bytes"),
     instead="Four lines of arithmetic are enough.",
     mistakes=(
         Mistake(
@@ -522,7 +519,6 @@ FLAT_SHARD = Task(
     cases=((EXAMPLE,), (MATRICES,), (ONE,), (EVEN,)),
     expect=sharded,
     keeps_inputs=False,
-    forbids=(f"{OURS}.shard", f"{OURS}.unshard", f"{OURS}.padded"),
     instead="`torch.cat`, `F.pad`, slices and an all-gather are enough.",
     mistakes=(
         Mistake(
@@ -832,10 +828,6 @@ def mean(gradients):
 
 
 # Only what the installed version has: their names have changed.
-RINGS = (
-    "course_utils.from_scratch.ring.all_reduce_ring",
-    "course_utils.from_scratch.collectives.all_reduce_naive",
-)
 REDUCE_SCATTERS = tuple(
     name
     for name in ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
@@ -863,9 +855,6 @@ REDUCE_SCATTER = Task(
     forbids=(
         *REDUCE_SCATTERS,
         "torch.distributed._functional_collectives.reduce_scatter_tensor",
-        f"{OURS}.reduce_scatter",
-        f"{OURS}.ReduceScatter",
-        *RINGS,
     ),
     instead="`isend` and `irecv` to and from every other rank, or a ring, or "
     "`all_to_all_single`.",
@@ -1244,11 +1233,6 @@ ONE_UNIT = Task(
     forbids=(
         *REDUCE_SCATTERS,
         "torch.distributed._functional_collectives.reduce_scatter_tensor",
-        f"{OURS}.reduce_scatter",
-        f"{OURS}.ReduceScatter",
-        f"{OURS}.GradientReducer",
-        f"{OURS}.ShardedFlatParameter",
-        f"{OURS}.FSDP",
     ),
     instead="The methods of Unit, a hook on the output, and your tasks 3 and 4.",
     mistakes=(

@@ -5,7 +5,7 @@
             result = answer(tensor)
         return {"sum": result, WAITED: all_waited_for(calls)}
 
-    Task(..., where="ranks", run=try_it, forbids=OURS, instead=INSTEAD)
+    Task(..., where="ranks", run=try_it, instead=INSTEAD)
 
 Inside `watched(answer)` no collective can be called, under whatever name, and each
 send, recv and wait is noted.
@@ -28,30 +28,13 @@ from course_utils.checks.learner_code import core_of
 from course_utils.checks.mistakes import says
 from course_utils.checks.on_rank import ForbiddenCall
 from course_utils.checks.task import Mistake
-from course_utils.from_scratch import collectives, ring
 from course_utils.messages import put_back, recorded
 from course_utils.ranks.report import INNER_NAMES, is_learners, place
 
 # ------------------------------------------------------ what may not be called here
 
-
-def public(module):
-    """The full names of the functions and classes that a module has of its own."""
-    return tuple(
-        f"{module.__name__}.{name}"
-        for name, value in vars(module).items()
-        if callable(value) and not name.startswith("_")
-        if value.__module__ == module.__name__
-    )
-
-
-# What the course itself has built from messages. PyTorch's own collectives, and what
-# the course builds from those, are noticed below, where all ways to them end.
-OURS = tuple(
-    name
-    for name in public(collectives) + public(ring)
-    if not name.endswith(".barrier")  # it moves no data
-)
+# PyTorch's own collectives, and what is built from those, are noticed below, where all
+# ways to them end.
 BEGINNINGS = (
     *("_allgather", "_reduce_scatter", "all_gather", "all_reduce", "all_to_all"),
     *("allgather", "allreduce", "alltoall", "broadcast", "gather", "reduce_scatter"),

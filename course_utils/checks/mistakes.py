@@ -46,9 +46,8 @@ def is_rounded(attempt: Attempt) -> bool:
     want, got = attempt.expected, attempt.got
     if not isinstance(want, (list, tuple)):
         want, got = [want], [got]
-    return any(
-        list(got) == [round(number, digits) for number in want] for digits in range(13)
-    )
+    rounded = ([round(number, digits) for number in want] for digits in range(13))
+    return any(list(got) == some != list(want) for some in rounded)
 
 
 def right_but(part: str) -> Test:

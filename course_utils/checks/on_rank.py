@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import functools
 import importlib
 import itertools
 import os
 import pickle
+import pkgutil
 import sys
 import traceback
 import types
@@ -16,10 +18,15 @@ from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
+import torch.distributed as dist
 
 from course_utils.checks.compare import plain
+from course_utils.checks.task import call_it
+from course_utils.checks.under_way import REDUCING, Log
 from course_utils.ranks.report import is_learners, place
 from course_utils.ranks.zygote import seed_here
+
+CHECKS = os.path.join("course_utils", "checks")
 
 
 class StillAStub(Exception):
@@ -61,8 +68,11 @@ def call_on_rank(
     with Guards(forbids) as guards:
         answer = cloudpickle.loads(packed_answer)
         guards.let_the_checks_pass()
+        # A result for which nobody has waited is there by chance: then it never is.
+        calls_it = run is call_it and dist.is_initialized()
         try:
-            result = run(answer, *args)
+            with Log(*REDUCING) if calls_it else contextlib.nullcontext():
+                result = run(answer, *args)
         except NotImplementedError as error:
             stub = raised_by_learner(error)
             if stub is None:
@@ -111,6 +121,25 @@ def find(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+@functools.cache
+def courses_own() -> tuple[str, ...]:
+    """Full names of what the course has built, or computes: no answer may call it."""
+    folder = importlib.import_module("course_utils.from_scratch")
+    inside = pkgutil.walk_packages(folder.__path__, f"{folder.__name__}.")
+    modules = (
+        "course_utils.costs",
+        "course_utils.simulator",
+        *(m.name for m in inside),
+    )
+    return tuple(
+        f"{name}.{attribute}"
+        for name in modules
+        for attribute, value in vars(importlib.import_module(name)).items()
+        if isinstance(value, types.FunctionType | type)
+        if value.__module__ == name and not attribute.startswith("__")
+    )
+
+
 # By names: how many modules were looked through, and what was found there.
 _looked: dict[tuple[str, ...], tuple[int, dict[str, list]]] = {}
 
@@ -143,9 +172,11 @@ def places_of(names: tuple[str, ...]) -> dict[str, list[tuple[types.ModuleType, 
 class Guards:
     """While this is open, learner's code that calls a forbidden name is stopped.
 
+    Forbidden are the names of the task, and :func:`courses_own`.
+
     A name is replaced in every module of its package (torch, or the course) that has
-    it, so another spelling, or a detour through a function that uses it, is noticed as
-    well.
+    it, so another spelling is noticed as well. So is a detour through a function of
+    torch that uses it. The course itself may use what it has built: virtual GPUs do.
 
     The checks themselves may call it, after :meth:`let_the_checks_pass`. What the
     answer brings along (a ``functools.partial`` of the forbidden function, say) was
@@ -163,8 +194,8 @@ class Guards:
 
     def __enter__(self) -> Guards:
         try:
-            places = places_of(self.forbids)
-            for name in self.forbids:
+            places = places_of(self.forbids) | places_of(courses_own())
+            for name in places:
                 if isinstance(find(name), type):
                     self._replace_class(name, find(name))
                 else:
@@ -187,12 +218,13 @@ class Guards:
         self, name: str, places: list[tuple[types.ModuleType, str]]
     ) -> None:
         original = find(name)
+        passes = name.partition(".")[0] if name.startswith("course_utils.") else CHECKS
 
         def stop(*args: Any, **kwargs: Any) -> Any:
-            self._catch(name, calling_learner())
+            self._catch(name, calling_learner(passes))
 
         def guard(*args: Any, **kwargs: Any) -> Any:
-            line = calling_learner()
+            line = calling_learner(passes)
             if line is None:
                 return original(*args, **kwargs)
             self._catch(name, line)
@@ -207,9 +239,12 @@ class Guards:
 
     def _replace_class(self, name: str, original: type) -> None:
         make = original.__init__
+        if make is object.__init__ or issubclass(original, BaseException):
+            return
+        passes = name.partition(".")[0] if name.startswith("course_utils.") else CHECKS
 
         def guard(instance: Any, *args: Any, **kwargs: Any) -> None:
-            line = calling_learner()
+            line = calling_learner(passes)
             is_given = type(instance).__module__.startswith(("torch", "course_utils"))
             if line is not None or not is_given:
                 self._catch(name, line)
@@ -225,12 +260,15 @@ class Guards:
         raise ForbiddenCall(self.caught[-1])
 
 
-def calling_learner() -> str | None:
-    """Where the learner's code makes the current call; None if a check makes it."""
+def calling_learner(passes: str) -> str | None:
+    """Where the learner's code makes the current call.
+
+    None if it is made in a folder that is called `passes`.
+    """
     for frame, line in traceback.walk_stack(sys._getframe(2)):
         file = frame.f_code.co_filename
         if is_learners(file):
             return place(file, line)
-        if f"course_utils{os.sep}checks{os.sep}" in file:
+        if f"{os.sep}{passes}{os.sep}" in file:
             return None
     return "in a thread"  # that the learner's code has started: a check starts none

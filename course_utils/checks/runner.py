@@ -27,8 +27,14 @@ from course_utils.checks.learner_code import (
     is_unchanged,
     pack,
 )
-from course_utils.checks.on_rank import call_on_rank, full_name, places_of
+from course_utils.checks.on_rank import (
+    call_on_rank,
+    courses_own,
+    full_name,
+    places_of,
+)
 from course_utils.checks.task import (
+    RULE,
     Attempt,
     Mistake,
     Outcome,
@@ -132,7 +138,7 @@ def run_task(task: Task, answer: Any) -> Outcome:
         is_stub = "raise NotImplementedError" in given
         what = "Write your code" if is_stub else "Repair the code"
         return Outcome(task, "not attempted", _begin(task, what))
-    called = forbidden_call(answer, _forbidden_names(task))
+    called = forbidden_call(answer, (*_forbidden_names(task), *courses_own()))
     if called:
         return _forbidden(task, called)
     try:
@@ -191,6 +197,7 @@ def _forbidden(task: Task, called: str) -> Outcome:
     lines = (
         f"Your code calls {called}.",
         f"It would work: but it is what you build here yourself. {task.instead}",
+        f"The rule for all tasks: {RULE[0].lower()}{RULE[1:]}",
         _more(task),
     )
     return Outcome(task, "wrong", tuple(line.rstrip() for line in lines))
@@ -307,17 +314,18 @@ class _Look:
     def _call(self, rank: int) -> str:
         """Who called what."""
         inputs, run = self.inputs[rank], self.task.run
+        case = ""
         if run is call_it:
             did = f"called {self.name}({', '.join(map(show, inputs))})"
         else:
             # The check calls it in its own way: these need not be its arguments.
             names = [n for n in inspect.signature(run).parameters if n != "gpus"][1:]
-            given = map(_given_as, names, inputs)
-            did = " with ".join(filter(None, (f"tried {self.name}", ", ".join(given))))
+            given = ", ".join(map(_given_as, names, inputs))
+            did, case = f"tried {self.name}", f" The case: {given}." * bool(given)
         if self.task.where != "ranks":
-            return f"The check {did}."
+            return f"The check {did}.{case}"
         number = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
-        return f"With {number}, rank {rank} {did}."
+        return f"With {number}, rank {rank} {did}.{case}"
 
     def _prints_of(self, rank: int) -> list[str]:
         """The first lines that the learner's code has printed on a rank."""
@@ -374,9 +382,12 @@ class _Look:
         lines, is_ = [], "It returned  "
         for name in names if task.run is not call_it else ():
             if difference(got[name], want[name], task.tolerance) is not None:
-                lines, is_ = [f"Not as it should be: {name}"], "It is        "
+                lines, is_ = [f"The first difference: {name}"], "It is        "
                 got, want = got[name], want[name]
                 break
+        if lines and isinstance(want, bool) and isinstance(got, bool):
+            yes_or_no = {True: "yes", False: "no"}
+            return [*lines, f"{is_}{yes_or_no[got]}", f"Expected     {yes_or_no[want]}"]
         unit = "" if lines else task.unit
         lines += [f"{is_}{show(got, unit)}", f"Expected     {show(want, unit)}"]
         if in_words and show(got) == show(want):
@@ -568,16 +579,22 @@ def _mistake(
     attempt = Attempt(rank, len(got), args, got[rank], want[rank], right)
     for mistake in task.mistakes:
         if mistake.like is not None:
-            like = task.reference(mistake.like, case, len(got))
-            fits = all(
-                difference(one, plain(other), task.tolerance) is None
-                for one, other in zip(got, like, strict=True)
+            like = list(map(plain, task.reference(mistake.like, case, len(got))))
+            # Where the mistake makes no difference, it is not what is wrong here.
+            fits = _are_alike(got, like, task.tolerance) and not _are_alike(
+                like, want, task.tolerance
             )
         else:
             fits = _fits(mistake, attempt)
         if fits:
             return mistake.says
     return ""
+
+
+def _are_alike(got: list, want: list, tolerance: float) -> bool:
+    """Has every rank what it should have?"""
+    pairs = zip(got, want, strict=True)
+    return all(difference(one, other, tolerance) is None for one, other in pairs)
 
 
 def _lazy(answer: Any) -> str:
@@ -668,7 +685,8 @@ def _take(world_size: int, task: Task) -> Ranks:
         ours = [name for name in ours if name.startswith("course_utils.")]
         for name in (*ours, *task.imports):
             _zygote.import_first(name)
-        _zygote.call_first(places_of, _forbidden_names(task))
+        for names in (_forbidden_names(task), courses_own()):
+            _zygote.call_first(places_of, names)
     init = task.where == "ranks"
     kept = _kept.pop((world_size, init), None)
     return kept or Ranks(

@@ -7,6 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+# One rule for all tasks. It stands at the head of each exercise, too.
+RULE = (
+    "An answer may call anything in Python and PyTorch, except a ready-made version of "
+    "what it is to build, and nothing in `course_utils`."
+)
 Status = Literal["passed", "not attempted", "wrong", "crashed", "stuck", "too slow"]
 WIDTH = 80
 
@@ -25,6 +30,17 @@ class Such:
 
 
 ANYTHING = Such("anything", lambda value: True)
+
+
+class PythonNumber(float):
+    """Expected where a tensor or a number of NumPy's will not do, although it is equal.
+
+    For what is printed, logged or kept: a tensor may drag its graph along.
+    """
+
+
+class Count(int):
+    """Expected where something is counted or numbered: a float cannot index a list."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +115,8 @@ class Task:
             right type and shape.
         forbids: calls that the learner is to rebuild: "all_reduce" for
             ``torch.distributed.all_reduce``, or a full name such as
-            "torch.nn.parallel.replicate" or "course_utils.costs.rank_of".
+            "torch.nn.parallel.replicate". What the course has built is forbidden in
+            all tasks (``on_rank.courses_own``).
         instead: one sentence, what to use instead of them.
         keeps_inputs: the arguments must be unchanged afterwards.
         tolerance: relative to the (largest) expected value, for floating point.

@@ -80,6 +80,10 @@ class Promise:
 NO_VALUE_YET = "completed() INTERNAL ASSERT FAILED"  # what value() says then
 
 
+# Where collectives end whose results can be held back, as methods of a process group.
+REDUCING = ("allreduce", "allreduce_coalesced", "reduce", "broadcast")
+
+
 class Log:
     """Notes the collectives of this rank, by whatever name they go.
 
