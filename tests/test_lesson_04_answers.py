@@ -838,7 +838,7 @@ def by_our_ring(tensor):
     return total
 
 
-@ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls all_reduce")
+@ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls sum_over_ranks")
 def by_our_sum(tensor):
     total = sgd.sum_over_ranks(*tensor.flatten().tolist())
     return torch.tensor(total, dtype=tensor.dtype).reshape(tensor.shape)
@@ -1826,8 +1826,17 @@ def asks_the_group(tensor):
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         return
     total = tensor.clone()
-    collectives.all_reduce_naive(total, group=group)
+    dist.all_reduce(total, group=group)
     return total
+
+
+@ANSWERS.wrong("04.even_group", "wrong", "nothing in `course_utils`")
+def by_the_courses_all_reduce(tensor):
+    group = dist.new_group(list(range(0, dist.get_world_size(), 2)))
+    if dist.get_rank() % 2 == 0:
+        total = tensor.clone()
+        collectives.all_reduce_naive(total, group=group)
+        return total
 
 
 test_wrong, test_right = ANSWERS.tests()

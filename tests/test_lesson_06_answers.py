@@ -514,6 +514,31 @@ class Right(nn.Module):
         self.requests.clear()
 
 
+@ANSWERS.wrong("06.async_ddp", "wrong", "What is sent is the parameter itself")
+class SendsParametersAndDividesGradients(Right):
+    def send(self, parameter):
+        request = dist.all_reduce(parameter.data, async_op=True)
+        self.requests.append((parameter, request))
+
+    def finish(self):
+        for parameter, request in self.requests:
+            request.wait()
+            parameter.grad /= dist.get_world_size()
+        self.requests.clear()
+
+
+@ANSWERS.wrong("06.async_ddp", "wrong", "it has got a hook for each of them")
+class HooksLayerByLayer(Right):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.requests = module, []
+        self.begin()
+        for layer in module.modules():
+            for parameter in layer.parameters(recurse=False):
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self.send)
+
+
 @ANSWERS.wrong("06.async_ddp", "wrong", "Not all ranks begin with rank 0's model.")
 class NoStart(Right):
     def begin(self):
@@ -1426,9 +1451,13 @@ class Buckets(nn.Module):
                 self.hook_up(parameter, number)
 
     def cut(self, trained, cap):
-        sizes = [4 * p.numel() for p in reversed(trained)]
-        buckets = costs.ddp_buckets(sizes, cap=cap, first_cap=cap)
-        return [[trained[-1 - place] for place in bucket] for bucket in buckets]
+        buckets, held = [[]], 0
+        for parameter in reversed(trained):
+            if held >= cap:
+                buckets, held = [*buckets, []], 0
+            buckets[-1].append(parameter)
+            held += 4 * parameter.numel()
+        return buckets
 
     def hook_up(self, parameter, number):
         parameter.register_post_accumulate_grad_hook(lambda p: self.ready(number))
@@ -1802,6 +1831,21 @@ def accumulated(model, micro_batches, k, quiet=lambda i, last: i < last):
 @ANSWERS.wrong("06.accumulate", "wrong", "It is k times too large", did="no `/ k`")
 def not_divided(model, micro_batches):
     accumulated(model, micro_batches, 1)
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "should go through the model once")
+def looks_at_all_of_them_first(model, micro_batches):
+    with torch.no_grad():
+        for inputs, _ in micro_batches:
+            model(inputs)
+    accumulated(model, micro_batches, len(micro_batches))
+
+
+@ANSWERS.wrong("06.accumulate", "wrong", "should go through the model once")
+def looks_at_the_first_without_ddp(model, micro_batches):
+    with torch.inference_mode():
+        model.module(micro_batches[0][0])
+    accumulated(model, micro_batches, len(micro_batches))
 
 
 @ANSWERS.wrong("06.accumulate", "wrong", "every micro-batch was sent")

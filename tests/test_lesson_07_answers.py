@@ -159,6 +159,45 @@ def added_before_the_wait(chunks):
     return (rank + 1) % n
 
 
+def reduced_on_the_way_as(dtype, chunks):
+    """Sent as `dtype`, and added up as what the chunks are."""
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty(len(mine), dtype=dtype)
+        exchange(chunks[(rank - step) % n].to(dtype), incoming)
+        mine += incoming.to(mine.dtype)
+    return (rank + 1) % n
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "digits were lost: float32 has all whole")
+def by_a_buffer_of_float32(chunks):
+    return reduced_on_the_way_as(torch.float32, chunks)
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "digits were lost")
+def as_floats_and_back(chunks):
+    floats = [chunk.float() for chunk in chunks]
+    number = as_the_solution_does(floats)
+    chunks[number].copy_(floats[number])
+    return number
+
+
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "And in its own dtype")
+def by_a_buffer_of_float64(chunks):
+    return reduced_on_the_way_as(torch.float64, chunks)
+
+
+def as_the_solution_does(chunks):
+    rank, n = me()
+    for step in range(n - 1):
+        mine = chunks[(rank - step - 1) % n]
+        incoming = torch.empty_like(mine)
+        exchange(chunks[(rank - step) % n], incoming)
+        mine += incoming
+    return (rank + 1) % n
+
+
 @ANSWERS.wrong("07.reduce_scatter", "wrong", "`mine = mine + incoming` makes another")
 def added_to_a_new_tensor(chunks):
     rank, n = me()
@@ -546,6 +585,20 @@ def backwards(chunks):
 
 
 # -------------------------------------------------------------------- 07.all_gather
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "counted up, and they go down")
+def up_from_mine(chunks, mine):
+    n = dist.get_world_size()
+    for step in range(n - 1):
+        exchange(chunks[(mine + step) % n], chunks[(mine + step + 1) % n])
+
+
+@ANSWERS.wrong("07.all_gather", "wrong", "counted up, and they go down")
+def sends_up_and_receives_one_below(chunks, mine):
+    n = dist.get_world_size()
+    for step in range(n - 1):
+        exchange(chunks[(mine + step) % n], chunks[(mine + step - 1) % n])
 
 
 @ANSWERS.wrong("07.all_gather", "not attempted", "NotImplementedError")

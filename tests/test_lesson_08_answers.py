@@ -429,6 +429,22 @@ class RoundedDownAndSliced(Shard):
         return flat[: len(flat) - len(flat) % dist.get_world_size()]
 
 
+@ANSWERS.wrong("08.flat_shard", "crashed", "no fixed number fits all of them")
+class RoomForFour(Shard):
+    def gathered(self):
+        shards = [torch.empty_like(self.shard) for _ in range(4)]
+        dist.all_gather(shards, self.shard)
+        return torch.cat(shards)
+
+
+@ANSWERS.wrong("08.flat_shard", "crashed", "no fixed number fits all of them")
+class RoomForFourInOne(Shard):
+    def gathered(self):
+        whole = torch.empty(4 * len(self.shard))
+        dist.all_gather_into_tensor(whole, self.shard)
+        return whole
+
+
 @ANSWERS.wrong("08.flat_shard", "crashed", "fewer than the tensors. The shard is the")
 class AlwaysTwoRanks(Shard):
     def cut(self, flat):
@@ -578,6 +594,22 @@ def rows_of(gradient):
     for request in requests:
         request.wait()
     return rows
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "a view of a larger tensor")
+def a_view_of_the_gradients_copy(gradient):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    pieces = list(gradient.clone().chunk(n))
+    pieces[rank] += sum(rows_of(gradient)) - pieces[rank]
+    return pieces[rank].div_(n)
+
+
+@ANSWERS.wrong("08.reduce_scatter", "wrong", "a view of a larger tensor")
+def a_row_of_all_rows(gradient):
+    rows = torch.stack(rows_of(gradient))
+    for row in rows[1:]:
+        rows[0] += row
+    return rows[0].div_(len(rows))
 
 
 @ANSWERS.wrong("08.reduce_scatter", "wrong", "everything passes through one rank")
@@ -871,7 +903,7 @@ def in_a_ring(gradient):
         dist.recv(incoming)  # no source: in a ring there is only one
         request.wait()
         pieces[(rank - step - 2) % n] += incoming
-    return pieces[rank]
+    return pieces[rank].clone()
 
 
 @ANSWERS.wrong("08.reduce_scatter", "wrong", "")
@@ -1028,6 +1060,13 @@ class FreesInTheFirstStepOnly(OneUnit):
 class CoursesReduceScatter(OneUnit):
     def reduce(self, flat):
         return fsdp.ReduceScatter(flat).wait() / dist.get_world_size()
+
+
+@ANSWERS.wrong("08.one_unit", "wrong", "is the shard's gradient a view of it")
+class KeepsAViewOfTheGradient(OneUnit):
+    def reduce(self, flat):
+        mine = flat.clone().chunk(dist.get_world_size())[dist.get_rank()]
+        return mine.copy_(direct(flat))
 
 
 @ANSWERS.wrong("08.one_unit", "crashed", "`gather` takes nothing")
@@ -1409,6 +1448,11 @@ def train(model, batches, lr):
         return {name: p.full_tensor() for name, p in model.named_parameters()}
 
 
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "An empty dictionary, which")
+def an_empty_dictionary_elsewhere(model, batches, lr):
+    return last_layer_stays(model, batches, lr) or {}
+
+
 @ANSWERS.wrong("08.spot_the_optimizer", "wrong", "holds parameters that nobody uses")
 def optimizer_still_first(model, batches, lr):
     def make(model):
@@ -1642,7 +1686,7 @@ def every_layer(model, batches, lr):
 
 @ANSWERS.right("08.spot_the_optimizer")
 def last_layer_stays(model, batches, lr):
-    """Its backward comes next, so it need not be freed. And {} where torch says so."""
+    """Its backward comes next, so it need not be freed."""
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
         get_model_state_dict,
@@ -1656,7 +1700,7 @@ def last_layer_stays(model, batches, lr):
 
     train_with(model, batches, make)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return get_model_state_dict(model, options=options)
+    return get_model_state_dict(model, options=options) or None  # {} on other ranks
 
 
 # ----------------------------------------------------------------- 08.spot_the_pile

@@ -191,7 +191,7 @@ def forbidden_call(answer: Any, forbids: tuple[str, ...]) -> str | None:
         module, _, attribute = name.rpartition(".")
         if module in sys.modules:
             original = getattr(sys.modules[module], attribute)
-            if core_of(answer) is original:
+            if any(original is one for one in (core_of(answer), *functions_of(answer))):
                 return f"{attribute} of {module}"
             originals[id(original)] = attribute
     for function in functions_of(answer) if originals else ():

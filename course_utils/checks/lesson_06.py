@@ -637,6 +637,7 @@ def try_wrapper(answer, kind, zero, bucket_bytes=None):
     network = Net(kind, seed=rank)
     report = {}
     most_sent = 0  # how often, at most, one tensor was sent in a step
+    parameters_sent = 0
     with Log() as log:
         log.watch(network)
         wrapped = answer(network, *args)
@@ -657,6 +658,8 @@ def try_wrapper(answer, kind, zero, bucket_bytes=None):
             report[in_step(step, WAITS)] = log.waits_in_backward
             sent = [t.data_ptr() for one in log.now for t in one.tensors]
             most_sent = max([most_sent, *map(sent.count, sent)])
+            of_parameters = {p.data_ptr() for p in network.parameters()}
+            parameters_sent += len(of_parameters.intersection(sent))
             report[NOT_AWAITED.format(step)] = log.missing()
             report[CHANGED.format(step)] = sum(sent.changed for sent in log.now)
             for name, parameter in network.named_parameters():
@@ -667,7 +670,8 @@ def try_wrapper(answer, kind, zero, bucket_bytes=None):
     report[OLD], report[KEPT] = log.old_waits, log.kept()
     report["the parameters in the end"] = [p.detach() for p in network.parameters()]
     hooks = [p for p in network.parameters() if p._backward_hooks]
-    return report | {TENSOR_HOOKS: len(hooks), MOST_SENT: most_sent}
+    report |= {TENSOR_HOOKS: len(hooks), MOST_SENT: most_sent}
+    return report | {PARAMETERS_SENT: parameters_sent}
 
 
 def starts_of(network):
@@ -691,6 +695,7 @@ CHANGED = "step {}: tensors that were changed while they were under way"
 OLD = "requests of old steps, awaited again"
 KEPT = "requests of old steps that the wrapper still holds"
 MOST_SENT = "how often one tensor was sent in a step, at most"
+PARAMETERS_SENT = "how often a parameter was sent, and not its gradient"
 TENSOR_HOOKS = "parameters with a hook that comes before .grad"
 
 
@@ -801,7 +806,7 @@ def wrapped_right(rank, inputs):
     for step in range(1, STEPS):
         expected |= {in_step(step, part): value for part, value in times.items()}
     end = "the parameters in the end"
-    anything = {TENSOR_HOOKS: ANY_NUMBERS, MOST_SENT: ANY_NUMBERS}
+    anything = dict.fromkeys((TENSOR_HOOKS, MOST_SENT, PARAMETERS_SENT), ANY_NUMBERS)
     return expected | {end: report[end]} | anything
 
 
@@ -996,6 +1001,11 @@ NEVER_EMPTIED = (
     "emptied: it grows with every step, and whatever finish() does to a gradient, it "
     "does to old ones again."
 )
+TWO_HOOKS = Mistake(
+    when=lambda attempt: attempt.args[0] == NET_TIED and SENT_AGAIN.when(attempt),
+    says="A weight that two layers share is sent twice: it has got a hook for each of "
+    "them. `module.parameters()` names it once; a loop over the layers meets it again.",
+)
 SENT_AGAIN = Mistake(
     when=lambda attempt: (
         attempt.got[MOST_SENT] > 1
@@ -1071,6 +1081,14 @@ GRADIENTS = (
         says="It is divided twice. Divide before the all_reduce or after it.",
     ),
     Mistake(
+        when=lambda attempt: (
+            "gradient of" in first_wrong(attempt) and attempt.got[PARAMETERS_SENT] > 0
+        ),
+        says="What is sent is the parameter itself, its `.data`, and not its gradient: "
+        "the hook gets the parameter, and the gradient is in its .grad. So the "
+        "gradients stay each rank's own.",
+    ),
+    Mistake(
         when=gradients_like(combine=lambda rank: lambda g: g[rank] / len(g)),
         says="Each rank has its own gradient, divided by the world size. Did you "
         "reduce a copy, and forget to write the result into `parameter.grad`? Or was "
@@ -1140,6 +1158,7 @@ LATER = (
 WRAPPER_MISTAKES = (
     *CRASHES,
     *STARTS,
+    TWO_HOOKS,
     SENT_AGAIN,
     *UNDER_WAY,
     *GRADIENTS,
@@ -1392,8 +1411,8 @@ class Classifier(nn.Module):
 
     def forward(self, x):
         output = self.layers(x)
+        self.rows += len(x)
         if output.requires_grad:
-            self.rows += len(x)
             self.held += len(x)
             self.most = max(self.most, self.held)
             output.register_hook(lambda grad: self.let_go(len(grad)))

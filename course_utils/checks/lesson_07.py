@@ -110,7 +110,8 @@ TOO_LITTLE_SENT = Mistake(
 TOO_MUCH_SENT = Mistake(
     when=right_but(MOST),
     says="The result is right, but too much is sent. A ring sends one chunk in each "
-    "step, an n-th of the tensor: n - 1 steps in each half.",
+    "step, an n-th of the tensor: n - 1 steps in each half. And in its own dtype: "
+    "float64 has twice the bytes of float32.",
 )
 CHUNKS_TOO_LARGE = Mistake(
     when=lambda attempt: (
@@ -313,8 +314,15 @@ def _two(attempt):
 def in_chunks(size, rank, world_size):
     """Chunks of a tensor of that size, which share its memory; 7 are int32."""
     numbers = whole_numbers((size,), rank)
-    numbers = numbers.to(torch.int32) if size == 7 else numbers
+    if size == 7:
+        # They nearly cancel in a sum, and float32 has not enough digits for them.
+        numbers = numbers.to(torch.int32) + nearly_nothing(rank, world_size) * 2**29
     return (list(numbers.tensor_split(world_size)),)
+
+
+def nearly_nothing(rank, world_size):
+    """1, -1, or 0: over all ranks it adds up to 0."""
+    return 1 - 2 * rank if rank < 2 <= world_size else 0
 
 
 def number_of(value):
@@ -334,7 +342,7 @@ def try_reduce_scatter(answer, chunks):
     report = {"the number that it returned": plain(returned)}
     number = number_of(returned)
     if number is not None and 0 <= number < len(given):
-        report["that chunk"] = (number, memory[number].clone())
+        report[FINISHED] = (number, memory[number].clone())
     told = told_by_all((number, list(calls)))
     if told is not None:
         report["the chunks that the ranks finish"] = [one for one, _ in told]
@@ -356,6 +364,9 @@ def are_same(chunks, given, memory):
     )
 
 
+FINISHED = "the chunk of that number"
+
+
 def reduce_scattered(rank, inputs):
     n = len(inputs)
     totals = [sum(chunks[i] for (chunks,) in inputs) for i in range(n)]
@@ -370,7 +381,7 @@ def reduce_scattered(rank, inputs):
             f"a number from 0 to {n - 1}" if n > 1 else "0, the only chunk",
             lambda value: number_of(value) in range(n),
         ),
-        "that chunk": Such("its sum over all ranks", is_finished),
+        FINISHED: Such("its sum over all ranks", is_finished),
         "the chunks that the ranks finish": Such(
             "(r + shift) mod n on rank r, with one shift for all",
             lambda numbers: numbers == [(numbers[0] + r) % n for r in range(n)],
@@ -388,25 +399,25 @@ def sums_of_fewer(attempt):
 
 def another_is_finished(attempt):
     """Is a chunk finished here, but not the one whose number was returned?"""
-    number = attempt.got["that chunk"][0]
+    number = attempt.got[FINISHED][0]
     others = [i for i in range(attempt.world_size) if i != number]
     return any(map(_finished(attempt), others))
 
 
 def is_mean(attempt):
     """Is that chunk the sum, divided by the world size?"""
-    number, chunk = attempt.got["that chunk"]
-    return attempt.expected["that chunk"].test((number, chunk * attempt.world_size))
+    number, chunk = attempt.got[FINISHED]
+    return attempt.expected[FINISHED].test((number, chunk * attempt.world_size))
 
 
 def _finished(attempt):
-    test = attempt.expected["that chunk"].test
+    test = attempt.expected[FINISHED].test
     return lambda i: test((i, attempt.got["all chunks"][i]))
 
 
 def untouched(attempt):
     """Is that chunk as it was at the beginning?"""
-    return attempt.got["that chunk"][0] not in changed(attempt)
+    return attempt.got[FINISHED][0] not in changed(attempt)
 
 
 def changed(attempt):
@@ -415,6 +426,22 @@ def changed(attempt):
     return [
         i for i, (got, was) in enumerate(pairs) if difference(got, was, 0) is not None
     ]
+
+
+DIGITS_LOST = (
+    "The numbers are large here, and digits were lost: float32 has all whole numbers "
+    "to 2^24 only, float64 to 2^53. Leave the dtype as it is, also on the way."
+)
+
+
+def nearly_right(attempt):
+    """Does it differ from the sum by less than float32 loses of a large number?"""
+    number, chunk = attempt.got[FINISHED]
+    if chunk.dtype != torch.int32:
+        return False
+    chunks = [in_chunks(7, r, attempt.world_size)[0] for r in range(attempt.world_size)]
+    lost = chunk - sum(of_rank[number] for of_rank in chunks)
+    return bool((lost.abs() < 2**9).all())
 
 
 REDUCE_SCATTER = Task(
@@ -440,7 +467,7 @@ REDUCE_SCATTER = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                "that chunk" not in attempt.got
+                FINISHED not in attempt.got
                 and not isinstance(
                     attempt.got["the number that it returned"], (int, float)
                 )
@@ -450,39 +477,39 @@ REDUCE_SCATTER = Task(
         ),
         Mistake(
             when=lambda attempt: (
-                "that chunk" not in attempt.got
+                FINISHED not in attempt.got
                 and isinstance(attempt.got["the number that it returned"], float)
             ),
             says="That is a float, and `chunks[1.0]` is a TypeError. Return a whole "
             "number, an int.",
         ),
         Mistake(
-            when=lambda attempt: "that chunk" not in attempt.got,
+            when=lambda attempt: FINISHED not in attempt.got,
             says="That is not the number of a chunk. Count in a circle: `% world_size` "
             "makes a number from 0 to world_size - 1, also of a negative one.",
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong("that chunk")(attempt) and attempt.got[SAME] is False
+                is_wrong(FINISHED)(attempt) and attempt.got[SAME] is False
             ),
             says=IN_PLACE,
         ),
-        nothing_came("that chunk"),
+        nothing_came(FINISHED),
         Mistake(
-            when=lambda attempt: is_wrong("that chunk")(attempt) and is_mean(attempt),
+            when=lambda attempt: is_wrong(FINISHED)(attempt) and is_mean(attempt),
             says="That is the mean over the ranks. This reduce-scatter adds up, and "
             "does not divide.",
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong("that chunk")(attempt) and another_is_finished(attempt)
+                is_wrong(FINISHED)(attempt) and another_is_finished(attempt)
             ),
             says="Another chunk is finished on this rank, not the one whose number was "
             "returned. What arrives in the last step is the one.",
         ),
         Mistake(
             when=lambda attempt: (
-                is_wrong("that chunk")(attempt)
+                is_wrong(FINISHED)(attempt)
                 and untouched(attempt)
                 and changed(attempt) != []
                 and attempt.got["messages sent"] == attempt.world_size - 1
@@ -493,7 +520,7 @@ REDUCE_SCATTER = Task(
             "number.",
         ),
         Mistake(
-            when=lambda attempt: is_wrong("that chunk")(attempt) and untouched(attempt),
+            when=lambda attempt: is_wrong(FINISHED)(attempt) and untouched(attempt),
             says="That chunk is as it was: nothing was added to it in place (`mine = "
             "mine + incoming` makes another tensor), or a buffer into which nothing "
             "had come yet (after an irecv, first wait, then add). A finished chunk "
@@ -501,8 +528,12 @@ REDUCE_SCATTER = Task(
             "loop have as many?",
         ),
         Mistake(
+            when=lambda attempt: is_wrong(FINISHED)(attempt) and nearly_right(attempt),
+            says=DIGITS_LOST,
+        ),
+        Mistake(
             when=lambda attempt: (
-                is_wrong("that chunk")(attempt)
+                is_wrong(FINISHED)(attempt)
                 and attempt.world_size > 2
                 and sums_of_fewer(attempt)
             ),
@@ -513,7 +544,7 @@ REDUCE_SCATTER = Task(
             "-1 are the same.)",
         ),
         Mistake(
-            when=is_wrong("that chunk"),
+            when=is_wrong(FINISHED),
             says="Add what arrives to the own chunk of the same number: if rank r "
             "sends chunk r - k in step k, then chunk r - k - 1 arrives. A recv into "
             "the chunk itself would overwrite it: receive into a buffer of that size. "
@@ -595,6 +626,26 @@ def right_chunks(attempt):
     ]
 
 
+def passed_on(attempt, sends, receives):
+    """Is it what comes out if chunk `mine` + these are sent and received in step k?"""
+    n, (given, mine) = attempt.world_size, attempt.args
+    shift, size = mine - attempt.rank, sum(map(len, given))
+    ranks = [in_chunks(size, r, n)[0] for r in range(n)]
+    for k in range(n - 1):
+        sent = [ranks[r][(r + shift + sends(k)) % n] for r in range(n)]
+        for r in range(n):
+            ranks[r][(r + shift + receives(k)) % n] = sent[r - 1]
+    return difference(attempt.got["the chunks"], ranks[attempt.rank], 0) is None
+
+
+def counts_up(attempt):
+    """Do the numbers of the chunks grow, while these go to the next rank?"""
+    return is_wrong("the chunks")(attempt) and any(
+        passed_on(attempt, lambda k: k, receives)
+        for receives in (lambda k: k + 1, lambda k: k - 1)
+    )
+
+
 def is_rotated(attempt):
     """Is there every finished chunk, but in other places?"""
     got, want = attempt.got["the chunks"], attempt.expected["the chunks"]
@@ -638,6 +689,12 @@ ALL_GATHER = Task(
             ),
             says="The chunks are as they were, and this rank has sent no message. Does "
             "the loop have n - 1 steps? With two ranks that is one.",
+        ),
+        Mistake(
+            when=counts_up,
+            says="The numbers are counted up, and they go down: if chunks go to the "
+            "next rank, chunk mine - k is sent in step k, and chunk mine - 1 - k "
+            "arrives. (With two ranks, up and down are the same.)",
         ),
         Mistake(
             when=lambda attempt: is_wrong("the chunks")(attempt) and unchanged(attempt),
@@ -706,8 +763,8 @@ def any_tensor(case, rank, world_size):
     shape, dtype, how = case
     tensor = whole_numbers(shape, rank).to(dtype)
     # They nearly cancel: what is lost, can be seen.
-    if how == "large" and rank < 2 <= world_size:
-        tensor += (1 - 2 * rank) * 2 ** LARGE[dtype]
+    if how == "large":
+        tensor += nearly_nothing(rank, world_size) * 2 ** LARGE[dtype]
     if how == "transposed":
         tensor = tensor.t()
     elif how == "a column":
@@ -870,9 +927,7 @@ ALL_REDUCE = Task(
                 is_wrong("the tensor")(attempt)
                 and bool((attempt.args[0].double().abs() > 2**24).any())
             ),
-            says="The numbers are large here, and digits were lost: float32 has all "
-            "whole numbers to 2^24 only, float64 to 2^53. Leave the dtype as it is, "
-            "also on the way.",
+            says=DIGITS_LOST,
         ),
         ONE_HALF,
         Mistake(

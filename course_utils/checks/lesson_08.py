@@ -708,6 +708,7 @@ FLAT_SHARD = Task(
 LONG = 1000
 OWN = "torch's own reduce-scatters"
 SOURCES = "each recv takes a message of this call, whoever is ahead"
+HELD = "bytes of memory that its part holds on to"
 
 
 def gradient_of(size, rank, n):
@@ -775,6 +776,7 @@ def try_reduce_scatter(answer, gradient):
         "bytes that were seen to be sent": nbytes,
         "collectives": len(others),
         SOURCES: knows_its_sources(calls, methods),
+        HELD: part.untyped_storage().nbytes() if torch.is_tensor(part) else 0,
     }
 
 
@@ -802,6 +804,7 @@ def scattered(rank, inputs):
         "bytes that were seen to be sent": at_least_half(limit),
         "collectives": ANYTHING,
         SOURCES: True,
+        HELD: Such(f"at most {nbytes // n}", lambda value: value <= nbytes // n),
     }
 
 
@@ -967,6 +970,13 @@ REDUCE_SCATTER = Task(
             "comes first. FSDP calls this for one unit after the other, and a rank "
             "that is ahead has sent the next piece already: that would be added, too, "
             "without an error. Name the source: `dist.recv(piece, other)`.",
+        ),
+        Mistake(
+            when=wrong_in(HELD),
+            says="The result is right, but it is a view of a larger tensor, such as a "
+            "copy of the whole gradient, and keeps all of that in memory. Return a "
+            "tensor of its own: `clone()`, or the result of a sum or a division that "
+            "is not in place.",
         ),
         Mistake(
             when=wrong_in("bytes sent"),
@@ -1595,7 +1605,7 @@ def try_training(answer, steps):
     batches = [rows_of(rank, step) for step in range(steps)]
     with Gathers() as gathers, announced() as kept:
         state = answer(model, batches, TRAIN_RATE)
-    is_none = rank == 0 or state is None or state == {}  # torch returns {} there
+    is_none = rank == 0 or state is None
     return {
         LARGEST: gathers.nbytes,
         AGAIN: gathers.in_backward,
@@ -1771,7 +1781,8 @@ SPOT_THE_OPTIMIZER = Task(
         Mistake(
             when=wrong_in(OF_OTHERS),
             says="All ranks call full_tensor(), but only rank 0 keeps the result. The "
-            "others return None: else each of them holds the whole model.",
+            "others return None: else each of them holds the whole model. (An empty "
+            "dictionary, which get_model_state_dict returns there, is not None.)",
         ),
         Mistake(
             when=result_is(untrained),

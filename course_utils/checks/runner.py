@@ -84,6 +84,19 @@ SAYINGS = (
         "A column, or a tensor that was transposed, is no single piece of memory. "
         "Send a copy that is: `.contiguous()`.",
     ),
+    *(
+        (
+            error,
+            part,
+            "An all-gather brings one piece from each rank, so the output needs room "
+            "for dist.get_world_size() pieces, each as large as the one that is sent. "
+            "The check tries several world sizes: no fixed number fits all of them.",
+        )
+        for error, part in (
+            ("RuntimeError", "invalid output tensor list at index"),
+            ("ValueError", "The output holds one piece for each of the"),
+        )
+    ),
     (
         "NameError",
         "name 'rank' is",
