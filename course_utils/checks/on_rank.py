@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import dis
 import functools
+import gc
 import importlib
 import itertools
 import os
@@ -101,10 +102,18 @@ def raised_by_learner(error: BaseException) -> tuple[str, list[str]] | None:
     code = last.tb_frame.f_code
     is_raise = dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     if is_raise and is_learners(code.co_filename):
-        name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has the last
-        names = [part for part in name.split(".") if part != "<locals>"]
+        names = [part for part in qualified(code).split(".") if part != "<locals>"]
         return place(code.co_filename, last.tb_lineno), names
     return None
+
+
+def qualified(code: types.CodeType) -> str:
+    """The name of a function with those of the classes and functions around it."""
+    if sys.version_info >= (3, 11):
+        return code.co_qualname
+    users = gc.get_referrers(code)
+    names = (u.__qualname__ for u in users if isinstance(u, types.FunctionType))
+    return next(names, code.co_name)
 
 
 # ------------------------------------------------------------------- forbidden calls
