@@ -22,6 +22,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from IPython.core.interactiveshell import InteractiveShell
 from ranks_support import settle
 from thorough import thorough_after
 
@@ -30,9 +31,19 @@ from course_utils.checks import check, hint, runner, solution
 from course_utils.checks.compare import Strange, difference, plain, show
 from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.runner import _Look, run_task
-from course_utils.checks.task import ANYTHING, Mistake, Such, Task, wrap
+from course_utils.checks.task import (
+    ANYTHING,
+    RULE,
+    Count,
+    Mistake,
+    PythonNumber,
+    Such,
+    Task,
+    wrap,
+)
+from course_utils.from_scratch import pipeline
 from course_utils.progress import attempts, record_attempt
-from course_utils.ranks import RankFailure, Ranks, RanksError
+from course_utils.ranks import RankFailure, Ranks, RanksError, magic
 from course_utils.ranks.processes import start_method
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -911,6 +922,13 @@ def test_when_sees_the_attempt_and_may_stumble():
     assert torch.equal(attempt.expected, torch.tensor([0.0, 12.0]))
 
 
+def test_a_mistake_that_makes_no_difference_is_not_named():
+    squared = Mistake(like=lambda n: n * n, says="You took the square.")
+    task = here(Count, (1,), (3,), mistakes=(squared,))
+    assert "square" not in text_of(run_task(task, float))
+    assert "You took the square." in text_of(run_task(task, lambda n: n * n))
+
+
 def test_a_mistake_may_name_an_error():
     mistakes = (Mistake(when=lambda a: a.error == "TypeError", says="Mind the types."),)
     task = make_task(mistakes=mistakes)
@@ -1042,6 +1060,51 @@ def test_the_forbidden_function_is_noticed_in_any_wrapping(answer):
     outcome = run_task(checks.find_task("01.rank_of"), answer)
     assert outcome.status == "wrong"
     assert "Your code calls rank_of of course_utils.costs." in text_of(outcome)
+
+
+CODE_TASKS = [task for task in checks.all_tasks() if task.where != "value"]
+HANDED_IN = functools.partial(costs.rank_of)  # its source need not be read
+
+
+@pytest.mark.parametrize("task", CODE_TASKS, ids=lambda task: task.id)
+def test_no_task_takes_what_the_course_has_built(task):
+    text = text_of(run_task(task, HANDED_IN))
+    assert "Your code calls rank_of of course_utils.costs." in text
+    assert RULE.partition(" ")[2] in text
+
+
+def uses_a_formula_under_another_name(tensor):
+    total = right_total(tensor)
+    return total * getattr(costs, "gigabits")(8) / 1e9  # noqa: B009
+
+
+def derives_from_a_class_of_the_course(tensor):
+    class Mine(pipeline.GPipe):
+        pass
+
+    Mine([torch.nn.Identity()], ["cpu"], 1)
+    return right_total(tensor)
+
+
+@pytest.mark.parametrize(
+    ("answer", "called"),
+    [
+        (uses_a_formula_under_another_name, "gigabits, line "),
+        (derives_from_a_class_of_the_course, "GPipe, line "),
+    ],
+)
+def test_what_the_course_has_built_is_noticed_when_it_is_called(answer, called):
+    text = text_of(run_task(make_task(), answer))
+    assert f"Your code calls {called}" in text, text
+
+
+def test_a_function_that_is_called_in_the_notebook_itself_is_explained(capsys):
+    shell = InteractiveShell()
+    magic.register(shell)
+    shell.run_cell("import torch.distributed as dist; dist.get_rank()")
+    assert "check() wants the function itself" in capsys.readouterr().err
+    shell.run_cell("1 / 0")
+    assert "check()" not in capsys.readouterr().err
 
 
 class OwnLinear(torch.nn.Linear):
@@ -1295,6 +1358,8 @@ class Backend(str, enum.Enum):
         (torch.zeros(0), torch.zeros(0)),
         (torch.ones(2, requires_grad=True).detach(), torch.ones(2)),
         (torch.tensor([1 + 2j]), torch.tensor([1 + 2j])),
+        ([3, np.int64(4), torch.tensor(5)], [Count(3), Count(4), Count(5)]),
+        ([2.5, 2, np.float64(0.5)], [PythonNumber(x) for x in (2.5, 2.0, 0.5)]),
     ],
 )
 def test_these_are_the_same(got, want):
@@ -1346,6 +1411,13 @@ def test_these_are_the_same(got, want):
             "3 of 10 values differ. The first, at index [7], is 7.0 and should be 14.0",
         ),
         (set(), [1], "That is a set; a list was expected."),
+        (3.0, Count(3), "nothing can be counted or indexed with one"),
+        (torch.tensor(3.0), Count(3), "nothing can be counted or indexed with one"),
+        (np.float32(3), Count(3), "nothing can be counted or indexed with one"),
+        (4.0, Count(3), ""),
+        (torch.tensor(2.5), PythonNumber(2.5), "it is a tensor, and a Python number"),
+        (np.float32(2.5), PythonNumber(2.5), "it is one of NumPy's, and a Python"),
+        (torch.tensor(2.0), PythonNumber(2.5), ""),
     ],
 )
 def test_these_differ_and_it_says_how(got, want, says):

@@ -21,6 +21,7 @@ import pytest
 from course_utils import exercises
 from course_utils.checks import all_tasks, tasks_of
 from course_utils.checks.on_rank import find, full_name
+from course_utils.checks.task import RULE
 from course_utils.exercises import build, execute_notebooks, main, reference
 from course_utils.lessons import LESSONS, lesson_of
 
@@ -125,6 +126,7 @@ def test_a_solution_opens_with_time_and_needs_and_headings_are_in_order(path):
     assert first.startswith("# ")
     assert re.search(r"\*\*Time:\*\* about \d+ minutes", first)
     assert "**It needs:**" in first
+    assert RULE in first and "`(*)`" in first
     markdown = "\n".join(cell.source for cell in cells_of(path, "markdown"))
     levels = [len(marks) for marks in re.findall(r"^(#+) ", markdown, re.MULTILINE)]
     assert levels[0] == 1 and levels.count(1) == 1

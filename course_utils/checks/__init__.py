@@ -23,9 +23,11 @@ cannot harm the notebook. What is right is worked out here, out of its reach. Th
 and the explanation of a solution come from ``solutions/NN_*.ipynb``.
 
 Every right way is right: where a task wants a number, ``3``, ``3.0``, ``tensor(3)``, a
-number of NumPy's and a Fraction will do; for a list, a tuple, or a tensor or array of
-one dimension. Where it wants a tensor, shape and dtype must be as the task says; values
-may differ by the task's tolerance.
+number of NumPy's and a Fraction will do (unless it says that a Python number is wanted,
+or wants an index or a count, which no float is); for a list, a tuple, or a tensor or
+array of one dimension. Where it wants a tensor, shape and dtype must be as the task
+says; values may differ by the task's tolerance. What an answer may call is the same
+everywhere: ``task.RULE``.
 """
 
 from __future__ import annotations

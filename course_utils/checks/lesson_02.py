@@ -1089,8 +1089,8 @@ SPOT_THE_GRADIENT = Task(
     otherwise="Compare with the whole batch: one forward, one loss, one backward. The "
     "gradients must be the same.",
     hints=(
-        "Run it, and read the error first: which two tensors meet, and where are "
-        "they? Then compare the gradients with those of the whole batch.",
+        "Run the check, and read the error first: which two tensors meet, and where "
+        "are they? Then compare the gradients with those of the whole batch.",
         "`cross_entropy` is the mean over the rows of the micro-batch, and "
         "`backward()` adds to `.grad`. What must each micro-batch be multiplied with, "
         "so that all of them together are the mean over the batch?",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 import traceback
 from typing import Any, NoReturn
 
@@ -115,6 +116,21 @@ def keep(ranks: Ranks) -> Ranks:
     return ranks
 
 
+NO_RANK_HERE = (
+    "The notebook itself is no rank. What a function of torch.distributed needs is on "
+    "ranks: Ranks(2).run(your_function), or a cell with %%ranks.\n"
+    "check() wants the function itself: no parentheses after its name."
+)
+
+
+def explain(result: Any) -> None:
+    """After a cell that has taken the notebook for a rank: say so below the error."""
+    error = result.error_in_exec
+    if isinstance(error, ValueError) and "group has not been initialized" in str(error):
+        print(NO_RANK_HERE, file=sys.stderr)
+
+
 def register(shell: Any) -> None:
     """Add ``%%ranks`` to this IPython shell."""
     shell.register_magic_function(run_on_ranks, "cell", "ranks")
+    shell.events.register("post_run_cell", explain)
