@@ -917,6 +917,12 @@ def without_those_of_the_whole_time(stages, micro_batches):
     return waits / micro_batches + waits, waits / micro_batches
 
 
+@ANSWERS.right(BUBBLE)
+def from_the_whole_length(stages, micro_batches):
+    length = micro_batches + stages - 1
+    return [1 - micro_batches / length, length / micro_batches - 1]
+
+
 @ANSWERS.wrong(BUBBLE, "wrong", "nothing in `course_utils`")
 def from_a_schedule(stages, micro_batches):
     length = len(list(ticks(stages, micro_batches)))

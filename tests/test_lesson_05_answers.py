@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import time
 
 import numpy
 import torch
@@ -1355,6 +1356,15 @@ class LikeTorch(Sampler):
 
 
 # ---------------------------------------------------------------------- 05.accuracy
+
+
+@ANSWERS.wrong("05.accuracy", "wrong", "the sum is there only after wait().")
+def does_not_wait_for_the_counts(right, n_items):
+    own = len(range(dist.get_rank(), n_items, dist.get_world_size()))
+    count = right[:own].sum()
+    dist.all_reduce(count, async_op=True)
+    time.sleep(0.02)
+    return count.item() / n_items
 
 
 @ANSWERS.wrong("05.accuracy", "not attempted", "still raises NotImplementedError")

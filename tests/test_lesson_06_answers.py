@@ -447,6 +447,23 @@ def the_courses_formula(nbytes, bucket_bytes, first_bucket_bytes):
     return costs.ddp_buckets(nbytes, cap=bucket_bytes, first_cap=first_bucket_bytes)
 
 
+@ANSWERS.wrong("06.cut_buckets", "wrong", "nothing can be counted or indexed with one")
+def in_lists_of_floats(nbytes, bucket_bytes, first_bucket_bytes):
+    buckets = as_the_solution_cuts(nbytes, bucket_bytes, first_bucket_bytes)
+    return [[float(number) for number in bucket] for bucket in buckets]
+
+
+def as_the_solution_cuts(nbytes, bucket_bytes, first_bucket_bytes):
+    buckets, members, held, cap = [], [], 0, first_bucket_bytes
+    for number in reversed(range(len(nbytes))):
+        members.append(number)
+        held += nbytes[number]
+        if held >= cap:
+            buckets.append(members)
+            members, held, cap = [], 0, bucket_bytes
+    return [*buckets, members] if members else buckets
+
+
 @ANSWERS.wrong("06.cut_buckets", "wrong", "It has one cap only: first_bucket_bytes.")
 def at_either_cap(nbytes, bucket_bytes, first_bucket_bytes):
     return with_caps(nbytes, bucket_bytes, min(bucket_bytes, first_bucket_bytes))

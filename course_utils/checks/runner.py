@@ -698,6 +698,7 @@ def _take(world_size: int, task: Task) -> Ranks:
         ours = [name for name in ours if name.startswith("course_utils.")]
         for name in (*ours, *task.imports):
             _zygote.import_first(name)
+        _zygote.call_first(courses_own)
         for names in (_forbidden_names(task), courses_own()):
             _zygote.call_first(places_of, names)
     init = task.where == "ranks"
