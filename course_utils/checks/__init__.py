@@ -37,7 +37,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from course_utils.checks.task import Outcome, Task, wrap
+from course_utils.checks.task import RULE, Outcome, Task, wrap
 from course_utils.lessons import LESSONS, lesson_of
 
 __all__ = [
@@ -101,6 +101,8 @@ def hint(task_id: str) -> None:
     record_hint(task_id, number)
     print(f"Hint {number} of {len(task.hints)} for {task_id}")
     print(wrap(task.hints[number - 1]))
+    if number == 1 and task.where != "value":
+        print(wrap(RULE))
 
 
 def solution(task_id: str, force: bool = False) -> None:

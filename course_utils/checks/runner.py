@@ -210,7 +210,7 @@ def _forbidden(task: Task, called: str) -> Outcome:
     lines = (
         f"Your code calls {called}.",
         f"It would work: but it is what you build here yourself. {task.instead}",
-        f"The rule for all tasks: {RULE[0].lower()}{RULE[1:]}",
+        RULE,
         _more(task),
     )
     return Outcome(task, "wrong", tuple(line.rstrip() for line in lines))

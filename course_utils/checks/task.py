@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 # One rule for all tasks. It stands at the head of each exercise, too.
 RULE = (
-    "An answer may call anything in Python and PyTorch, except a ready-made version of "
-    "what it is asked to build. It may call nothing in `course_utils`."
+    "The rule for all tasks: an answer may call anything in Python and PyTorch, except "
+    "a ready-made version of what it is asked to build. It may call nothing in "
+    "`course_utils`."
 )
 Status = Literal["passed", "not attempted", "wrong", "crashed", "stuck", "too slow"]
 WIDTH = 80
