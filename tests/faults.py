@@ -348,6 +348,52 @@ mistake(
     ),
     check=seen(STUCK, "Rank 1 waits in recv, line 4 of the cell", "Rank 0 returned."),
 )
+GIVEN_UP = "if rank == 1:\n    dist.irecv(torch.empty_like(x), 0)\n"
+SENT = "dist.barrier()\nif rank == 0:\n    dist.send(x, 1)\n"
+mistake(
+    "a request that nobody waits for",
+    f"{GIVEN_UP}{SENT}dist.all_reduce(x)",
+    ranks=seen(
+        "RequestWarning: Rank 1 never waited for irecv, line 2 of the cell: "
+        "dist.irecv(torch.empty_like(x), 0)",
+        "Keep the request that such a call returns, and call its wait().",
+    ),
+    check=seen(
+        WRONG,
+        "The result is right, but by luck: not every request was waited for.",
+        "Rank 1 never waited for irecv, line 4 of the cell",
+    ),
+    worker=seen(
+        "LaunchError: deadlock: nothing moves, and nothing will. Stopped.",
+        "rank 1 never waited for irecv, line",
+        "rank 0 was in all_reduce, line",
+        nproc=2,
+    ),
+)
+mistake(
+    "a request for a message that nobody sends",
+    GIVEN_UP,
+    ranks=seen(
+        "RequestWarning: Rank 1 never waited for irecv, line 2 of the cell",
+        "(The next cell gets a new process group.",
+    ),
+)
+mistake(
+    "an asynchronous collective that nobody waits for",
+    "dist.all_reduce(x, async_op=True); dist.barrier()",
+    ranks=seen(
+        "RequestWarning: Ranks 0 to 3 never waited for all_reduce, line 1 of the cell",
+        "call its wait(): until that has returned, nobody knows what is in the tensor.",
+    ),
+    check=seen(
+        WRONG,
+        "The result is right, but by luck",
+        "Ranks 0 and 1 never waited for all_reduce, line 3 of the cell",
+    ),
+    worker=seen(
+        "RequestWarning: Ranks 0 and 1 never waited for all_reduce, line", nproc=2
+    ),
+)
 mistake(
     "all receive before they send",
     "dist.recv(x, rank ^ 1)\ndist.send(x, rank ^ 1)",
@@ -360,8 +406,8 @@ mistake(
     check=seen(STUCK, "Rank 0 waits in recv, line 3", "Rank 1 waits in recv, line 3"),
     worker=seen(
         "LaunchError: deadlock: nothing moves, and nothing will. Stopped.",
-        "rank 0 was in recv, called in line",
-        "rank 1 was in recv, called in line",
+        "rank 0 was in recv, line",
+        "rank 1 was in recv, line",
         nproc=2,
     ),
 )

@@ -31,6 +31,7 @@ import textwrap
 import threading
 import time
 import traceback
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -115,8 +116,19 @@ class Screen(io.TextIOBase):
 def screen() -> Iterator[Screen]:
     both = Screen()
     both.own.text = io.StringIO()
-    with contextlib.redirect_stdout(both), contextlib.redirect_stderr(both):
+    with (
+        contextlib.redirect_stdout(both),
+        contextlib.redirect_stderr(both),
+        warnings.catch_warnings(),  # pytest's keep them from the screen
+    ):
+        warnings.showwarning = show_warning
         yield both
+
+
+def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    """As Python does it."""
+    text = warnings.formatwarning(message, category, filename, lineno, line)
+    sys.stderr.write(text)
 
 
 def seen_of(action: Callable[[], object]) -> tuple[str, float]:

@@ -497,7 +497,7 @@ def test_a_crash_in_c_is_placed(outcomes):
     error = outcomes["crash"].error
     assert (error.cause, error.returncode) == ("killed", -signal.SIGSEGV)
     assert str(error) == (
-        "rank 0 was killed by signal 11 (SIGSEGV). It was in string_at, called in "
+        "rank 0 was killed by signal 11 (SIGSEGV). It was in string_at, "
         "line 4 of crash.py: return ctypes.string_at(address)"
     )
     assert error.output == ""
@@ -587,7 +587,7 @@ def test_after_the_time_every_rank_says_where_it_is(script, tmp_path, monkeypatc
     assert info.value.cause == "timeout"
     assert str(info.value) == (
         "not finished after 99.5 s (timeout=99.5): stopped.\n"
-        "  rank 0 was in recv, called in line 10 of stuck.py: "
+        "  rank 0 was in recv, line 10 of stuck.py: "
         "dist.recv(torch.ones(1), src=1)\n"
         "  rank 1 was in line 4 of stuck.py: while True: pass\n"
         "  rank 2 had finished"
@@ -609,7 +609,7 @@ def test_ranks_that_wait_for_each_other_are_stopped(script, mark, monkeypatch):
         launch(path, quiet=True)
     assert time.monotonic() - started < 60
     assert info.value.cause == "timeout"
-    call = f"recv, called in line 3 of dead.py: {waiting}"
+    call = f"recv, line 3 of dead.py: {waiting}"
     first, *where = str(info.value).splitlines()
     assert first == "deadlock: nothing moves, and nothing will. Stopped."
     assert where == [f"  rank {rank} was in {call}" for rank in (0, 1)]
@@ -632,7 +632,7 @@ def test_a_rank_that_joins_a_group_alone_is_stopped(script, mark, monkeypatch):
         launch(path, quiet=True)
     assert str(info.value) == (
         "deadlock: nothing moves, and nothing will. Stopped.\n"
-        "  rank 0 was in init_process_group, called in line 4 of alone.py: "
+        "  rank 0 was in init_process_group, line 4 of alone.py: "
         'dist.init_process_group("gloo")\n'
         "  rank 1 had finished"
     )
@@ -655,7 +655,7 @@ def test_ranks_that_look_for_a_host_that_there_is_not_are_stopped(script, monkey
         launch(path, quiet=True)
     first, *where = str(info.value).splitlines()
     assert first == "deadlock: nothing moves, and nothing will. Stopped."
-    inside = f"init_process_group, called in line 3 of lost.py: {call}"
+    inside = f"init_process_group, line 3 of lost.py: {call}"
     assert where == [f"  rank {rank} was in {inside}" for rank in (0, 1)]
 
 
@@ -824,3 +824,42 @@ def test_every_worker_in_the_folder_can_be_launched_by_name():
         if name.startswith("_"):
             continue  # helpers of the scripts, not scripts
         assert workers._find(name).name == f"{name}.py"
+
+
+# --------------------------------------------------------------- below virtual GPUs
+GPUS = """
+import ctypes, torch, torch.distributed as dist
+from course_utils import virtual_gpus
+dist.init_process_group("gloo")
+class Model(torch.nn.Module):
+    def forward(self, x):
+        {line}
+        return x
+with virtual_gpus(2) as gpus, gpus.record():
+    {call}(torch.ones(4, 2, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize(
+    "call", thorough_after(1, ["Model()", "torch.nn.DataParallel(Model())"])
+)
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "dist.all_reduce(x) if dist.get_rank() else dist.recv(x, 1)",
+            "rank 1 was in all_reduce, line 6 of gpus.py: ",
+        ),
+        ("ctypes.string_at(0)", "It was in string_at, line 6 of gpus.py: "),
+        ("x @ x.new_ones(7)", 'gpus.py", line 6, in forward\n    x @ x.new_ones(7)\n'),
+    ],
+)
+def test_the_line_that_is_named_is_the_scripts(script, monkeypatch, call, line, says):
+    monkeypatch.setattr(workers, "SECONDS_STILL", 1.0)
+    path = script(GPUS.format(call=call, line=line), "gpus.py")
+    with pytest.raises(LaunchError) as info:
+        launch(path, quiet=True)
+    text = str(info.value)
+    assert says in text
+    assert "virtual_gpus" not in text.replace("with virtual_gpus", "")
+    assert "site-packages" not in text

@@ -29,7 +29,13 @@ from ranks_support import (
     works,
 )
 
-from course_utils.ranks import RankFailure, Ranks, RanksError, agreement
+from course_utils.ranks import (
+    RankFailure,
+    Ranks,
+    RanksError,
+    RequestWarning,
+    agreement,
+)
 from course_utils.ranks.driver import QUIET_SAMPLES, Round
 from course_utils.ranks.magic import run_on_ranks
 from course_utils.ranks.output import HEAD_LINES, LINE_CHARS, Printer, choose_output
@@ -876,6 +882,219 @@ if rank == 1:
     assert dist.recv(x) == 0 and x[0] == 0
 """
     )
+
+
+def test_what_means_the_same_on_all_ranks_is_no_mismatch(ranks):
+    """An op as an object, ranks and tags as NumPy's numbers, a group by its object."""
+    ranks.run_cell(
+        """
+import numpy
+even = rank % 2 == 0
+SUM = dist.ReduceOp.SUM
+x = torch.ones(2); dist.all_reduce(x, op=dist.ReduceOp(SUM)); assert x[0] == 4
+x = torch.ones(2); dist.all_reduce(x, op=SUM if even else dist.ReduceOp(SUM))
+dist.reduce(x, torch.tensor(0) if even else 0, op=dist.ReduceOp(dist.ReduceOp.MAX))
+x = torch.full((2,), float(rank))
+dist.broadcast(x, numpy.int64(1) if even else 1); assert x[0] == 1
+dist.broadcast(x, 2, group=dist.group.WORLD if even else None)
+if even: dist.send(x, numpy.int64(rank + 1), tag=numpy.int64(3))
+else: dist.recv(x, rank - 1, tag=3)
+"""
+    )
+    cell = "op = dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM\n"
+    cell += "dist.all_reduce(torch.ones(2), op=dist.ReduceOp(op))"
+    assert failure_of(ranks, cell).cause == "mismatch"
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        # as torch.distributed.rpc makes its own
+        "dist.ProcessGroupGloo(store, rank, 4, soon)",
+        "dist.distributed_c10d._new_process_group_helper(4, rank, list(range(4)), "
+        "'gloo', store, 'by hand', timeout=soon)[0]",
+        "dist.new_group([0, 1, 2, 3])\ndist.destroy_process_group(group)",
+    ],
+)
+def test_a_group_that_torch_does_not_list_works_uncompared(ranks, group):
+    ranks.run_cell(
+        "import datetime\n"
+        "soon = datetime.timedelta(seconds=20)\n"
+        "store = dist.distributed_c10d._get_default_store()\n"
+        "store = dist.PrefixStore('by hand', store)\n"
+        f"group = {group}\n"
+        "x = torch.ones(2)\n"
+        "group.allreduce([x]).wait()\n"
+        "dist.all_reduce(x, group=group)\n"
+        "assert x[0] == 16, x\n"
+        "dist.all_gather_object([None] * 4, rank, group=group)"
+    )
+    ranks.restart()
+
+
+def test_an_error_while_calls_are_collected_puts_off_no_later_call(ranks):
+    ranks.run_cell("other = dist.new_group([0, 1, 2, 3])")
+    cell = "with dist.distributed_c10d._coalescing_manager({0}):\n"
+    cell += "    dist.all_reduce(torch.ones(2), group={0})\n    1 / 0"
+    for group in ("None", "other"):
+        assert str(failure_of(ranks, cell.format(group))).endswith(GROUP_STAYS)
+        ranks.run_cell(
+            f"x = torch.ones(1); dist.all_reduce(x, group={group}); assert x == 4"
+        )
+
+
+# ---------------------------------------------------------------------------- requests
+RECEIVE = "x = torch.zeros(2)\nif rank == 0: dist.send(torch.ones(2), 1)\n"
+TAKE = "if rank == 1: request = dist.irecv(x, 0)\n"
+PASS_ON = (
+    "y = dist.isend(torch.ones(2), (rank + 1) % 4)\ndist.recv(x, (rank - 1) % 4)\n"
+)
+GIVEN_UP = {
+    "a receive": (RECEIVE + "if rank == 1: dist.irecv(x, 0)", "rank 1", "irecv", 3),
+    "a send": (
+        PASS_ON.replace("y =", "x = torch.zeros(2);"),
+        "ranks 0 to 3",
+        "isend",
+        1,
+    ),
+    "a request that is written over": (
+        PASS_ON.replace("y", "x = torch.zeros(2); y", 1) + "y = 3",
+        "ranks 0 to 3",
+        "isend",
+        1,
+    ),
+    "a batch": (
+        "x = [dist.P2POp(dist.isend, torch.ones(2), rank ^ 1)]\n"
+        "x += [dist.P2POp(dist.irecv, torch.ones(2), rank ^ 1)]\n"
+        "dist.batch_isend_irecv(x)",
+        "ranks 0 to 3",
+        "batch_isend_irecv",
+        3,
+    ),
+    "a collective": (
+        "dist.all_reduce(torch.ones(2), async_op=True);",
+        "ranks 0 to 3",
+        "all_reduce",
+        1,
+    ),
+    "the last line, which is shown": (
+        "dist.barrier(async_op=True)",
+        "ranks 0 to 3",
+        "barrier",
+        1,
+    ),
+    "in a circle": (
+        "def f():\n"
+        "    f.work = dist.broadcast(torch.ones(2), 0, async_op=True)\n"
+        "    f.me = f\n"
+        "f(); del f",
+        "ranks 0 to 3",
+        "broadcast",
+        2,
+    ),
+    "in a group": (
+        "g = dist.new_group([1, 2])\n"
+        "if rank == 1: dist.irecv(torch.ones(2), 2, group=g)\n"
+        "if rank == 2: dist.send(torch.ones(2), 1, group=g)",
+        "rank 1",
+        "irecv",
+        2,
+    ),
+    "nobody sends": (
+        "if rank == 2: dist.irecv(torch.ones(2), 3)",
+        "rank 2",
+        "irecv",
+        1,
+    ),
+    "nobody receives": (
+        "if rank == 2: dist.isend(torch.ones(2), 3)",
+        "rank 2",
+        "isend",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN_UP)
+def test_a_request_that_nobody_waited_for_is_told_of(ranks, name):
+    cell, who, call, line = GIVEN_UP[name]
+    with pytest.warns(RequestWarning) as caught, within(1):
+        ranks.run_cell(cell)
+    text = str(caught[0].message)
+    assert len(caught) == 1 and text.startswith(
+        f"{who.capitalize()} never waited for {call}, line {line} of the cell: "
+    )
+    assert caught[0].lineno == line and len(ranks.unwaited) >= 1
+    with within(1):
+        ranks.run_cell(PASS_ON.replace("y", "x = torch.ones(2); y", 1) + "y.wait()")
+
+
+WAITED_FOR = {
+    "in the next cell": [
+        RECEIVE + TAKE,
+        "dist.barrier()",
+        "if rank == 1: request.wait()",
+    ],
+    "in a thread": [
+        "import threading\n"
+        "request = dist.all_reduce(torch.ones(2), async_op=True)\n"
+        "thread = threading.Thread(target=request.wait)\n"
+        "thread.start(); thread.join(); del request"
+    ],
+    "through its future": [
+        "f = dist.all_reduce(torch.ones(2), async_op=True).get_future()\n"
+        "f.then(lambda f: f.value()[0] / 4).wait()"
+    ],
+    "by asking": [
+        "request = dist.all_reduce(torch.ones(2), async_op=True)\n"
+        "while not request.is_completed(): pass\n"
+        "del request"
+    ],
+    "deep in an object": [
+        "class Box: pass\n"
+        "box = Box(); box.all = [{'send': dist.isend(torch.ones(2), rank ^ 1)}]\n"
+        "box.all.append(dist.irecv(torch.ones(2), rank ^ 1))",
+        "box.all[0]['send'].wait(); box.all[1].wait()",
+    ],
+    "in vain": [
+        "import datetime\n"
+        "if rank == 0:\n"
+        "    request = dist.irecv(torch.ones(2), 1)\n"
+        "    try: request.wait(datetime.timedelta(seconds=0.05))\n"
+        "    except RuntimeError: del request"
+    ],
+    "by torch": [
+        "m = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "with m.join():\n"
+        "    for _ in range(1 + rank): m(torch.ones(2)).sum().backward()"
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WAITED_FOR)
+@pytest.mark.filterwarnings("error::course_utils.ranks.RequestWarning")
+def test_nobody_is_accused_who_waits(ranks, name):
+    for cell in WAITED_FOR[name]:
+        ranks.run_cell(cell, timeout=60)
+    if name in ("in vain", "by torch"):
+        ranks.restart()
+
+
+def test_a_request_that_is_still_open_is_named_when_a_later_cell_hangs(ranks):
+    ranks.run_cell("x = torch.zeros(2)\n" + TAKE)
+    error = failure_of(ranks, RECEIVE + "if rank == 1: dist.recv(x, 0)")
+    assert str(error).splitlines()[1] == (
+        "Rank 1 has not yet waited for irecv, line 2 of the cell: "
+        "if rank == 1: request = dist.irecv(x, 0), in an earlier cell. It takes the "
+        "next message that fits: call its wait() first."
+    )
+
+
+def test_a_request_given_up_is_named_beside_what_it_led_to(ranks):
+    cell = f"{RECEIVE}if rank == 1:\n    dist.irecv(x, 0)\n    assert x[0] == 7"
+    error = failure_of(ranks, cell)
+    assert error.root.error == "AssertionError"
+    assert "Rank 1 never waited for irecv, line 4 of the cell" in str(error)
 
 
 # ----------------------------------------------------------- the learner's own hand

@@ -269,14 +269,8 @@ STEP = "model(torch.ones(1, 2)).sum().backward()\n"
 PAIR = "if rank < 2: dist.all_reduce(torch.ones(2), group=pair)\n"
 
 
-@pytest.mark.parametrize(
-    ("cell", "raised"),
-    [
-        (STEP, "RuntimeError: Connection closed"),
-        (PAIR, "KeyError: <torch.distributed"),
-    ],
-)
-def test_what_belongs_to_a_closed_group_is_to_be_made_anew(ranks, cell, raised):
+@pytest.mark.parametrize("cell", [STEP, PAIR])
+def test_what_belongs_to_a_closed_group_is_to_be_made_anew(ranks, cell):
     anew = (
         "A cell that leaves ranks out of step closes the process group. DDP models and "
         "groups that were made before it work no longer: make them anew.\n"
@@ -285,7 +279,8 @@ def test_what_belongs_to_a_closed_group_is_to_be_made_anew(ranks, cell, raised):
     first = failure_of(ranks, "if rank == 1: a_slip_of_the_pen\ndist.barrier()")
     assert anew not in str(first)
     error = failure_of(ranks, cell)
-    assert raised in str(error) and str(error).endswith(anew + KEPT), str(error)
+    assert "Connection closed" in str(error), str(error)
+    assert str(error).endswith(anew + KEPT), str(error)
     ranks.run_cell(f"{MODEL}\n{cell}")
 
 
@@ -360,46 +355,6 @@ def test_ranks_out_of_step_get_a_new_group(ranks, cell):
             ranks.run_cell("kept = rank * 11")
     works(ranks)
     kept(ranks)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("waits", "where"),
-    [
-        ("dist.recv(torch.zeros(1), src=0)", "recv"),
-        ("dist.irecv(torch.zeros(1), src=0).wait()", "wait"),
-    ],
-)
-def test_a_request_that_nobody_kept(ranks, waits, where):
-    cell = (
-        "import gc\n"
-        "if rank == 0:\n"
-        "    dist.isend(torch.ones(1), dst=1)\n"
-        "    gc.collect()\n"
-        "dist.barrier()\n"
-        f"if rank == 1: {waits}"
-    )
-    with within(DEADLOCK_SECONDS + AFTER_THE_END_SECONDS):
-        error = failure_of(ranks, cell)
-    assert str(error) == (
-        f"{DEADLOCK}\nRank 1 was stuck in {where}, line 6 of the cell: if rank == 1: "
-        f"{waits}\nRanks 0, 2 and 3 finished the cell.\nRank 0 has called isend for "
-        "rank 1, but the message was lost: keep the request that isend returns, until "
-        f"its wait() has returned.\n{KEPT}"
-    )
-    kept(ranks)
-
-
-def test_two_who_could_have_sent(ranks):
-    """Who has called isend for it cannot be told: nothing is said of requests."""
-    cell = (
-        "x = torch.zeros(1)\n"
-        "if rank == 0: dist.send(x, dst=1)\n"
-        "if rank == 1:\n"
-        "    dist.recv(x, src=0)\n"
-        "    dist.recv(x, src=2)"
-    )
-    assert str(failure_of(ranks, cell)).endswith(f"cell.\n{NEEDS_ALL}\n{KEPT}")
 
 
 @pytest.mark.thorough

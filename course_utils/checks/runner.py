@@ -9,6 +9,7 @@ import io
 import itertools
 import pickle
 import re
+import warnings
 from typing import Any
 
 from torch import nn
@@ -43,9 +44,9 @@ from course_utils.checks.task import (
     cut_off,
 )
 from course_utils.exercises import reference
-from course_utils.ranks import RankFailure, Ranks, RanksError
+from course_utils.ranks import RankFailure, Ranks, RanksError, RequestWarning
 from course_utils.ranks.processes import Zygote, start_method
-from course_utils.ranks.report import rank_list
+from course_utils.ranks.report import rank_list, request_lines, sentences
 
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
 IN_PLACE = (
@@ -294,6 +295,7 @@ class _Look:
         self.lazy = _lazy(answer)
         self.inputs = task.inputs_of(case, world_size)
         self.printed: list[str] = []
+        self.unwaited: list[str] = []
 
     def at(self, ranks: Ranks, packed: bytes, seed: int) -> Outcome | None:
         """The outcome, or None if all is right."""
@@ -301,7 +303,8 @@ class _Look:
         # What the learner's code prints belongs to the outcome, and is shown with it.
         output = io.StringIO()
         try:
-            with contextlib.redirect_stdout(output):
+            with contextlib.redirect_stdout(output), warnings.catch_warnings():
+                warnings.simplefilter("ignore", RequestWarning)  # it is said below
                 results = ranks.run(
                     call_on_rank,
                     packed,
@@ -314,12 +317,14 @@ class _Look:
         except RanksError as error:
             if error.cause == "interrupt":
                 raise KeyboardInterrupt from None
-            self._keep(output)
+            self._keep(output, ranks)
             return self._failed(error)
-        self._keep(output)
-        return self._judge(results)
+        self._keep(output, ranks)
+        return self._judge(results) or self._judge_requests()
 
-    def _keep(self, output: io.StringIO) -> None:
+    def _keep(self, output: io.StringIO, ranks: Ranks) -> None:
+        unwaited = request_lines(ranks.unwaited)
+        self.unwaited = sentences(unwaited).splitlines()
         lines = output.getvalue().splitlines()
         self.printed = [line for line in lines if not LOG_LINE.match(line)]
 
@@ -445,6 +450,18 @@ class _Look:
                     return Outcome(self.task, "wrong", lines)
         return None
 
+    def _judge_requests(self) -> Outcome | None:
+        """The results are right, but was that luck?"""
+        if not self.unwaited:
+            return None
+        lines = (
+            self._call(0),
+            "The result is right, but by luck: not every request was waited for.",
+            *self.unwaited,
+            _more(self.task),
+        )
+        return Outcome(self.task, "wrong", lines)
+
     # -------------------------------------------------------------- nothing came back
     def _failed(self, error: RanksError) -> Outcome:
         root = error.root
@@ -517,7 +534,7 @@ class _Look:
         stuck = [f for f in error.failures.values() if f.kind == "stuck"]
         busy = [failure for failure in stuck if not _waits(failure)]
         # All in one collective that needs all of them: so it is about to end.
-        together = not busy and self._are_in_one_collective(stuck)
+        together = not (busy or self.unwaited) and self._are_in_one_collective(stuck)
         status = "too slow" if busy or together else "stuck"
         verb = "was still at" if busy else "waits in"
         first = (busy or stuck)[0]
@@ -540,6 +557,8 @@ class _Look:
             )
         elif said:
             lines.append(said)
+        elif self.unwaited:
+            lines += self.unwaited
         elif busy:
             lines.append("Is there a loop that never ends?")
         else:

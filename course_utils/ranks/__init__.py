@@ -34,6 +34,8 @@ How it works
   rank is stuck, in which call, on which line.
 * ``agreement.py`` compares the collectives that the ranks call. A rank that calls
   another collective than its peers gets an error before it can mix up the data.
+* ``requests.py`` notes the requests that asynchronous calls return. One that nobody
+  waits for is told of, by its line, before a later call hangs because of it.
 * ``report.py`` turns failures into text, ``output.py`` turns output into lines,
   ``magic.py`` is the ``%%ranks`` magic, ``processes.py`` starts rank processes.
 * On macOS and Windows fork is not safe once torch is loaded: there each rank is a
@@ -44,6 +46,6 @@ Nothing here knows about the course, and the kernel needs no torch for it.
 """
 
 from course_utils.ranks.driver import Ranks
-from course_utils.ranks.report import RankFailure, RanksError
+from course_utils.ranks.report import RankFailure, RanksError, RequestWarning
 
-__all__ = ["RankFailure", "Ranks", "RanksError"]
+__all__ = ["RankFailure", "Ranks", "RanksError", "RequestWarning"]

@@ -15,11 +15,11 @@ buckets of DDP) is not seen here.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import functools
 import hashlib
 import inspect
+import operator
 import struct
 import sys
 import threading
@@ -31,6 +31,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+from course_utils.ranks import requests
+from course_utils.ranks.requests import WAIT
 
 RECORD = struct.Struct("=QQ112s")  # key of the call, its fingerprint, its text
 
@@ -80,7 +83,7 @@ ORIGINALS = {
     if (function := getattr(distributed_c10d, name, None)) is not None
 }
 
-WAIT, DESTROY = dist.Work.wait, distributed_c10d.destroy_process_group
+DESTROY = distributed_c10d.destroy_process_group
 WAIT_STEP = datetime.timedelta(seconds=0.25)
 REST_SECONDS = 0.002  # after the key of a record the rest of it is there, too
 
@@ -105,13 +108,17 @@ class Agreement:
         self.slots = len(board) // world_size // RECORD.size if board else 0
         self.lock = threading.Lock()
         self.inside = threading.local()  # object collectives call other collectives
-        self.p2p_works: dict[int, None] = {}
+        self.requests = requests.Requests(hold=True)
         self.begun = 0  # calls and waits: a rank that begins another one goes on
         self.start_generation(0)
         self.start_cell()
 
     def start_cell(self) -> None:
         """Forget the calls of the last cell."""
+        self.requests.cell += 1
+        # What an error inside `with _coalescing_manager()` leaves there puts off every
+        # later call on the same group, for ever and without a word.
+        distributed_c10d._world.pg_coalesce_state.clear()
         self.calls: dict[tuple[int, ...], list[str]] = {}
         self.messages: Counter[tuple] = Counter()
         self.refused = 0
@@ -140,6 +147,7 @@ class Agreement:
 
     def start_generation(self, generation: int) -> None:
         """All ranks start anew together: what is on the board no longer counts."""
+        self.requests.forget()
         self.epoch = (generation, -1)
         self.forget_group()
 
@@ -159,6 +167,7 @@ class Agreement:
         """
         global _of_this_rank
         self.wait_gone = wait_gone
+        self.requests.watch()
         _of_this_rank = self
 
     def compare_and_call(self, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -172,10 +181,7 @@ class Agreement:
         self.begun += 1
         original, signature = ORIGINALS[name]
         if getattr(self.inside, "call", False) or not self._numbered_as_started():
-            result = original(*args, **kwargs)
-            if name in ("isend", "irecv"):
-                self._remember_p2p(result)
-            return result
+            return original(*args, **kwargs)
         try:
             arguments = signature.bind(*args, **kwargs)
         except TypeError:
@@ -191,10 +197,7 @@ class Agreement:
                 self._announce_p2p(name, arguments.arguments)
             else:
                 self._announce_collective(name, arguments.arguments)
-            result = original(*args, **kwargs)
-            if name in ("isend", "irecv"):
-                self._remember_p2p(result)
-            return result
+            return original(*args, **kwargs)
         except BaseException as error:
             # PyTorch looks at the arguments before it sends.
             self.refused += 1
@@ -206,8 +209,11 @@ class Agreement:
     def wait(self, work: dist.Work, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Wait for a call to end, as long as there is somebody to wait for."""
         self.begun += 1
+        request = self.requests.wait_begins(work)
+        # A timeout in the wait of a send or recv breaks gloo's connection for good.
+        is_p2p = request is not None and request.is_p2p
         # A frame of our own here tells a blocked wait from a busy line.
-        if args or kwargs or id(work) in self.p2p_works or not uses_gloo():
+        if args or kwargs or is_p2p or not uses_gloo():
             try:
                 return WAIT(work, *args, **kwargs)
             except BaseException:
@@ -223,12 +229,6 @@ class Agreement:
                 if self.wait_gone():
                     raise RuntimeError("Connection closed by peer") from None
 
-    def _remember_p2p(self, work: Any) -> None:
-        """A timeout in the wait of a send or recv breaks gloo's connection for good."""
-        self.p2p_works[id(work)] = None
-        while len(self.p2p_works) > 10_000:
-            self.p2p_works.pop(next(iter(self.p2p_works)))
-
     def _numbered_as_started(self) -> bool:
         """A learner may number ranks anew; the board would then compare strangers."""
         return (
@@ -238,17 +238,13 @@ class Agreement:
         )
 
     def _announce_collective(self, name: str, arguments: dict[str, Any]) -> None:
-        group = arguments.get("group")
-        if group is dist.GroupMember.NON_GROUP_MEMBER:
+        found = group_of(arguments)
+        if found is None:
             return
-        group = group if group is not None else dist.group.WORLD
-        try:
-            members = tuple(dist.get_process_group_ranks(group))
-        except (RuntimeError, ValueError, AttributeError):
-            return  # not a group of ours: torch explains it better
-        fingerprint, text = describe(name, arguments, group)
+        group_name, members = found
+        fingerprint, text = describe(name, arguments, members)
         with self.lock:
-            place = ("collective", group.group_name)
+            place = ("collective", group_name)
             self.counts[place] += 1
             number = self.counts[place]
             self.calls.setdefault(members, []).append(f"{text}{calling_line()}")
@@ -262,13 +258,11 @@ class Agreement:
 
     def _announce_p2p(self, name: str, arguments: dict[str, Any]) -> None:
         sending = name.endswith("send")
-        peer = arguments.get("dst" if sending else "src")
-        group = arguments.get("group")
-        local_peer = arguments.get("group_dst" if sending else "group_src")
-        if peer is None and local_peer is not None and group is not None:
-            peer = dist.get_global_rank(group, local_peer)
-        elif peer is None:
-            peer = local_peer
+        found = group_of(arguments)
+        if found is None:
+            return
+        group_name, members = found
+        peer = global_rank("dst" if sending else "src", arguments, members)
         if isinstance(peer, int) and not 0 <= peer < self.world_size:
             raise ValueError(  # gloo would wait for it, and could not be freed
                 f"{name}: there is no rank {peer} among {self.world_size}, which are 0 "
@@ -288,9 +282,8 @@ class Agreement:
         if not isinstance(tensor, torch.Tensor):
             return
         source, target = (self.rank, peer) if sending else (peer, self.rank)
-        group_name = getattr(group, "group_name", None)
         with self.lock:
-            pair = ("p2p", source, target, arguments.get("tag", 0), group_name)
+            pair = ("p2p", source, target, plain(arguments.get("tag", 0)), group_name)
             self.counts[pair] += 1
             self.messages[pair[1:]] += 1
             number = self.counts[pair]
@@ -346,8 +339,9 @@ def stand_in_front() -> None:
     to come: to look through the modules writes into thousands of memory pages, which
     each fork would have to copy. Until `Agreement.begin` a call is torch's own.
     """
-    if dist.Work.wait is not WAIT:
+    if dist.destroy_process_group is not DESTROY:
         return
+    requests.stand_in_front()
     # Also where a module has them by name, as those of DTensor have. What is imported
     # later takes them from here.
     modules = [m for n, m in sys.modules.items() if n.startswith("torch.distributed")]
@@ -425,8 +419,47 @@ def refuse_sizes(name: str, arguments: dict[str, Any]) -> None:
         )
 
 
-def describe(name: str, arguments: dict[str, Any], group: Any) -> tuple[str, str]:
-    """The fingerprint of a call (what must agree) and its text for a person."""
+def group_of(arguments: dict[str, Any]) -> tuple[str, tuple[int, ...]] | None:
+    """The name and the ranks of a call's group; None where the calls can't be compared.
+
+    torch numbers the ranks of the groups that it has made and not destroyed. One that a
+    library makes by hand, as rpc does, or one of before, may be as good.
+    """
+    group = arguments.get("group")
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    try:
+        group = dist.group.WORLD if group is None else group
+        return group.group_name, tuple(dist.get_process_group_ranks(group))
+    except Exception:  # torch explains it better
+        return None
+
+
+def global_rank(field: str, arguments: dict[str, Any], members: tuple[int, ...]) -> Any:
+    """The rank that ``src`` or ``dst`` means, or its ``group_`` form; None for none."""
+    rank, local = arguments.get(field), plain(arguments.get(f"group_{field}"))
+    if rank is not None or local is None:
+        return plain(rank)
+    in_group = isinstance(local, int) and 0 <= local < len(members)
+    return members[local] if in_group else local  # torch explains it better
+
+
+def plain(value: Any) -> Any:
+    """A number of whatever kind, such as NumPy's, as Python's own."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
+
+
+def describe(
+    name: str, arguments: dict[str, Any], members: tuple[int, ...]
+) -> tuple[str, str]:
+    """The fingerprint of a call (what must agree) and its text for a person.
+
+    What is in them must be equal on two ranks where it means the same: never the text
+    of an object that torch does not write out.
+    """
     tensor_name, *fields = COLLECTIVES[name]
     tensor = arguments.get(tensor_name) if tensor_name else None
     must_agree, shown = [name], []
@@ -436,21 +469,21 @@ def describe(name: str, arguments: dict[str, Any], group: Any) -> tuple[str, str
         if "numel" in fields:
             must_agree.append(str(tensor.numel()))
     if "op" in fields:
-        op = arguments.get("op")
-        op_name = getattr(op, "name", None) or str(op).rpartition(".")[2]
+        op_name = name_of_op(arguments.get("op"))
         must_agree.append(op_name)
         shown.append(op_name)
     for field in ("src", "dst"):
         if field in fields:
-            value, local = arguments.get(field), arguments.get(f"group_{field}")
-            if value is None and local is not None:
-                value = local
-                with contextlib.suppress(ValueError):  # torch explains it better
-                    value = dist.get_global_rank(group, local)
-            value = 0 if value is None else value
+            value = global_rank(field, arguments, members) or 0
             must_agree.append(f"{field}={value}")
             shown.append(f"{field}={value}")
     return " ".join(must_agree), f"{name}({', '.join(shown)})"
+
+
+def name_of_op(op: Any) -> str:
+    """``SUM`` for ``ReduceOp.SUM``, and for ``ReduceOp(ReduceOp.SUM)``."""
+    op = getattr(op, "op", op)
+    return getattr(op, "name", None) or type(op).__name__
 
 
 def short(tensor: torch.Tensor) -> str:

@@ -28,7 +28,7 @@ from course_utils.ranks.processes import (
     SharedFolder,
     SpawnedRank,
     Zygote,
-    cpu_seconds,
+    seconds_of_work,
     start_method,
 )
 from course_utils.ranks.report import (
@@ -36,6 +36,7 @@ from course_utils.ranks.report import (
     NOT_TOLD,
     RankFailure,
     RanksError,
+    Unwaited,
     choose_root,
     describe_failures,
     exit_text,
@@ -46,6 +47,7 @@ from course_utils.ranks.report import (
     learner_lines,
     patience,
     rank_list,
+    warn_of_requests,
 )
 
 # Windows waits for 63 things at most: two for each rank.
@@ -70,8 +72,8 @@ HEAD_START = 0.05  # of an interrupt before the connections are closed
 QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
 # Ranks that make a group look again and again who has come, which takes some CPU time.
 MEETING_CPU = 0.15
-# A rank that has finished may still send. But gloo's thread computes for ever where it
-# has lost a message, because nobody kept the request of its isend.
+# A rank that has finished may still send. But a thread of its own may also compute for
+# ever.
 AFTER_THE_END_SECONDS = 4.0
 OUTPUT_SECONDS = 1.0  # for output to arrive; a rank may also print without end
 
@@ -132,6 +134,11 @@ class Ranks:
             are set, and the code on the ranks calls ``init_process_group`` itself.
         quiet: do not say which backend was chosen.
 
+    Attributes:
+        unwaited: the requests that the last cell or function made, such as those of
+            ``irecv``, and gave up without a ``wait()``. A :class:`RequestWarning` has
+            told of them.
+
     Raises:
         ValueError: an argument that makes no sense.
         RanksError: the processes could not be started.
@@ -184,6 +191,7 @@ class Ranks:
         self._cells = itertools.count(1)
         self._generation = 0
         self._group_ready = False
+        self.unwaited: list[Unwaited] = []
         self._team = Team(n)
         self._closer = weakref.finalize(self, self._team.close)
         try:
@@ -375,10 +383,13 @@ class Ranks:
                 if reply["status"] == "ok"
             }
             printer.finish(values)
+            self.unwaited = [one for one in result.unwaited() if not one.kept]
             if result.failed:
                 raise self._error(result, limit)
             if all(reply["facts"] for reply in result.replies.values()):
                 self._check_same_collectives(result.replies)
+            if self.unwaited:
+                self._warn_of_requests(result)
             return dict(sorted(result.replies.items()))
 
     def _simple(
@@ -447,7 +458,7 @@ class Ranks:
             left_out,
             self.init,
             group_stays=self._group_ready,
-            dropped=result.dropped(),
+            unwaited=result.unwaited(),
             renewed=self._generation > 1,
         )
         return RanksError(
@@ -494,6 +505,22 @@ class Ranks:
                 cause="mismatch",
                 finished=sorted(replies),
             )
+
+    def _warn_of_requests(self, result: Round) -> None:
+        """All ranks finished, but some request was given up before it was done."""
+        what_now = ""
+        messages = any(request.is_p2p for request in self.unwaited)
+        if messages and self._group_ready and not result.in_step():
+            # The request of this cell would take the message of a later one.
+            self._group_ready = False
+            result.sever_all()
+            what_now = (
+                "(The next cell gets a new process group. DDP models and groups that "
+                "were made before it work no longer: make them anew.)"
+                if self.init
+                else "(The process group is closed: call init_process_group again.)"
+            )
+        warn_of_requests(self.unwaited, what_now)
 
     # -------------------------------------------------------------- processes and group
     def _choose_backend(self, quiet: bool) -> str:
@@ -863,7 +890,7 @@ class Round:
         if self.samples and now - self.samples[-1][0] < QUIET_SECONDS:
             return False
         pids = {rank: one.pid for rank, one in self.team.processes.items()}
-        used = cpu_seconds(pids)
+        used = seconds_of_work(pids)
         before = self.samples[-1][1] if self.samples else {}
         spent = {rank: s - before.get(rank, 0.0) for rank, s in used.items()}
         if any(spent.get(rank, 0.0) > MEETING_CPU for rank in self.pending):
@@ -873,7 +900,7 @@ class Round:
         if time.monotonic() - self.last_event < QUIET_SECONDS:
             self.samples.clear()  # one has answered: others may go on now
             return False
-        used = cpu_seconds(pids)
+        used = seconds_of_work(pids)
         computing = {r for r in self.pending if spent.get(r, 0.0) > QUIET_CPU}
         asked = self.pending & self.frames.keys()
         if not all(is_waiting(self.frames[rank]) for rank in asked) or any(
@@ -988,6 +1015,8 @@ class Round:
             return False
         if any(reply.get("peer") for reply in replies):
             return False
+        if any(one.is_p2p and one.earlier and not one.kept for one in self.unwaited()):
+            return False  # nobody knows of its message any more
         alike = {(r["facts"]["refused"], r["facts"]["groups"]) for r in replies}
         if len(self.chosen) < self.team.n:
             alike.add((0, 0))  # the others have done nothing
@@ -1011,21 +1040,13 @@ class Round:
             for message in {m for of_rank in called.values() for m in of_rank}
         }
 
-    def dropped(self) -> list[tuple[int, int]]:
-        """Messages that a rank waits for, though their sender has called isend.
-
-        As (sender, receiver), where only one can be meant.
-        """
-        calls, found = self._calls_by_message(), []
-        for rank in sorted(self.stopped & self.replies.keys()):
-            received = [m for m in calls if m[1] == rank and calls[m][rank]]
-            if len(received) != 1 or received[0][0] not in self.finished():
-                continue
-            sender = received[0][0]
-            waits = find_where(self.frames.get(rank, [])).startswith(("recv", "wait"))
-            if waits and len(set(calls[received[0]].values())) == 1:
-                found.append((sender, rank))
-        return found
+    def unwaited(self) -> list[Unwaited]:
+        """The requests that nobody has waited for, on all ranks that have answered."""
+        return [
+            Unwaited(rank, **request)
+            for rank, reply in sorted(self.replies.items())
+            for request in reply.get("requests", ())
+        ]
 
     def failures(self) -> dict[int, RankFailure]:
         """What happened on each rank that did not finish."""

@@ -37,6 +37,7 @@ PACKAGE_FOLDER = str(Path(__file__).resolve().parent.parent.parent)
 # torch asks for the name of 127.0.0.1 when a TCPStore connects; where no name server
 # answers, that must not take the resolver's usual 5 seconds.
 QUICK_NAMES = "timeout:1 attempts:1"
+BYTES_A_SECOND = 1e8  # of messages that a slow machine sends
 START_SECONDS = 120.0  # importing torch from a cold disk takes its time
 
 
@@ -61,14 +62,34 @@ def current_folder() -> str | None:
         return None
 
 
-def cpu_seconds(pids: Mapping[int, int]) -> dict[int, float]:
-    """Rank -> CPU time that its process has used so far; without those that ended."""
-    used = {}
+def seconds_of_work(pids: Mapping[int, int]) -> dict[int, float]:
+    """Rank -> what its process has done so far, in seconds of CPU time.
+
+    Ranks whose process has ended are left out. On Linux gloo's own thread counts by the
+    bytes that it has sent: where it has lost a message, it computes for ever.
+    """
+    done = {}
     for rank, pid in pids.items():
         with contextlib.suppress(psutil.Error):
-            times = psutil.Process(pid).cpu_times()
-            used[rank] = times.user + times.system
-    return used
+            process = psutil.Process(pid)
+            times = process.cpu_times()
+            done[rank] = times.user + times.system
+            with contextlib.suppress(psutil.Error, OSError, AttributeError):
+                if sent := process.io_counters().write_chars:
+                    done[rank] += sent / BYTES_A_SECOND - gloo_seconds(pid)
+    return done
+
+
+def gloo_seconds(pid: int) -> float:
+    """CPU time of the thread of a process that carries gloo's messages (on Linux)."""
+    seconds = 0.0
+    for thread in psutil.Process(pid).threads():
+        # One that has ended meanwhile is no trouble: psutil leaves it out, too.
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{pid}/task/{thread.id}/comm").read_text()
+            if name.startswith("gloo"):
+                seconds += thread.user_time + thread.system_time
+    return seconds
 
 
 def temporary_folder() -> str:

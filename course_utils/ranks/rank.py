@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import errno
 import faulthandler
+import gc
 import linecache
 import mmap
 import multiprocessing
@@ -37,7 +38,11 @@ import torch.distributed as dist
 from course_utils.ranks.agreement import Agreement, stand_in_front
 from course_utils.ranks.loopback import bind_stores_to_loopback, end_init_together
 from course_utils.ranks.output import output_mark
-from course_utils.ranks.report import is_waiting
+from course_utils.ranks.report import (
+    in_threads,
+    tell_of_thread,
+    without_inner_frames,
+)
 from course_utils.ranks.zygote import own_random_numbers
 
 # How gloo, NCCL and the store say that another process is gone. ("Pair is not
@@ -128,6 +133,8 @@ class Rank:
                     reply = self._run(request)
                 except BaseException as error:
                     reply = self._failure(error)
+                    # While this error holds what its frames have not given up.
+                    reply["requests"] = self.agreement.requests.take()
                 finally:
                     self.running = False
             except KeyboardInterrupt as error:  # it came a moment too late
@@ -137,7 +144,7 @@ class Rank:
                 os._exit(0)  # the learner called os.fork(); only the parent answers
             reply["seconds"] = time.monotonic() - started
             if request["op"] in ("cell", "call"):
-                reply.update(self._group_facts())
+                self._end_cell(reply)
             for name in ("stdout", "stderr"):  # the learner may have replaced them
                 with contextlib.suppress(Exception):
                     getattr(sys, name).flush()
@@ -178,25 +185,17 @@ class Rank:
 
     # -------------------------------------------------- what the control thread does
     def where(self) -> list[tuple[str, int, str]]:
-        """(file, line, function) of the main thread's frames, innermost first.
-
-        While it waits for another thread that is in a collective, that one's frames
-        come first.
-        """
+        """(file, line, function) of the main thread's frames, innermost first."""
         frames = sys._current_frames()
+        frames.pop(threading.get_ident(), None)
         main = frames_of(frames.pop(self.main_thread, None))
-        if main and main[0][0] == threading.__file__:
-            for ident, frame in frames.items():
-                theirs = frames_of(frame)
-                if ident != threading.get_ident() and is_waiting(theirs):
-                    return theirs + main
-        return main
+        return in_threads(main, map(frames_of, frames.values()))
 
     def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
         """Print what ended a thread of the learner's, unless another rank has."""
         error = args.exc_value
         if not isinstance(error, RuntimeError) or not is_peer_gone(error):
-            threading.__excepthook__(args)
+            tell_of_thread(args)
 
     def interrupt(self, request_id: int) -> None:
         """Raise KeyboardInterrupt in the main thread, now or as soon as it begins."""
@@ -313,9 +312,10 @@ class Rank:
             value = eval(compile(last, name, "eval"), self.variables)
         shown = None
         if value is not None:
-            self.variables["_"] = value
             if not request["silent"]:
                 shown = repr(value)
+            if not any(self.agreement.requests.kept()):
+                self.variables["_"] = value  # which keeps no request for the learner
         return {"status": "ok", "value": shown}
 
     def do_call(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -332,15 +332,21 @@ class Rank:
             ) from None
         return {"status": "ok", "payload": payload}
 
-    def _group_facts(self) -> dict[str, Any]:
-        """Whether it is in a group, and what it has done there (None: not known)."""
+    def _end_cell(self, reply: dict[str, Any]) -> None:
+        """Add what the driver wants to know of a cell that is over.
+
+        "in_group": whether this rank is in a group; "facts": what it has done there
+        (None: not known); "requests": for which calls nobody has waited.
+        """
+        requests = self.agreement.requests
+        if any(requests.kept()):
+            gc.collect()  # they may be in a circle that nobody refers to
+        reply.setdefault("requests", requests.take())
         try:
-            return {
-                "in_group": dist.is_initialized(),
-                "facts": self.agreement.facts(),
-            }
+            reply["facts"] = self.agreement.facts()
+            reply["in_group"] = dist.is_initialized()
         except Exception:  # the learner has replaced functions of torch.distributed
-            return {"in_group": False, "facts": None}
+            reply.update(in_group=False, facts=None)
 
     def do_calls(self, request: dict[str, Any]) -> dict[str, Any]:
         """The collectives of the last cell on one group, as texts."""
@@ -380,7 +386,7 @@ class Rank:
     # ------------------------------------------------------------------------- failures
     def _failure(self, error: BaseException) -> dict[str, Any]:
         """What went wrong, in pieces that pickle; the driver writes the text."""
-        message = message_of(error)
+        message = without_inner_frames(message_of(error))
         frames = []
         for frame, line in traceback.walk_tb(error.__traceback__):
             code = frame.f_code

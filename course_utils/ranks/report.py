@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import re
@@ -9,11 +10,15 @@ import signal
 import site
 import sys
 import sysconfig
+import threading
+import traceback
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
+WORKERS = os.path.join(PACKAGE, "workers")
 LIBRARIES = tuple(
     {
         os.path.realpath(folder) + os.sep
@@ -24,15 +29,26 @@ LIBRARIES = tuple(
         )
     }
 )
-# What is called by a worker: neither a learner's script nor one of the course.
-BELOW_WORKERS = (*LIBRARIES, os.path.join(PACKAGE, "ranks", ""))
 Frame = tuple[str, int, str]  # file, line, function
 
 RANKS_PART = f"course_utils{os.sep}ranks{os.sep}"
 STORE_PART = f"{RANKS_PART}loopback.py"  # a TCPStore is being made
-# Every collective that a learner calls goes through this file, and looks around there
-# now and then while it waits.
-COMPARED_PART = f"{RANKS_PART}agreement.py"
+# Every collective that a learner calls goes through these files, and waits there.
+COMPARED_PARTS = (f"{RANKS_PART}agreement.py", f"{RANKS_PART}requests.py")
+# They stand between a call and what it does, whoever makes it: names in the second one
+# are never the learner's words.
+RANKS, VIRTUAL_GPUS = (
+    os.path.join(PACKAGE, room, "") for room in ("ranks", "virtual_gpus")
+)
+# So do these files of torch.
+WIRING = tuple(
+    os.path.join("torch", *parts)
+    for parts in (
+        ("distributed", "distributed_c10d.py"),
+        ("distributed", "c10d_logger.py"),
+        ("overrides.py",),
+    )
+)
 # Calls in which a rank waits for other ranks. A rank whose innermost Python frame
 # is in one of these and that uses no CPU waits for a peer. (DTensor waits inside of an
 # operator.)
@@ -52,6 +68,9 @@ INNER_NAMES = (
     "wrapper",
     "checked",
     "compare_and_call",
+    "making",
+    "ending",
+    "make",
     "<lambda>",
     "decorate_context",
 )
@@ -116,6 +135,34 @@ class RankFailure:
     seconds: float = field(default=0.0, compare=False)
 
 
+class RequestWarning(UserWarning):
+    """A call returned a request, such as ``irecv``'s, and nobody waited for it."""
+
+
+@dataclass(frozen=True)
+class Unwaited:
+    """A request that nobody waited for.
+
+    Attributes:
+        rank: whose it is.
+        frames: the calls that made it, innermost first, up to the learner's line.
+        is_p2p: whether it is one of a send or a recv, not of a collective.
+        kept: whether somebody still holds it, and may wait for it later.
+        earlier: whether an earlier cell made it.
+    """
+
+    rank: int
+    frames: list[Frame]
+    is_p2p: bool
+    kept: bool
+    earlier: bool
+
+    @property
+    def where(self) -> str:
+        """For example ``"irecv, line 3 of the cell: dist.irecv(x, 0)"``."""
+        return find_where(self.frames) or self.frames[0][2]
+
+
 def is_learners(file: str, function: str = "") -> bool:
     """Is this the learner's code (and not torch, Python, or this package)?
 
@@ -126,8 +173,29 @@ def is_learners(file: str, function: str = "") -> bool:
         return not function.startswith(("__", "<module>"))
     if file.startswith("<"):
         return file.startswith(("<ranks cell", "<ipython"))
+    return _is_own(file)
+
+
+@functools.lru_cache(1024)
+def _is_own(file: str) -> bool:
+    """Is it of no library, and not of this package? A worker is what was launched."""
     path = os.path.realpath(file)
+    folder, name = os.path.split(path)
+    if folder == WORKERS:
+        return not name.startswith("_")
     return not path.startswith((*LIBRARIES, PACKAGE, sys.prefix + os.sep))
+
+
+def is_of_library(frames: list[Frame]) -> bool:
+    """Was a collective called by torch, say, and not by the learner or the course?
+
+    Args:
+        frames: of the call, innermost first.
+    """
+    for file, *_ in frames:
+        if not file.startswith((RANKS, VIRTUAL_GPUS)) and not file.endswith(WIRING):
+            return not file.startswith(PACKAGE) and not is_learners(file)
+    return False
 
 
 def place(file: str, line: int) -> str:
@@ -153,6 +221,38 @@ def learner_lines(frames: list[Frame]) -> str:
     return "\n".join(texts)
 
 
+# A frame in the text of a traceback; behind "|" where it is one of a group's.
+FRAME_TEXT = re.compile(
+    r'^( *\| )?  File "(.+)", line \d+, in (.+)\n'
+    r"(?:(?(1)\1|)  (?:  |\[Previous line).*\n)*",
+    re.MULTILINE,
+)
+
+
+def without_inner_frames(text: str) -> str:
+    """A text without the frames of others than the learner, if it has a traceback.
+
+    Such a text is also the message of an exception that comes from another thread or
+    process, as those of ``DataParallel`` and of a ``DataLoader`` do.
+    """
+    return FRAME_TEXT.sub(
+        lambda frame: frame[0] if is_learners(frame[2], frame[3]) else "", text
+    )
+
+
+def own_traceback(error: BaseException) -> str:
+    """What Python prints of it, with the learner's frames alone."""
+    return without_inner_frames("".join(traceback.format_exception(error))).rstrip()
+
+
+def tell_of_thread(args: threading.ExceptHookArgs) -> None:
+    """``threading.excepthook`` with the learner's frames alone."""
+    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        name = args.thread.name if args.thread else "(unknown)"
+        text = f"Exception in thread {name}:\n{own_traceback(args.exc_value)}"
+        print(text, file=sys.stderr, flush=True)
+
+
 def find_where(frames: list[Frame]) -> str:
     """In which call on which line a rank is; frames innermost first."""
     call = ""
@@ -164,7 +264,11 @@ def find_where(frames: list[Frame]) -> str:
             return f"{text}: {source}" if source else text
         if function in CALLED:
             call = CALLED[function]
-        elif function not in INNER_NAMES and not function.startswith("__"):
+        elif not (
+            function in INNER_NAMES
+            or function.startswith(("__", "<"))
+            or file.startswith(VIRTUAL_GPUS)
+        ):
             call = function
     return ""
 
@@ -179,13 +283,26 @@ def is_waiting(frames: list[Frame]) -> bool:
     if innermost.startswith(PACKAGE) and RANKS_PART not in innermost:
         return False
     for file, _, function in frames:
-        if COMPARED_PART in file:
+        if any(part in file for part in COMPARED_PARTS):
             return True
         if is_learners(file, function):
             break
     files = (file for file, *_ in frames if not any(p in file for p in OPERATOR_PARTS))
     innermost = next(files, "")
     return any(part in innermost for part in WAITING_PARTS)
+
+
+def in_threads(main: list[Frame], others: Iterable[list[Frame]]) -> list[Frame]:
+    """Where a process is, from the frames of its threads, innermost first.
+
+    While the main thread waits for another one that is in a collective, that one's
+    frames come first.
+    """
+    if main and main[0][0] == threading.__file__:
+        for frames in others:
+            if is_waiting(frames):
+                return frames + main
+    return main
 
 
 def is_at_store(frames: list[Frame]) -> bool:
@@ -216,9 +333,13 @@ def patience(frames: list[list[Frame]], tried: float) -> float:
 
 
 def frames_of_dump(dump: str) -> list[Frame]:
-    """The frames in faulthandler's text, innermost first."""
+    """The frames in faulthandler's text, innermost first; of all threads, as above."""
     pattern = re.compile(r'^\s+File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-    return [(f, int(n), name) for f, n, name in pattern.findall(dump)]
+    *others, main = (
+        [(f, int(n), name) for f, n, name in pattern.findall(thread)]
+        for thread in re.split(r"^(?:Current t|T)hread .*$", dump, flags=re.MULTILINE)
+    )  # the main thread was the first to begin, and comes last
+    return in_threads(main, others)
 
 
 def exit_text(status: int | None) -> str:
@@ -264,6 +385,11 @@ def rank_list(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
+def sentences(lines: Iterable[str]) -> str:
+    """These lines, each with a capital letter."""
+    return "\n".join(line[:1].upper() + line[1:] for line in lines)
+
+
 def indent(text: str, by: str = "    ") -> str:
     return "\n".join(by + line for line in text.splitlines())
 
@@ -295,7 +421,8 @@ def shortened(message: str) -> str:
     message = re.sub(r"\[/\S*third_party/\S+:\d+\]\s*", "", message)
     lines = message.strip().splitlines() or [""]
     if len(lines) > 6:
-        lines = [*lines[:5], "..."]
+        is_traceback = "Traceback (most recent call last):" in message
+        lines = [*lines[:4], "...", lines[-1]] if is_traceback else [*lines[:5], "..."]
     return "\n".join(line[:300] for line in lines)
 
 
@@ -308,7 +435,7 @@ def describe_failures(
     left_out: list[int],
     init: bool,
     group_stays: bool = False,
-    dropped: Iterable[tuple[int, int]] = (),
+    unwaited: Iterable[Unwaited] = (),
     renewed: bool = False,
 ) -> str:
     """The whole message of a :class:`RanksError`.
@@ -322,7 +449,7 @@ def describe_failures(
         left_out: ranks that the cell was not sent to.
         init: whether the next cell gets a new process group by itself.
         group_stays: whether the process group goes on.
-        dropped: sender and receiver of messages that were lost.
+        unwaited: requests that nobody has waited for.
         renewed: whether there has been another process group before this one.
     """
     parts: list[str] = []
@@ -359,6 +486,8 @@ def describe_failures(
         parts.append("interrupted by you.")
     elif stuck and not (by_kind["died"] or raised):
         parts.append(waited)
+    # One that is kept may be waited for later. But it also takes the next message.
+    parts += request_lines(u for u in unwaited if not u.kept or stuck and u.earlier)
     for ranks, failure in group_same(stuck):
         verb = "was" if len(ranks) == 1 else "were"
         if not failure.where:
@@ -387,12 +516,6 @@ def describe_failures(
             "Every rank must make every group, with the same ranks and in the same "
             "order, also a group that it is not in."
         )
-    elif dropped:
-        parts += [
-            f"rank {sender} has called isend for rank {receiver}, but the message was "
-            "lost: keep the request that isend returns, until its wait() has returned."
-            for sender, receiver in dropped
-        ]
     elif any(f.error == "waiting" for f in stuck):
         parts.append(
             "Every rank of a group must call its collectives; a recv needs its send."
@@ -410,12 +533,49 @@ def describe_failures(
         )
     everybody = {*failures, *finished, *left_out}
     parts.append(what_now(restarted, everybody <= set(restarted), init, group_stays))
-    return "\n".join(part[:1].upper() + part[1:] for part in parts)
+    return sentences(parts)
+
+
+def request_lines(unwaited: Iterable[Unwaited]) -> list[str]:
+    """Which calls have made requests that nobody waited for, and what to do."""
+    places: dict[tuple, list[Unwaited]] = {}
+    for one in unwaited:
+        places.setdefault((one.kept, one.earlier, one.where), []).append(one)
+    lines, advice = [], ""
+    for (kept, earlier, where), same in places.items():
+        ranks = sorted({one.rank for one in same})
+        never = "has not yet" if kept and len(ranks) == 1 else "have not yet"
+        line = f"{rank_list(ranks)} {never if kept else 'never'} waited for {where}"
+        if len(same) > len(ranks):
+            line += f" ({len(same)} requests)"
+        if earlier:
+            line += ", in an earlier cell"
+        if kept:
+            line += ". It takes the next message that fits: call its wait() first."
+        elif not advice or same[0].is_p2p:
+            advice = "Keep the request that such a call returns, and call its wait()"
+            advice += (
+                ". Else the message can be lost, and what comes after it goes wrong or "
+                "hangs."
+                if same[0].is_p2p
+                else ": until that has returned, nobody knows what is in the tensor."
+            )
+        lines.append(line)
+    return [*lines, *filter(None, [advice])]
+
+
+def warn_of_requests(unwaited: Iterable[Unwaited], what_now: str = "") -> None:
+    """Warn of these, at the learner's line; nothing went wrong that anybody noticed."""
+    unwaited = list(unwaited)
+    if unwaited:
+        text = sentences(filter(None, [*request_lines(unwaited), what_now]))
+        file, line, _ = unwaited[0].frames[-1]
+        warnings.warn_explicit(text, RequestWarning, file, line)
 
 
 def _is_of_no_group(failure: RankFailure) -> bool:
     """Does PyTorch not know the process group any more?"""
-    return failure.error == "KeyError" and "ProcessGroup object at" in failure.message
+    return "ProcessGroup object at" in failure.message
 
 
 def what_now(

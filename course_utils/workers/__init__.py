@@ -19,7 +19,6 @@ This module does not import torch: the ranks do.
 import codecs
 import contextlib
 import json
-import linecache
 import os
 import selectors
 import shlex
@@ -39,7 +38,7 @@ from course_utils.ranks.driver import (
     loopback_interface,
 )
 from course_utils.ranks.output import LogFilter, choose_output, is_c10d_log
-from course_utils.ranks.processes import cpu_seconds
+from course_utils.ranks.processes import seconds_of_work
 from course_utils.workers import _runner
 from course_utils.workers._runner import MARK, is_dead, kill_tree
 
@@ -181,6 +180,7 @@ def launch(
         raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the launch was interrupted and stopped") from None
+    report.warn_of_requests(job.unwaited())
     return LaunchResult(command, job.metrics(), job.output(), job.seconds)
 
 
@@ -248,6 +248,7 @@ class _Rank:
     pid: int | None = None
     end: dict = field(default_factory=dict)  # what it said about its own end
     metrics: list[dict] = field(default_factory=list)
+    unwaited: list[dict] = field(default_factory=list)  # its requests, see report
     stack: list[str] | None = None  # where it is or was, as faulthandler writes it
 
     def kill(self) -> None:
@@ -381,6 +382,8 @@ class _Job:
         if told is not None:
             rank.pid = told.get("pid", rank.pid)
             rank.end = told if "kind" in told else rank.end
+            if "request" in told:
+                rank.unwaited.append(told["request"])
             if not text:
                 return
             line = text
@@ -452,6 +455,7 @@ class _Job:
                     names = ", ".join(str(r.number) for r in gone)
                     text += f". Finished by then: {names}. Do all ranks call the same "
                     text += "collectives, equally often?"
+            text += self._about_requests()
             trace = rank.end["traceback"]
             return LaunchError(
                 f"{text}\n\n{trace}", cause="raised", traceback=trace, **about
@@ -472,6 +476,18 @@ class _Job:
             return LaunchError(f"{text}: {message}", cause="exited", **about)
         errors = list(self.outputs[rank.number, "err"].kept)[-ERROR_LINES:]
         return LaunchError(_with_lines(text, errors), cause="exited", **about)
+
+    def unwaited(self) -> list[report.Unwaited]:
+        """The requests that the ranks have given up without a wait."""
+        return [
+            report.Unwaited(rank.number, kept=False, earlier=False, **request)
+            for rank in self.ranks
+            for request in rank.unwaited
+        ]
+
+    def _about_requests(self) -> str:
+        """They may have caused what went wrong: lines for a message, or nothing."""
+        return "".join(f"\n  {line}" for line in report.request_lines(self.unwaited()))
 
     def _first_to_fail(self, codes: dict[int, int]) -> _Rank:
         """The rank whose failure explains those of the others."""
@@ -506,6 +522,7 @@ class _Job:
         text = f"not finished after {timeout:g} s (timeout={timeout:g}): stopped."
         if self.deadlock:
             text = "deadlock: nothing moves, and nothing will. Stopped."
+        text += self._about_requests()
         for rank in self.ranks:
             if rank.pid is None:
                 where = "had not started"
@@ -540,7 +557,7 @@ class _Stillness:
         if now < self.looked + SECONDS_OF_LOOK:
             return False
         pids = {rank.number: rank.pid for rank in self.ranks if rank.pid}
-        spent, before = cpu_seconds(pids), self.spent
+        spent, before = seconds_of_work(pids), self.spent
         most = STILL_CPU * (now - self.looked)
         self.looked, self.spent = now, spent
         begun = len(pids) == len(self.ranks)
@@ -654,18 +671,11 @@ def _without_times(metrics: dict) -> str:
 
 def _where(stack: list[str]) -> str:
     """Where a rank was, from what faulthandler has written."""
-    call = ""
-    for file, number, function in report.frames_of_dump("\n".join(stack)):
-        if file.startswith("<") or file == _runner.__file__:
-            continue
-        if os.path.realpath(file).startswith(report.BELOW_WORKERS):
-            call = function if function != "wrapper" else call
-            continue
-        place = f"in line {number} of {os.path.basename(file)}"
-        source = linecache.getline(file, number).strip()
-        inside = f"in {call}, called " if call else ""
-        return inside + place + (f": {source}" if source else "")
-    return "still starting" if call or not stack else "in code without Python lines"
+    frames = report.frames_of_dump("\n".join(stack))
+    if where := report.find_where(frames):
+        return f"in {where}"
+    known = [f for f, *_ in frames if not f.startswith("<") and f != _runner.__file__]
+    return "still starting" if known or not stack else "in code without Python lines"
 
 
 def _waits_for_threads(stack: list[str]) -> bool:

@@ -22,6 +22,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import json
 import os
@@ -246,7 +247,7 @@ def run_rank(agent: str, script: str, *arguments: str) -> None:
         os._exit(1)  # it was killed before we could ask for that
     tell = _Messenger()
     faulthandler.enable(all_threads=False)
-    faulthandler.register(signal.SIGUSR1, all_threads=False)  # "where are you?"
+    faulthandler.register(signal.SIGUSR1)  # "where are you?"
     tell(pid=os.getpid())
     path = os.path.abspath(script)
     sys.argv[:] = [script, *arguments]
@@ -254,7 +255,7 @@ def run_rank(agent: str, script: str, *arguments: str) -> None:
     try:
         # First, because a typing error should not have to wait for torch.
         compile(Path(path).read_bytes(), path, "exec")
-        _prepare_torch()
+        requests = _prepare_torch(tell)
         runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
@@ -276,6 +277,8 @@ def run_rank(agent: str, script: str, *arguments: str) -> None:
     # gloo's threads can crash a Python that is shutting down. They end with their
     # process group, and that with the last object of the script that refers to it.
     gc.collect()
+    for request in requests.kept():
+        _tell_of_request(tell, request)
     import torch.distributed
 
     if torch.distributed.is_initialized():
@@ -296,17 +299,34 @@ class _Messenger:
                 text = text[os.write(self.descriptor, text) :]
 
 
-def _prepare_torch() -> None:
+def _prepare_torch(tell: _Messenger):
+    """What is different in a rank; returns where its requests are noted."""
     import torch.distributed
 
     # Its default arguments hold the process group that exists when it is imported,
     # which DDP does: import it while there is none.
     import torch.distributed.nn.functional  # noqa: F401
 
-    from course_utils.ranks import loopback
+    from course_utils.ranks import loopback, report, requests
 
+    threading.excepthook = report.tell_of_thread
     loopback.bind_stores_to_loopback()
     loopback.end_init_together()
+    requests.stand_in_front()
+    noted = requests.Requests(on_drop=functools.partial(_tell_of_request, tell))
+    noted.watch()
+    return noted
+
+
+_told: set[tuple] = set()  # a loop may drop thousands
+
+
+def _tell_of_request(tell: _Messenger, request) -> None:
+    """Nobody has waited for this one. Lines that do it again and again say so once."""
+    place = request.frames[-1]
+    if place not in _told:
+        _told.add(place)
+        tell(request={"frames": request.frames, "is_p2p": request.is_p2p})
 
 
 def _end(code: int) -> NoReturn:
@@ -319,29 +339,11 @@ def _end(code: int) -> NoReturn:
 
 
 def _own_lines(error: BaseException) -> str:
-    """The traceback without the lines of Python, torch and this file."""
+    """The traceback without the lines of Python, torch and the course."""
     from course_utils.environment import ROOT
-    from course_utils.ranks.report import BELOW_WORKERS
+    from course_utils.ranks.report import own_traceback
 
-    def tidy(report: traceback.TracebackException) -> None:
-        report.stack[:] = [frame for frame in report.stack if is_own(frame.filename)]
-        for place in (report, *report.stack):  # a SyntaxError has a file name itself
-            name = getattr(place, "filename", None)
-            if name and Path(name).is_relative_to(ROOT):
-                place.filename = os.path.relpath(name, ROOT)
-        causes = [report.__cause__, report.__context__]
-        for other in causes + (getattr(report, "exceptions", None) or []):
-            if other:
-                tidy(other)
-
-    def is_own(file: str) -> bool:
-        if file.startswith("<frozen") or file == __file__:
-            return False
-        return not os.path.realpath(file).startswith(BELOW_WORKERS)
-
-    report = traceback.TracebackException.from_exception(error)
-    tidy(report)
-    return "".join(report.format()).rstrip()
+    return own_traceback(error).replace(f'File "{ROOT}{os.sep}', 'File "')
 
 
 def _is_about_a_peer(error: BaseException) -> bool:
