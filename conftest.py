@@ -10,6 +10,7 @@ from nbval.kernel import RunningKernel
 os.environ.setdefault("PYTEST_TIMEOUT", "300")
 
 
+@pytest.hookimpl(tryfirst=True)  # tests/conftest.py then moves the temporary folder
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.nbval_sanitize_with is None:
         config.option.nbval_sanitize_with = str(config.rootpath / "tests" / "nbval.cfg")
