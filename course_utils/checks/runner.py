@@ -320,7 +320,8 @@ class _Look:
             self._keep(output, ranks)
             return self._failed(error)
         self._keep(output, ranks)
-        return self._judge(results) or self._judge_requests()
+        outcome = self._judge(results)
+        return self._with_requests(outcome) if self.unwaited else outcome
 
     def _keep(self, output: io.StringIO, ranks: Ranks) -> None:
         unwaited = request_lines(ranks.unwaited)
@@ -450,16 +451,13 @@ class _Look:
                     return Outcome(self.task, "wrong", lines)
         return None
 
-    def _judge_requests(self) -> Outcome | None:
-        """The results are right, but was that luck?"""
-        if not self.unwaited:
-            return None
-        lines = (
-            self._call(0),
-            "The result is right, but by luck: not every request was waited for.",
-            *self.unwaited,
-            _more(self.task),
-        )
+    def _with_requests(self, outcome: Outcome | None) -> Outcome:
+        """A request that nobody waited for: a right result is luck, a wrong one isn't."""
+        if outcome is None:
+            said = "The result is right, but by luck: not every request was waited for."
+            lines = (self._call(0), said, *self.unwaited, _more(self.task))
+        else:
+            lines = (*outcome.lines[:-1], *self.unwaited, outcome.lines[-1])
         return Outcome(self.task, "wrong", lines)
 
     # -------------------------------------------------------------- nothing came back
