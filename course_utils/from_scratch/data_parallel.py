@@ -6,9 +6,8 @@
     gather           bring the outputs together on one device
 
 `data_parallel` is these four. Names and arguments are those of `torch.nn.parallel`.
-No backward is written here: every step is made of operations that autograd knows.
-The backward of a copy is a copy back, and a parameter that was copied to four devices
-gets the sum of four gradients.
+Every step is made of operations that autograd knows. The backward of a copy is a copy
+back, and a parameter that was copied to four devices gets the sum of four gradients.
 
 A device is a number (of a CUDA device; -1 is the CPU), a name or a `torch.device`.
 """

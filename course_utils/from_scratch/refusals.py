@@ -1,4 +1,7 @@
-"""Misuse that would end in wrong numbers, or in a crash: an error says it instead."""
+"""What every file here refuses in words: ranks that differ, sparse gradients, copies.
+
+Without a word, these would end in wrong numbers, or in a crash.
+"""
 
 from collections.abc import Mapping
 from functools import partial

@@ -14,6 +14,7 @@
                                     the same
 
 In this order each file uses only those before it, and refusals.py: errors for misuse.
+All ranks must shard the same module in the same way, or they are told what differs.
 (zero3.py takes the methods of FSDP for checkpoints from rung 5.) Much of what would end
 in wrong numbers without a word is refused there, but not all: see the optimizers below,
 and `zero_grad` in ShardedGradients and in FSDP.
