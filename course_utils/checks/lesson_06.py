@@ -1554,7 +1554,7 @@ ACCUMULATE = Task(
     tolerance=1e-4,
     mistakes=(
         Mistake(
-            when=says("context manager protocol"),
+            when=says("context manager protocol", "__enter__"),  # 3.10 says the last
             says="`no_sync` is a method: `with model.no_sync():`, with parentheses.",
         ),
         Mistake(
