@@ -682,6 +682,24 @@ def test_code_under_main_is_a_script(shown):
     assert shown("print(__name__)", only=[0]) == "[rank 0] __main__\n"
 
 
+def test_an_error_that_comes_from_a_thread_shows_the_learners_lines_alone(ranks):
+    error = failure_of(
+        ranks,
+        """
+class Broken(torch.nn.Module):
+    def forward(self, x):
+        return 1 / x
+try:
+    Broken()(0)
+except ZeroDivisionError:  # as DataParallel and DataLoader hand it on
+    torch._utils.ExceptionWrapper(where="in replica 0").reraise()
+""",
+    )
+    assert error.root.message.startswith("Caught ZeroDivisionError in replica 0.\n")
+    assert "line 4, in forward\n    return 1 / x\n" in error.root.message
+    assert "site-packages" not in str(error)
+
+
 # --------------------------------------------------------------------------- agreement
 CALL = {
     "all_reduce": ("dist.all_reduce(torch.ones(2))", "all_reduce(float32[2], SUM)"),

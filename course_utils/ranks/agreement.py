@@ -115,7 +115,7 @@ class Agreement:
 
     def start_cell(self) -> None:
         """Forget the calls of the last cell."""
-        self.requests.cell += 1
+        self.requests.start_cell()
         # What an error inside `with _coalescing_manager()` leaves there puts off every
         # later call on the same group, for ever and without a word.
         distributed_c10d._world.pg_coalesce_state.clear()

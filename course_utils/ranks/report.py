@@ -141,21 +141,23 @@ class RequestWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Unwaited:
-    """A request that nobody waited for.
+    """Requests that nobody waited for: those of one line.
 
     Attributes:
-        rank: whose it is.
-        frames: the calls that made it, innermost first, up to the learner's line.
-        is_p2p: whether it is one of a send or a recv, not of a collective.
-        kept: whether somebody still holds it, and may wait for it later.
-        earlier: whether an earlier cell made it.
+        rank: whose they are.
+        frames: the calls that made them, innermost first, up to the learner's line.
+        is_p2p: whether they are those of a send or a recv, not of a collective.
+        kept: whether somebody still holds them, and may wait for them later.
+        earlier: whether an earlier cell made them.
+        count: how many they are.
     """
 
     rank: int
-    frames: list[Frame]
+    frames: tuple[Frame, ...]
     is_p2p: bool
-    kept: bool
-    earlier: bool
+    kept: bool = False
+    earlier: bool = False
+    count: int = 1
 
     @property
     def where(self) -> str:
@@ -546,8 +548,8 @@ def request_lines(unwaited: Iterable[Unwaited]) -> list[str]:
         ranks = sorted({one.rank for one in same})
         never = "has not yet" if kept and len(ranks) == 1 else "have not yet"
         line = f"{rank_list(ranks)} {never if kept else 'never'} waited for {where}"
-        if len(same) > len(ranks):
-            line += f" ({len(same)} requests)"
+        if (count := sum(one.count for one in same)) > len(ranks):
+            line += f" ({count} requests)"
         if earlier:
             line += ", in an earlier cell"
         if kept:

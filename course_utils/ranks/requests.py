@@ -14,9 +14,10 @@ cell or a script is told. The cost is a few microseconds a call.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,6 +66,10 @@ class Request(weakref.ref):
         self.is_p2p, self.cell, self.waited = name in P2P, cell, False
         self.inside: Any = None
 
+    def facts(self) -> tuple[tuple[Frame, ...], bool, int]:
+        """What is the same for all that one line makes in one cell."""
+        return self.frames, self.is_p2p, self.cell
+
 
 class Requests:
     """The requests of this process, from the calls in Python that make them.
@@ -87,8 +92,14 @@ class Requests:
     def forget(self) -> None:
         """The process groups of before are gone, and with them all requests."""
         self.alive: dict[int, Request] = {}  # by the id of the Work
-        self.dropped: list[Request] = []
+        self.dropped: Counter[tuple] = Counter()  # a loop may drop thousands
         self.held: deque[Any] = deque(maxlen=HELD)
+        self.held_before = self.held
+
+    def start_cell(self) -> None:
+        """Another cell begins. What an earlier one has sent has had its time."""
+        self.cell += 1
+        self.held_before, self.held = self.held, deque(maxlen=HELD)
 
     def watch(self) -> None:
         """From now on the requests of this process are noted here."""
@@ -105,13 +116,13 @@ class Requests:
             self.alive[id(work)] = request
 
     def _freed(self, request: Request) -> None:
-        if self.alive.get(request.key) is not request:  # forgotten
-            return
+        if _of_this_process is not self or self.alive.get(request.key) is not request:
+            return  # in a fork, or forgotten
         del self.alive[request.key]
         if request.inside is not None:
             self.held.append(request.inside)
         if not request.waited and not is_of_library(request.frames):
-            self.dropped.append(request)
+            self.dropped[request.facts()] += 1
             self.on_drop(request)
 
     def wait_begins(self, work: dist.Work) -> Request | None:
@@ -131,23 +142,36 @@ class Requests:
         """What nobody has waited for, as plain data. The dropped ones come only once.
 
         Returns:
-            For each: "frames" and "is_p2p" as in :class:`Request`, "kept", whether
-            somebody still holds it, and "earlier", whether another cell has made it.
+            For each place: "frames" and "is_p2p" as in :class:`Request`, "kept",
+            whether somebody still holds them, "earlier", whether another cell has made
+            them, and "count", how many there are.
         """
-        dropped, self.dropped = self.dropped, []
+        dropped, self.dropped = self.dropped, Counter()
+        kept = Counter(request.facts() for request in self.kept())
         return [
             {
-                "frames": request.frames,
-                "is_p2p": request.is_p2p,
-                "kept": kept,
-                "earlier": request.cell != self.cell,
+                "frames": frames,
+                "is_p2p": is_p2p,
+                "kept": found is kept,
+                "earlier": cell != self.cell,
+                "count": count,
             }
-            for kept, requests in ((False, dropped), (True, self.kept()))
-            for request in requests
+            for found in (dropped, kept)
+            for (frames, is_p2p, cell), count in found.items()
         ]
 
 
 _of_this_process: Requests | None = None
+
+
+def _forget_in_fork() -> None:
+    """A fork that the learner's code makes has copies of its parent's requests."""
+    global _of_this_process
+    _of_this_process = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_fork)
 
 
 def stand_in_front() -> None:
@@ -179,12 +203,19 @@ def _making(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def making(group, *args, **kwargs):
         work = method(group, *args, **kwargs)
-        # With nccl there are other ways to wait, such as torch.cuda.synchronize().
-        if _of_this_process is not None and work is not None and group.name() == "gloo":
+        if _of_this_process is not None and work is not None and is_of_gloo(group):
             _of_this_process.note(work, name)
         return work
 
     return making
+
+
+def is_of_gloo(group: Any) -> bool:
+    """With nccl there are other ways to wait, such as torch.cuda.synchronize()."""
+    try:
+        return group.name() == "gloo"
+    except Exception:  # a backend that somebody has written need not have one
+        return False
 
 
 def _ending(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,7 +231,7 @@ def _ending(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return ending
 
 
-def frames_to_learner() -> list[Frame]:
+def frames_to_learner() -> tuple[Frame, ...]:
     """(file, line, function) of the calls that led here, up to the learner's line."""
     found, frame = [], sys._getframe(4)  # without the four of this file
     while frame is not None:
@@ -209,4 +240,4 @@ def frames_to_learner() -> list[Frame]:
         if is_learners(code.co_filename, code.co_name):
             break
         frame = frame.f_back
-    return found
+    return tuple(found)

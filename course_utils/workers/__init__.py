@@ -157,7 +157,8 @@ def launch(
     However it ends, no process is left and no file of its own. The first line of a
     worker comes after about 2 s, most of them for ``import torch``. On macOS, and
     beside a GPU, every rank imports it: 6 s for 2 ranks on 2 cores, 9 s for 4.
-    Ranks that wait for each other are stopped after some ten seconds.
+    Ranks that wait for each other are stopped after some ten seconds. What calls such
+    as ``irecv`` were never waited for is in the error, or in a ``RequestWarning``.
     """
     _check(nproc, timeout, show)
     script = shown(_find(worker))
@@ -480,7 +481,7 @@ class _Job:
     def unwaited(self) -> list[report.Unwaited]:
         """The requests that the ranks have given up without a wait."""
         return [
-            report.Unwaited(rank.number, kept=False, earlier=False, **request)
+            report.Unwaited(rank.number, **request)
             for rank in self.ranks
             for request in rank.unwaited
         ]
