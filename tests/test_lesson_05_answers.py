@@ -1358,7 +1358,7 @@ class LikeTorch(Sampler):
 # ---------------------------------------------------------------------- 05.accuracy
 
 
-@ANSWERS.wrong("05.accuracy", "wrong", "the sum is there only after wait().")
+@ANSWERS.wrong("05.accuracy", "wrong", "call its wait()")
 def does_not_wait_for_the_counts(right, n_items):
     own = len(range(dist.get_rank(), n_items, dist.get_world_size()))
     count = right[:own].sum()

@@ -452,7 +452,7 @@ class _Look:
         return None
 
     def _with_requests(self, outcome: Outcome | None) -> Outcome:
-        """A request that nobody waited for: a right result is luck, a wrong one isn't."""
+        """Nobody waited for a request: a right result is luck, a wrong one is not."""
         if outcome is None:
             said = "The result is right, but by luck: not every request was waited for."
             lines = (self._call(0), said, *self.unwaited, _more(self.task))
