@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -456,6 +457,23 @@ def test_stuck_in_a_module_and_in_code_that_python_has_made(ranks):
     assert report.find_where([*frames, ("<string>", 2, "f")]) == (
         "forward, line 2 of the cell"
     )
+
+
+def test_the_course_may_lie_behind_a_link(tmp_path):
+    """As in a clone that is reached by one: whose call it was is still known."""
+    (tmp_path / "course_utils").symlink_to(Path(report.PACKAGE))
+    inner = str(tmp_path / "course_utils" / "ranks" / "agreement.py")
+    call = (str(tmp_path / "mine.py"), 3, "<module>")
+    assert not report.is_of_library([(inner, 1, "checked"), call])
+    assert report.is_of_library([(inner, 1, "checked"), (json.__file__, 1, "f"), call])
+
+
+def test_a_traceback_without_own_frames_has_no_head():
+    with pytest.raises(ValueError) as caught:
+        json.loads("{")
+    error = caught.value
+    error.__traceback__ = error.__traceback__.tb_next  # without the line above
+    assert report.own_traceback(error).startswith("json.decoder.JSONDecodeError: ")
 
 
 def test_new_group_on_one_rank_only(ranks):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
-WORKERS = os.path.join(PACKAGE, "workers")
+WORKERS = os.path.join(PACKAGE, "workers", "")
 LIBRARIES = tuple(
     {
         os.path.realpath(folder) + os.sep
@@ -175,17 +175,16 @@ def is_learners(file: str, function: str = "") -> bool:
         return not function.startswith(("__", "<module>"))
     if file.startswith("<"):
         return file.startswith(("<ranks cell", "<ipython"))
-    return _is_own(file)
+    path = real(file)
+    if path.startswith(WORKERS):  # a worker script is what was launched
+        return not path.startswith(WORKERS + "_")
+    return not path.startswith((*LIBRARIES, PACKAGE, sys.prefix + os.sep))
 
 
 @functools.lru_cache(1024)
-def _is_own(file: str) -> bool:
-    """Is it of no library, and not of this package? A worker is what was launched."""
-    path = os.path.realpath(file)
-    folder, name = os.path.split(path)
-    if folder == WORKERS:
-        return not name.startswith("_")
-    return not path.startswith((*LIBRARIES, PACKAGE, sys.prefix + os.sep))
+def real(file: str) -> str:
+    """The path without links: asked of every frame, and slow to find out."""
+    return os.path.realpath(file)
 
 
 def is_of_library(frames: list[Frame]) -> bool:
@@ -194,9 +193,10 @@ def is_of_library(frames: list[Frame]) -> bool:
     Args:
         frames: of the call, innermost first.
     """
-    for file, *_ in frames:
-        if not file.startswith((RANKS, VIRTUAL_GPUS)) and not file.endswith(WIRING):
-            return not file.startswith(PACKAGE) and not is_learners(file)
+    for file, _, function in frames:
+        between = real(file).startswith((RANKS, VIRTUAL_GPUS))
+        if not between and not file.endswith(WIRING):
+            return not (real(file).startswith(PACKAGE) or is_learners(file, function))
     return False
 
 
@@ -230,6 +230,11 @@ FRAME_TEXT = re.compile(
     re.MULTILINE,
 )
 
+# The head of a traceback, where no frame is left below it.
+HEAD_ALONE = re.compile(
+    r"^(?: *\| )?Traceback \(most recent call last\):\n(?!.*, in )", re.MULTILINE
+)
+
 
 def without_inner_frames(text: str) -> str:
     """A text without the frames of others than the learner, if it has a traceback.
@@ -244,7 +249,8 @@ def without_inner_frames(text: str) -> str:
 
 def own_traceback(error: BaseException) -> str:
     """What Python prints of it, with the learner's frames alone."""
-    return without_inner_frames("".join(traceback.format_exception(error))).rstrip()
+    text = without_inner_frames("".join(traceback.format_exception(error)))
+    return HEAD_ALONE.sub("", text).rstrip()
 
 
 def tell_of_thread(args: threading.ExceptHookArgs) -> None:
@@ -269,7 +275,7 @@ def find_where(frames: list[Frame]) -> str:
         elif not (
             function in INNER_NAMES
             or function.startswith(("__", "<"))
-            or file.startswith(VIRTUAL_GPUS)
+            or real(file).startswith(VIRTUAL_GPUS)
         ):
             call = function
     return ""
@@ -281,7 +287,7 @@ def is_waiting(frames: list[Frame]) -> bool:
     Not where the course has put something below the call that takes its time, such as
     a slow link.
     """
-    innermost = os.path.realpath(frames[0][0]) if frames else ""
+    innermost = real(frames[0][0]) if frames else ""
     if innermost.startswith(PACKAGE) and RANKS_PART not in innermost:
         return False
     for file, _, function in frames:
