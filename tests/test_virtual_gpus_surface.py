@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import os
 import pkgutil
 import queue
 import subprocess
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,9 +41,13 @@ def gpus():
         yield on
 
 
-def in_a_process(code: str) -> subprocess.CompletedProcess:
+def in_a_process(code: str, folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(folder)},  # the compiler leaves a cache there
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -194,7 +200,7 @@ def test_what_is_refused_has_the_name_that_was_called(gpus):
     assert not hasattr(torch.cuda.current_stream(), "native_handle_of_nobody")
 
 
-def test_parts_of_torch_cuda_that_published_scripts_use(gpus, tmp_path):
+def test_parts_of_torch_cuda_that_published_scripts_use(gpus):
     @torch.cuda.nvtx.range("step")
     def step(x):
         return x * 2
@@ -209,6 +215,9 @@ def test_parts_of_torch_cuda_that_published_scripts_use(gpus, tmp_path):
     torch.cuda.set_stream(side)
     assert torch.cuda.current_device() == 1
     torch.cuda.set_device(0)
+    with torch.accelerator.device_index(1):
+        assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == 0
     torch.cuda.set_per_process_memory_fraction(0.5)
     assert torch.cuda.get_per_process_memory_fraction() == 0.5
     nested = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
@@ -254,7 +263,7 @@ def test_torchscript_files_keep_their_devices(gpus, kind):
         assert {str(x.device) for x in found} == {right}
 
 
-def test_the_profiler_takes_the_time_of_the_cpu():
+def test_the_profiler_takes_the_time_of_the_cpu(tmp_path):
     done = in_a_process(
         "import torch\n"
         "from torch.profiler import ProfilerActivity, profile\n"
@@ -270,7 +279,8 @@ def test_the_profiler_takes_the_time_of_the_cpu():
         "    with torch.autograd.profiler.profile(use_device='cuda') as p:\n"
         "        (x @ x).sum().item()\n"
         "    with torch.autograd.profiler.emit_nvtx():\n"
-        "        (x @ x).sum().item()\n"
+        "        (x @ x).sum().item()\n",
+        tmp_path,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stderr.count("\n") < 20
@@ -279,7 +289,9 @@ def test_the_profiler_takes_the_time_of_the_cpu():
 # --- threads --------------------------------------------------------------------------
 
 
-def test_threads_go_on_while_the_compiler_is_imported_and_it_compiles_afterwards():
+def test_threads_go_on_while_the_compiler_is_imported_and_it_compiles_afterwards(
+    tmp_path,
+):
     done = in_a_process(
         "import sys, threading, torch\n"
         "from course_utils import virtual_gpus\n"
@@ -305,7 +317,8 @@ def test_threads_go_on_while_the_compiler_is_imported_and_it_compiles_afterwards
         "    y = model(torch.as_tensor(x) + torch.tensor([1.0, 2.0, 3.0]))\n"
         "    return y.to(torch.float64).cpu() if not torch.cuda.is_available() else y\n"
         "compiled = torch.compile(step, backend='eager', fullgraph=True)\n"
-        "assert torch.equal(compiled(torch.ones(3)), step(torch.ones(3)))\n"
+        "assert torch.equal(compiled(torch.ones(3)), step(torch.ones(3)))\n",
+        tmp_path,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -150,20 +150,10 @@ def _cuda_queries(gpus: Machine, patches: Patches) -> None:
         torch._C,
         _accelerator_getAccelerator=lambda: here,
         _get_accelerator=lambda check=None: here,
+        _accelerator_exchangeDevice=exchange,
+        _accelerator_maybeExchangeDevice=exchange,
         _cuda_get_sync_debug_mode=lambda: 0,
     )
-
-    class device_index:  # noqa: N801 - as torch.accelerator names it
-        def __init__(self, device: int | None) -> None:
-            self.index = device
-
-        def __enter__(self) -> None:
-            if self.index is not None:
-                self.before = exchange(self.index)
-
-        def __exit__(self, *error: object) -> None:
-            if self.index is not None:
-                exchange(self.before)
 
     patches.replace(
         (torch.accelerator,),
@@ -175,7 +165,6 @@ def _cuda_queries(gpus: Machine, patches: Patches) -> None:
         set_device_index=set_index,
         set_device_idx=set_index,
         synchronize=synchronize,
-        device_index=device_index,
     )
 
 
