@@ -109,7 +109,7 @@ def run_agent(plan_text: str) -> int:
 
     bind_stores_to_loopback()
     if _may_fork():
-        _fork_ranks(plan["script"])
+        _fork_ranks(plan["script"], len(plan["pipes"]))
     gc.enable()
     port_is_ours = contextlib.ExitStack()
     options = {
@@ -144,7 +144,7 @@ def _may_fork() -> bool:
     return start_method() == "fork" and not any(map(os.path.exists, drivers))
 
 
-def _fork_ranks(script: str) -> None:
+def _fork_ranks(script: str, n: int) -> None:
     """From now on torchrun's agent forks its ranks, with torch and what they need."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import (
         subprocess_handler,
@@ -154,8 +154,9 @@ def _fork_ranks(script: str) -> None:
 
     with contextlib.suppress(Exception):  # the rank that imports it says so
         import_all(["torch.distributed.nn.functional", *_torch_modules(script)])
+    gate = _Gate(n)
     subprocess_handler.SubprocessHandler._popen = lambda handler, words, environment: (
-        _Fork(words, environment, handler._stdout, handler._stderr)
+        _Fork(words, environment, handler._stdout, handler._stderr, gate)
     )
 
 
@@ -176,6 +177,32 @@ def _torch_modules(script: str) -> list[str]:
     return sorted(name for name in names if name.split(".")[0] == "torch")
 
 
+class _Gate:
+    """Holds forks back until all `n` are there.
+
+    A fork that has begun connects to the agent's store. If the agent's thread that
+    serves the store were just looking up who that is when the next rank is forked,
+    the lock of the C library that it holds would stay locked in that rank for ever.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.missing = n
+        self.entrance, self.bolt = os.pipe()
+
+    def one_more(self) -> None:
+        """The agent has made a fork; after the last one the gate opens."""
+        self.missing -= 1
+        if not self.missing:
+            os.close(self.bolt)
+            os.close(self.entrance)
+
+    def wait(self) -> None:
+        """In a fork: go on when the gate is open."""
+        os.close(self.bolt)
+        os.read(self.entrance, 1)
+        os.close(self.entrance)
+
+
 class _Fork:
     """A rank that is a fork of the agent: what torchrun uses of a ``Popen``.
 
@@ -184,15 +211,19 @@ class _Fork:
         environment: its whole environment.
         stdout: the open file for what it prints.
         stderr: the same for its errors.
+        gate: where it waits for the other forks.
     """
 
-    def __init__(self, words, environment, stdout, stderr) -> None:
+    def __init__(self, words, environment, stdout, stderr, gate) -> None:
         self.words, self.returncode = words, None
         with warnings.catch_warnings():  # the agent's other threads only wait
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
-        if self.pid == 0:
+        if self.pid:
+            gate.one_more()
+        else:
             try:
+                gate.wait()
                 os.dup2(stdout.fileno(), 1)
                 os.dup2(stderr.fileno(), 2)
                 self._run(environment)
