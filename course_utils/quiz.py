@@ -34,12 +34,15 @@ from html import escape
 from course_utils.questions import (
     AnswerError,
     Feedback,
+    NumberTask,
     Question,
+    QuestionError,
     find,
     format_number,
     load,
 )
 from course_utils.questions.markup import to_html, to_text
+from course_utils.tasks import tasks_of
 
 __all__ = ["Quiz", "quiz", "why"]
 
@@ -102,8 +105,19 @@ def why(question_id: str, measured: float | None = None, title: str = "") -> Non
     item.explain(measured, title)
 
 
+def _find(question_id: str) -> Question:
+    """A question of a lesson, or a number that its exercise asks for."""
+    try:
+        return find(question_id)
+    except QuestionError:
+        for task in tasks_of(str(question_id).partition(".")[0]):
+            if isinstance(task, NumberTask) and task.id == question_id:
+                return task
+        raise
+
+
 def _quiz_of(question_id: str) -> Quiz:
-    question = find(question_id)
+    question = _find(question_id)
     # One object a question and kernel: every cell that shows it shows the same state.
     item = _quizzes.get(question_id)
     if item is None or item.question != question:
@@ -147,7 +161,7 @@ class Quiz:
         self._answer, self._tries = answer, self._tries + 1
         self.feedback = self.question.respond(answer, self._tries)
         right = None if self.question.measured else self.feedback.right
-        self.trouble = _save(self.question.id, answer, right)
+        self.trouble = _save(self.question, answer, right)
         self._push()
         for other in _quizzes.values():
             if other._widget and other.question.lesson == self.question.lesson:
@@ -392,17 +406,19 @@ def _saved() -> dict[str, dict]:
     return answers()
 
 
-def _save(question_id: str, answer: object, right: bool | None) -> str:
+def _save(question: Question, answer: object, right: bool | None) -> str:
     """Save an answer. Returns what a learner must know about that: "" if all is well.
 
     `progress` says it on stderr, which no cell shows while a form's answer is handled.
     """
     if _in_test_run():
         return ""
-    from course_utils.progress import record_answer
+    from course_utils.progress import record_answer, record_attempt
 
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        record_answer(question_id, answer, right)
+        record_answer(question.id, answer, right)
+        if isinstance(question, NumberTask):
+            record_attempt(question.id, "passed" if right else "wrong")
     return said.getvalue().strip()
 
 

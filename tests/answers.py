@@ -28,8 +28,8 @@ from typing import Any
 
 import pytest
 
-from course_utils.checks import run_check
 from course_utils.environment import ROOT
+from course_utils.notebook.check import run_check
 
 # Answers to each task that are tried also without --all.
 FIRST_WRONG, FIRST_RIGHT = 3, 2

@@ -26,10 +26,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from ranks_support import settle
 from thorough import thorough_after
 
-from course_utils import checks, costs
-from course_utils.checks import check, hint, runner, solution
-from course_utils.checks.compare import Strange, difference, plain, show
-from course_utils.checks.inputs import whole_numbers
+from course_utils import costs
+from course_utils.checks import runner
 from course_utils.checks.runner import _Look, run_task
 from course_utils.checks.task import (
     ANYTHING,
@@ -42,9 +40,13 @@ from course_utils.checks.task import (
     wrap,
 )
 from course_utils.from_scratch import pipeline
+from course_utils.notebook import check as checks
+from course_utils.notebook.check import check, hint, solution
+from course_utils.notebook.compare import Strange, difference, plain, show
 from course_utils.progress import attempts, record_attempt
 from course_utils.ranks import RankFailure, Ranks, RanksError, magic
 from course_utils.ranks.processes import start_method
+from course_utils.tasks.inputs import whole_numbers
 
 ROOT = Path(__file__).resolve().parent.parent
 HINTS = ("a", "b", "c")
@@ -611,7 +613,7 @@ def test_an_answer_cannot_reach_the_comparison():
     assert run_task(make_task(), breaks_torch).status == "wrong"
 
     def breaks_the_check(a):
-        from course_utils.checks import on_rank
+        from course_utils.notebook import on_rank
 
         on_rank.plain = lambda value: value
         return EqualNumber(7)
@@ -1185,7 +1187,7 @@ def test_what_is_forbidden_is_looked_for_once_for_all_ranks():
     def look():  # inside the test, so that a rank need not import this module
         import sys
 
-        from course_utils.checks import on_rank
+        from course_utils.notebook import on_rank
 
         before = on_rank._looked.get(names, (0,))[0]
         found = on_rank.places_of(names)[names[0]]

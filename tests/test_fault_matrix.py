@@ -63,10 +63,10 @@ from ranks_support import (
 )
 from test_setup import BASE, new_clone, old_pythons, on_small_disk, own_mounts
 
-from course_utils import checks, virtual_gpus, workers
+from course_utils import virtual_gpus, workers
 from course_utils.checks import runner
-from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.task import Task
+from course_utils.notebook import check as checks
 from course_utils.progress import (
     answers,
     attempts,
@@ -77,6 +77,7 @@ from course_utils.progress import (
 from course_utils.quiz import quiz
 from course_utils.ranks import Ranks
 from course_utils.ranks.magic import run_on_ranks
+from course_utils.tasks.inputs import whole_numbers
 from course_utils.virtual_gpus import machine
 
 quizzes = sys.modules["course_utils.quiz"]  # `quiz` is its function

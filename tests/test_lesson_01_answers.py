@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils import costs
-from course_utils.checks import find_task
+from course_utils.notebook.check import find_task
 from tests.answers import Answers
 
 ANSWERS = Answers()

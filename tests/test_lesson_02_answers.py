@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from course_utils import costs
-from course_utils.checks import find_task, run_check
 from course_utils.checks import lesson_02 as lesson
 from course_utils.from_scratch.pipeline import GPipe, ModelParallel, ticks
+from course_utils.notebook.check import find_task, run_check
 from course_utils.virtual_gpus import virtual_gpus
 from tests.answers import Answers
 

@@ -11,8 +11,8 @@ import torch.distributed._functional_collectives as functional
 import torch.multiprocessing as mp
 from torch.distributed import distributed_c10d, isend, recv, send
 
-from course_utils.checks import find_task, run_check
 from course_utils.from_scratch import collectives, ring, sgd
+from course_utils.notebook.check import find_task, run_check
 from tests.answers import Answers
 
 ANSWERS = Answers()

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from answers import Answers
 
 from course_utils import costs
-from course_utils.checks import find_task
 from course_utils.from_scratch import ring
+from course_utils.notebook.check import find_task
 
 ANSWERS = Answers()
 

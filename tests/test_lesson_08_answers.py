@@ -9,8 +9,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from course_utils import costs
-from course_utils.checks import find_task, lesson_08
+from course_utils.checks import lesson_08
 from course_utils.from_scratch import fsdp
+from course_utils.notebook.check import find_task
 from tests.answers import Answers
 
 ANSWERS = Answers()

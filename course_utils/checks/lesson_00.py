@@ -4,10 +4,10 @@ import os
 
 import torch.distributed as dist
 
-from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.mistakes import is_rounded
 from course_utils.checks.task import Mistake, PythonNumber, Task
-from course_utils.checks.under_way import REDUCING, Log
+from course_utils.tasks.inputs import whole_numbers
+from course_utils.tasks.under_way import REDUCING, Log
 
 
 def alone_on_its_node(answer):

@@ -12,8 +12,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils.checks.compare import NO_INDEX, Strange
-from course_utils.checks.devices import at_the_same_time, copies, on_gpus
 from course_utils.checks.mistakes import (
     is_rounded,
     is_wrong,
@@ -22,6 +20,8 @@ from course_utils.checks.mistakes import (
     wrong_in,
 )
 from course_utils.checks.task import Mistake, PythonNumber, Such, Task
+from course_utils.notebook.compare import NO_INDEX, Strange
+from course_utils.tasks.devices import at_the_same_time, copies, on_gpus
 
 # ------------------------------------------------------------------- models to split
 

@@ -13,12 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils.checks.compare import difference
-from course_utils.checks.devices import on_gpus
-from course_utils.checks.inputs import linear, whole_numbers
 from course_utils.checks.mistakes import says, wrong_in
-from course_utils.checks.task import Mistake, Task, cut_off
+from course_utils.checks.task import Mistake, Task
+from course_utils.notebook.compare import difference
+from course_utils.notebook.outcome import cut_off
 from course_utils.ranks.report import is_learners, learner_lines, place
+from course_utils.tasks.devices import on_gpus
+from course_utils.tasks.inputs import linear, whole_numbers
 
 in_eighths = functools.partial(linear, divided_by=8)
 # ------------------------------------------------------------------ what tensors hold

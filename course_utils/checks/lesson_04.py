@@ -14,9 +14,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from course_utils.checks.compare import difference, plain
-from course_utils.checks.inputs import whole_numbers
-from course_utils.checks.messages import (
+from course_utils.checks.mistakes import first_wrong, is_wrong, says, wrong_in
+from course_utils.checks.task import ANYTHING, Mistake, Such, Task
+from course_utils.messages import P2P, in_steps, put_back
+from course_utils.notebook.compare import difference, plain
+from course_utils.tasks.inputs import whole_numbers
+from course_utils.tasks.messages import (
     INSTEAD,
     NO_SUCH_RANK,
     NOT_WAITED_FOR,
@@ -31,10 +34,7 @@ from course_utils.checks.messages import (
     waits,
     watched,
 )
-from course_utils.checks.mistakes import first_wrong, is_wrong, says, wrong_in
-from course_utils.checks.task import ANYTHING, Mistake, Such, Task
-from course_utils.checks.under_way import Log
-from course_utils.messages import P2P, in_steps, put_back
+from course_utils.tasks.under_way import Log
 
 # ------------------------------------------------------------------- by messages
 

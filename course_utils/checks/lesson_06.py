@@ -9,9 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils import costs
-from course_utils.checks.compare import difference
-from course_utils.checks.inputs import linear, whole_numbers
-from course_utils.checks.messages import NO_SUCH_RANK
 from course_utils.checks.mistakes import (
     first_wrong,
     is_wrong,
@@ -20,7 +17,10 @@ from course_utils.checks.mistakes import (
     wrong_in,
 )
 from course_utils.checks.task import Count, Mistake, Such, Task
-from course_utils.checks.under_way import NO_VALUE_YET, Log
+from course_utils.notebook.compare import difference
+from course_utils.tasks.inputs import linear, whole_numbers
+from course_utils.tasks.messages import NO_SUCH_RANK
+from course_utils.tasks.under_way import NO_VALUE_YET, Log
 
 DDP = "torch.nn.parallel.DistributedDataParallel"
 BROADCASTS = (

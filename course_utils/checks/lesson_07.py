@@ -7,9 +7,12 @@ from dataclasses import replace
 import torch
 
 from course_utils import costs
-from course_utils.checks.compare import difference, plain
-from course_utils.checks.inputs import whole_numbers
-from course_utils.checks.messages import (
+from course_utils.checks.mistakes import is_rounded, is_wrong, right_but, says
+from course_utils.checks.task import ANYTHING, Mistake, Such, Task
+from course_utils.messages import in_steps
+from course_utils.notebook.compare import difference, plain
+from course_utils.tasks.inputs import whole_numbers
+from course_utils.tasks.messages import (
     INSTEAD,
     NO_SUCH_RANK,
     OTHER_SIZE,
@@ -21,9 +24,6 @@ from course_utils.checks.messages import (
     waits,
     watched,
 )
-from course_utils.checks.mistakes import is_rounded, is_wrong, right_but, says
-from course_utils.checks.task import ANYTHING, Mistake, Such, Task
-from course_utils.messages import in_steps
 
 # ------------------------------------------------------------ what a ring has to send
 

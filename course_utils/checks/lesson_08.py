@@ -14,16 +14,6 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
-from course_utils.checks.compare import difference
-from course_utils.checks.inputs import linear, whole_numbers
-from course_utils.checks.messages import (
-    NO_SUCH_RANK,
-    NOT_WAITED_FOR,
-    STILL_BUSY,
-    TO_ITSELF,
-    WAITED,
-    all_waited_for,
-)
 from course_utils.checks.mistakes import (
     first_wrong,
     out_of_step,
@@ -33,6 +23,16 @@ from course_utils.checks.mistakes import (
 )
 from course_utils.checks.task import ANYTHING, Mistake, Such, Task
 from course_utils.messages import put_back, recorded
+from course_utils.notebook.compare import difference
+from course_utils.tasks.inputs import linear, whole_numbers
+from course_utils.tasks.messages import (
+    NO_SUCH_RANK,
+    NOT_WAITED_FOR,
+    STILL_BUSY,
+    TO_ITSELF,
+    WAITED,
+    all_waited_for,
+)
 from course_utils.traffic import Sent, Watch
 
 in_eighths = functools.partial(linear, divided_by=8)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from course_utils.checks.compare import difference
 from course_utils.checks.task import Attempt
+from course_utils.notebook.compare import difference
 
 Test = Callable[[Attempt], bool]
 

@@ -14,39 +14,33 @@ from typing import Any
 
 from torch import nn
 
-from course_utils.checks.compare import (
-    RETURNED_NONE,
-    difference,
-    kind,
-    plain,
-    show,
-)
-from course_utils.checks.learner_code import (
+from course_utils.checks.task import Attempt, Mistake, Task, call_it
+from course_utils.exercises import reference
+from course_utils.notebook.answer import (
     CannotPack,
     core_of,
     forbidden_call,
     is_unchanged,
     pack,
 )
-from course_utils.checks.on_rank import (
+from course_utils.notebook.compare import (
+    RETURNED_NONE,
+    difference,
+    kind,
+    plain,
+    show,
+)
+from course_utils.notebook.on_rank import (
     call_on_rank,
     courses_own,
     full_name,
     places_of,
 )
-from course_utils.checks.task import (
-    RULE,
-    Attempt,
-    Mistake,
-    Outcome,
-    Task,
-    call_it,
-    cut_off,
-)
-from course_utils.exercises import reference
+from course_utils.notebook.outcome import Outcome, cut_off
 from course_utils.ranks import RankFailure, Ranks, RanksError, RequestWarning
 from course_utils.ranks.processes import Zygote, start_method
 from course_utils.ranks.report import rank_list, request_lines, sentences
+from course_utils.tasks.task import RULE
 
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
 IN_PLACE = (

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
-
-# One rule for all tasks. It stands at the head of each exercise, too.
-RULE = (
-    "The rule for all tasks: an answer may call anything in Python and PyTorch, except "
-    "a ready-made version of what it is asked to build. It may call nothing in "
-    "`course_utils`."
-)
-Status = Literal["passed", "not attempted", "wrong", "crashed", "stuck", "too slow"]
-WIDTH = 80
 
 
 @dataclass(frozen=True)
@@ -161,52 +151,3 @@ class Task:
             function(rank, self.inputs_of(case, world_size))
             for rank in range(world_size)
         ]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a check found, as data and (``str``) as text for the learner.
-
-    Attributes:
-        task: which task.
-        status: passed, not attempted, wrong, crashed, stuck or too slow.
-        lines: what to tell, without the first line.
-    """
-
-    task: Task
-    status: Status
-    lines: tuple[str, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        """Whether the answer is right."""
-        return self.status == "passed"
-
-    def __str__(self) -> str:
-        mark = {"passed": "✓", "not attempted": "·"}.get(self.status, "✗")
-        first = f"{mark} {self.task.id}: {self.status}"
-        return "\n".join([first, *(wrap(line) for line in self.lines)])
-
-
-def cut_off(line: str, width: int) -> str:
-    """The line, or its beginning and ``...`` where it is longer than `width`."""
-    return line if len(line) <= width else line[: width - 4] + " ..."
-
-
-def wrap(text: str, indent: str = "  ") -> str:
-    """Fold long lines of prose; lines that are indented (code) stay as they are."""
-    folded = []
-    for line in text.split("\n"):
-        if line.startswith("  ") or not line:
-            folded.append(indent + line if line else "")
-            continue
-        later = indent + ("  " if line.startswith("- ") else "")
-        folded += textwrap.wrap(
-            line,
-            WIDTH,
-            initial_indent=indent,
-            subsequent_indent=later,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return "\n".join(folded)

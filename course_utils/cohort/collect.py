@@ -27,9 +27,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
-from course_utils.checks.task import Status
 from course_utils.exercises import MARKER, STUB
 from course_utils.lessons import LESSONS, Lesson
+from course_utils.notebook.outcome import Status
 from course_utils.progress import FIELDS, VERSION
 
 PASSED, WRONG, TRIED, NOT = "passed", "wrong", "tried", "not attempted"

@@ -58,8 +58,8 @@ def run(cells: list, write: Callable[[str, str], None]) -> None:
     """Run code cells; ``write(task, status)`` is called at each check."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    from course_utils import checks
     from course_utils.cohort.collect import source_of
+    from course_utils.notebook import check as checks
 
     def check(task_id: str, answer: object = ...) -> None:
         outcome = checks.run_check(task_id, answer)

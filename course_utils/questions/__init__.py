@@ -477,6 +477,22 @@ class Number(Question):
         return abs(value - self.answer) <= max(self.tolerance, relative)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NumberTask(Number):
+    """A number that an exercise asks for: a task of it, with hints and a solution.
+
+    Args:
+        title: a few words.
+        stars: 1 (warm-up) to 3 (hard).
+        hints: three, which ``hint`` shows one by one.
+    """
+
+    title: str
+    stars: int
+    hints: tuple[str, str, str]
+    relative_tolerance: float = 1e-5  # float32 has no more digits
+
+
 def _shortened(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:36]} ..."
 

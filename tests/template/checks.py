@@ -2,8 +2,8 @@
 
 import math
 
-from course_utils.checks.inputs import whole_numbers
 from course_utils.checks.task import Mistake, Task
+from course_utils.tasks.inputs import whole_numbers
 
 
 def norms(inputs):

@@ -21,21 +21,21 @@ from typing import Any
 import cloudpickle
 import torch.distributed as dist
 
-from course_utils.checks.compare import plain
 from course_utils.checks.task import call_it
-from course_utils.checks.under_way import REDUCING, Log
+from course_utils.notebook.compare import plain
 from course_utils.ranks.report import is_learners, place
 from course_utils.ranks.zygote import seed_here
+from course_utils.tasks.task import ForbiddenCall
+from course_utils.tasks.under_way import REDUCING, Log
 
-CHECKS = os.path.join("course_utils", "checks")
+TASKS = tuple(
+    os.path.join("", "course_utils", room, "") for room in ("tasks", "checks")
+)
+COURSE = os.path.join("course_utils", "")
 
 
 class StillAStub(Exception):
     """The learner's code came to its ``raise NotImplementedError``."""
-
-
-class ForbiddenCall(Exception):
-    """The learner's code called what it is to rebuild."""
 
 
 def call_on_rank(
@@ -47,7 +47,7 @@ def call_on_rank(
 ) -> tuple[Any, tuple]:
     """Run one case on this rank; return its result and its arguments afterwards.
 
-    Both are plain data (:func:`~course_utils.checks.compare.plain`), so that nothing
+    Both are plain data (:func:`~course_utils.notebook.compare.plain`), so that nothing
     which happens on the rank later, or in the notebook, changes them.
 
     Args:
@@ -122,6 +122,11 @@ def qualified(code: types.CodeType) -> str:
 def full_name(name: str) -> str:
     """``torch.distributed.all_reduce`` for ``all_reduce``; full names as they are."""
     return name if "." in name else f"torch.distributed.{name}"
+
+
+def forbidden_names(task: Any) -> tuple[str, ...]:
+    """What the learner is to rebuild in this task, by full names."""
+    return tuple(map(full_name, task.forbids))
 
 
 def find(name: str) -> Any:
@@ -269,20 +274,17 @@ class Guards:
         raise ForbiddenCall(self.caught[-1])
 
 
-def who_passes(name: str) -> str:
-    """The folder whose code may call a forbidden name: see :class:`Guards`."""
-    return "course_utils" if name.startswith("course_utils.") else CHECKS
+def who_passes(name: str) -> tuple[str, ...]:
+    """The folders whose code may call a forbidden name: see :class:`Guards`."""
+    return (COURSE,) if name.startswith("course_utils.") else TASKS
 
 
-def calling_learner(passes: str) -> str | None:
-    """Where the learner's code makes the current call.
-
-    None if it is made in a folder that is called `passes`.
-    """
+def calling_learner(passes: tuple[str, ...]) -> str | None:
+    """Where the learner's code makes the current call; None in a folder that passes."""
     for frame, line in traceback.walk_stack(sys._getframe(2)):
         file = frame.f_code.co_filename
         if is_learners(file):
             return place(file, line)
-        if f"{os.sep}{passes}{os.sep}" in file:
+        if any(folder in file for folder in passes):
             return None
     return "in a thread"  # that the learner's code has started: a check starts none

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from course_utils.checks.task import Count, PythonNumber, Such
+from course_utils.tasks.task import AtMost
 
 NO_INDEX = (
     "But it is a float, and nothing can be counted or indexed with one: `items[2.0]` "
@@ -64,6 +65,8 @@ def plain(value: Any, depth: int = 8) -> Any:
     """
     if value is None or isinstance(value, bool) or type(value) in (Strange, OfNumPy):
         return value
+    if type(value) is AtMost:
+        return AtMost(plain(value.value))
     # Past what a class of the learner's, or an Enum, makes of str() and ==.
     for base, exactly in EXACTLY.items():
         if isinstance(value, base):

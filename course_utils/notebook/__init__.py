@@ -1,0 +1,1 @@
+"""What a lesson calls: check, hint, solution."""

@@ -1,0 +1,189 @@
+"""Check the learner's code, give hints, show solutions.
+
+In a notebook::
+
+    from course_utils import check, hint, solution
+
+    check("00.average", average)     # runs it on real ranks and says what it found
+    hint("00.average")               # a nudge; again: the idea; again: the code's shape
+    solution("00.average")           # after an honest attempt
+
+The tasks of a lesson are in ``tasks/lesson_NN.py``, in the words of ``tasks/task.py``.
+The rest is the same for all:
+
+* ``beside.py`` runs the answer and our solution, compares what is observed, and looks
+  for the near miss that shows the same,
+* ``ours.py`` packs our solution and its near misses, which come from ``solutions/``,
+* ``diagnosis.py`` has what can be said where no task says anything,
+* ``on_rank.py`` is the part that runs on the ranks; ``processes.py`` has the ranks,
+* ``answer.py`` reads the answer's source and packs it,
+* ``compare.py`` compares results and shows them short.
+
+The answer runs in processes of its own: an endless loop, a deadlock or a crash in it
+cannot harm the notebook. What is right is worked out here, out of its reach. The text
+and the explanation of a solution come from ``solutions/NN_*.ipynb``.
+
+Every right way is right: where a task wants a number, ``3``, ``3.0``, ``tensor(3)``, a
+number of NumPy's and a Fraction will do (unless it says that a Python number is wanted,
+or wants an index or a count, which no float is); for a list, a tuple, or a tensor or
+array of one dimension. Where it wants a tensor, shape and dtype must be as the task
+says; values may differ by the task's tolerance. What an answer may call is the same
+everywhere: ``task.RULE``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from course_utils.lessons import lesson_of
+from course_utils.notebook.outcome import Outcome, colours_are_shown, wrap
+from course_utils.questions import AnswerError, NumberTask
+from course_utils.tasks import all_tasks, tasks_of
+from course_utils.tasks.task import RULE, Task
+
+__all__ = ["Outcome", "check", "find_task", "hint", "run_check", "solution"]
+
+# Hints that this kernel has shown. A new kernel begins again at the first one.
+_hints_shown: dict[str, int] = {}
+
+
+def check(task_id: str, answer: Any = ...) -> None:
+    """Run the check of a task, print what it found, and note it in the progress.
+
+    Args:
+        task_id: for example "00.average".
+        answer: the learner's function or class itself, or the value of ``answer``.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    from course_utils.progress import record_attempt
+
+    outcome = run_check(task_id, answer)
+    record_attempt(task_id, outcome.status)
+    print(outcome.text(coloured=colours_are_shown()))
+
+
+def run_check(task_id: str, answer: Any) -> Outcome:
+    """Like :func:`check`, but prints and records nothing.
+
+    Cost: about half a second for a right answer on 1, 2, 3 and 4 ranks; a deadlock is
+    named after two to three.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    task = find_task(task_id)
+    if isinstance(task, NumberTask):
+        return _check_number(task, answer)
+    # Here, because they import torch.
+    if isinstance(task, Task):
+        from course_utils.notebook.beside import run_task
+    else:
+        from course_utils.checks.runner import run_task
+
+    return run_task(task, answer)
+
+
+def _check_number(task: NumberTask, answer: Any) -> Outcome:
+    """Judge a number as the form of ``quiz`` does."""
+    hint = f'A hint: hint("{task.id}")'
+    if answer is None or answer is ...:
+        return Outcome(task, "not attempted", (f'Answer quiz("{task.id}").', hint))
+    try:
+        number = task.read(answer.item() if hasattr(answer, "item") else answer)
+    except AnswerError as error:
+        return Outcome(task, "wrong", (str(error), hint))
+    feedback = task.grade(number)
+    if feedback.right:
+        return Outcome(task, "passed", (feedback.text,))
+    return Outcome(task, "wrong", (feedback.text, hint))
+
+
+def hint(task_id: str) -> None:
+    """Print the next hint of a task; each call tells a little more.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    from course_utils.progress import record_hint
+
+    task = find_task(task_id)
+    number = _hints_shown.get(task_id, 0) + 1
+    if number > len(task.hints):
+        print(
+            "There are no more hints. After a check of your own code, see the "
+            f'solution: solution("{task_id}")'
+        )
+        return
+    _hints_shown[task_id] = number
+    record_hint(task_id, number)
+    print(f"Hint {number} of {len(task.hints)} for {task_id}")
+    print(wrap(task.hints[number - 1]))
+    if number == 1 and not isinstance(task, NumberTask):
+        print(wrap(RULE))
+
+
+def solution(task_id: str, force: bool = False) -> None:
+    """Print our code for a task, and why it is so.
+
+    It is shown after an honest attempt, that is, after a check that found anything
+    but "not attempted".
+
+    Args:
+        task_id: for example "00.average".
+        force: show it in any case.
+
+    Raises:
+        ValueError: there is no such task.
+    """
+    from course_utils.exercises import reference
+    from course_utils.progress import attempts, record_solution
+
+    find_task(task_id)
+    if not force and not attempts().get(task_id, {}).get("tries"):
+        print(
+            f"Try it first: you learn most from a mistake of your own. "
+            f'A hint: hint("{task_id}")\n'
+            f'To see the solution all the same: solution("{task_id}", force=True)'
+        )
+        return
+    try:
+        ours = reference(task_id)
+    except (OSError, LookupError) as error:
+        print(f"The solution of {task_id} cannot be shown: {error}")
+        return
+    record_solution(task_id)
+    code = "\n".join(f"    {line}".rstrip() for line in ours.code.splitlines())
+    print(f"Our solution of {task_id}\n\n{code}\n\nWhy\n{wrap(ours.why)}")
+
+
+def find_task(task_id: str) -> Task | NumberTask:
+    """The task of that id.
+
+    Raises:
+        TypeError: the id is not text, as in ``check(average)``.
+        ValueError: there is none; the message names similar ones.
+    """
+    if not isinstance(task_id, str):
+        name = getattr(task_id, "__name__", "my_function")
+        raise TypeError(
+            "A task is named by its id in quotes, as in "
+            f'check("00.average", {name}) or hint("00.average"), not by {task_id!r}.'
+        )
+    if "." not in task_id:
+        for task in all_tasks():
+            if task.id.endswith(f".{task_id}"):
+                raise ValueError(
+                    f"There is no task {task_id!r}. Did you mean {task.id!r}?"
+                )
+    tasks = {task.id: task for task in tasks_of(lesson_of(task_id).number)}
+    if task_id in tasks:
+        return tasks[task_id]
+    similar = difflib.get_close_matches(task_id, tasks, n=1)
+    meant = f" Did you mean {similar[0]!r}?" if similar else ""
+    names = ", ".join(tasks) or "none yet"
+    raise ValueError(
+        f"There is no task {task_id!r}.{meant} Tasks of this lesson: {names}."
+    )

@@ -1,0 +1,162 @@
+"""What may have gone wrong, where no task says so: the same for all tasks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from course_utils.notebook.compare import difference, kind
+from course_utils.ranks import RankFailure
+
+IN_PLACE = (
+    "recv, collectives and operations such as `x /= 2` work in place: take a `clone()` "
+    "first."
+)
+IN_PLACE_LIST = (
+    "`pop`, `append`, `sort` and `x[i] = ...` change the list itself: work on a copy, "
+    "`list(x)`."
+)
+KEYBOARD = (
+    "Nobody can type anything while a check runs. Take what you need from the "
+    "arguments."
+)
+NO_GPU = (
+    "It runs on processes without GPUs. Take the device from what you are given: "
+    "`tensor.device`."
+)
+NO_RANKS = (
+    "There are no ranks in this task: the check calls the function in one process. "
+    "Take what you need from the arguments."
+)
+GROUP_STAYS = (
+    "The process group belongs to the check, which still needs it when your function "
+    "has returned: leave out destroy_process_group."
+)
+ROOM_FOR_ALL = (
+    "An all-gather brings one piece from each rank, so the output needs room for "
+    "dist.get_world_size() pieces, each as large as the one that is sent. The check "
+    "tries several world sizes: no fixed number fits all of them."
+)
+SAME_CALLS = (
+    "All ranks must make the same calls, in the same order, with tensors that fit, and "
+    "a recv needs its send."
+)
+# A part of an exception's class and text, and what to say about it.
+ERRORS = {
+    "Found no NVIDIA driver": NO_GPU,
+    "No CUDA GPUs are available": NO_GPU,
+    "Torch not compiled with CUDA": NO_GPU,
+    "EOFError: ": KEYBOARD,
+    "BdbQuit: ": f"There is a breakpoint in it. {KEYBOARD}",
+    "RecursionError: ": "It calls itself again and again. When should it stop?",
+    "unsupported operand type(s) for ^": "In Python, `^` does not raise to a power (it "
+    "works on the bits of whole numbers). Write `10**9`, or 1e9.",
+    "has to be contiguous": "A column, or a tensor that was transposed, is no single "
+    "piece of memory. Send a copy that is: `.contiguous()`.",
+    "invalid output tensor list at index": ROOM_FOR_ALL,
+    "The output holds one piece for each of the": ROOM_FOR_ALL,
+    "NameError: name 'rank' is": "`rank` is ready-made in %%ranks cells only. In a "
+    "function: dist.get_rank().",
+    "NameError: name 'world_size' is": "`world_size` is ready-made in %%ranks cells "
+    "only. In a function: dist.get_world_size().",
+    "initialize the default process group twice": "The process group is ready when "
+    "your function is called: leave out init_process_group.",
+    "'NoneType' object": "Something is None there. Does a call work in place and "
+    "return nothing, as `all_reduce` does? Or has a tensor no gradient?",
+}
+# What Python says of a call that does not fit, and not of another TypeError.
+WRONG_ARGUMENTS = re.compile(r"(takes|missing|unexpected|multiple values) .*argument")
+FACTORS = (2, 4, 8, 10, 100, 1000, 1024, 1e6, 2**20, 1e9, 2**30, 1.024, 1.024**2)
+
+
+def about_error(root: RankFailure, on_ranks: bool) -> str:
+    """What an exception means that has little to do with the task; or ""."""
+    if "process group has not" in root.message:
+        return GROUP_STAYS if on_ranks else NO_RANKS
+    text = f"{root.error}: {root.message}"
+    return next((said for part, said in ERRORS.items() if part in text), "")
+
+
+def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) -> str:
+    """What the difference looks like, or "".
+
+    Args:
+        got: what each rank has.
+        want: what each should have.
+        rank: the first rank on which they differ.
+        args: its arguments.
+    """
+    n, mine, right = len(got), got[rank], want[rank]
+
+    def alike(one: Any, other: Any) -> bool:
+        return difference(one, other, tolerance) is None
+
+    if mine is None or isinstance(right, bool) or kind(mine) != kind(right):
+        return ""  # what the comparison says is all there is to say
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and alike(mine, arg):
+            return "That is the argument, as it was given."
+    if n > 1 and alike(got[0], want[0]) and not any(map(alike, got[1:], want[1:])):
+        return (
+            "Only rank 0 has it, and every rank needs it: `all_reduce` and "
+            "`all_gather` give the result to all, `reduce` and `gather` to one."
+        )
+    for other in range(n):
+        if other != rank and alike(mine, want[other]):
+            return f"That is what rank {other} should have."
+    return about_factor(mine, right, n, alike) or about_order(mine, right, alike)
+
+
+def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
+    """Is it the right value times a number that tells something?"""
+    if not is_number(mine) or not is_number(right):
+        return ""
+    mine, right = torch.as_tensor(mine).double(), torch.as_tensor(right).double()
+    if mine.shape != right.shape or not right.any() or not mine.any():
+        return ""
+    if alike(mine, -right):
+        return "The sign is the other one."
+    if n > 1 and alike(mine, n * right):
+        return (
+            f"It is {n} times as large as it should be: a sum where a mean is wanted?"
+        )
+    if n > 1 and alike(n * mine, right):
+        return f"It is {n} times too small: is it divided by the world size twice?"
+    if n > 1 and alike(mine, n * n * right):
+        return f"It is {n} × {n} times too large."
+    for factor in FACTORS:
+        if alike(mine, factor * right):
+            return f"It is {factor:g} times too large."
+        if alike(factor * mine, right):
+            return f"It is {factor:g} times too small."
+    if mine.numel() == 1 and abs(mine - right) == 1:
+        return f"It is one too {'many' if mine > right else 'few'}."
+    return ""
+
+
+def about_order(mine: Any, right: Any, alike: Any) -> str:
+    """Are they the right numbers at other places?"""
+    if not is_list(mine) or not is_list(right):
+        return ""
+    mine, right = torch.as_tensor(mine), torch.as_tensor(right)
+    if mine.numel() != right.numel() or mine.numel() < 2:
+        return ""
+    ordered = (tensor.flatten().double().sort().values for tensor in (mine, right))
+    if alike(*ordered):
+        return "These are the right numbers in another order."
+    return ""
+
+
+def is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dtype != torch.bool and not value.is_complex()
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_list(value: Any) -> bool:
+    """Numbers in a tensor or a list."""
+    if isinstance(value, list | tuple):
+        return all(isinstance(item, int | float) for item in value)
+    return isinstance(value, torch.Tensor) and not value.is_complex()

@@ -1,0 +1,75 @@
+"""What a check found, as data and as text. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Status = Literal["passed", "not attempted", "wrong", "crashed", "stuck", "too slow"]
+WIDTH = 80
+GREEN, RED, BLUE, PLAIN = "\x1b[1;32m", "\x1b[1;31m", "\x1b[1;34m", "\x1b[0m"
+MARKS = {"passed": ("✓", GREEN), "not attempted": ("·", BLUE)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check found.
+
+    Attributes:
+        task: which task.
+        status: passed, not attempted, wrong, crashed, stuck or too slow.
+        lines: what to tell: first the sentence that decides, then what was seen.
+    """
+
+    task: Any
+    status: Status
+    lines: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the answer is right."""
+        return self.status == "passed"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, coloured: bool = False) -> str:
+        """All of it; the verdict is coloured where that can be seen."""
+        mark, colour = MARKS.get(self.status, ("✗", RED))
+        verdict = f"{mark} {self.task.id}: {self.status}"
+        if coloured:
+            verdict = f"{colour}{verdict}{PLAIN}"
+        return "\n".join([verdict, *map(wrap, filter(None, self.lines))])
+
+
+def colours_are_shown() -> bool:
+    """Is the output that of a notebook, or of a terminal?"""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return hasattr(shell, "kernel") or sys.stdout.isatty()
+
+
+def cut_off(line: str, width: int) -> str:
+    """The line, or its beginning and ``...`` where it is longer than `width`."""
+    return line if len(line) <= width else line[: width - 4] + " ..."
+
+
+def wrap(text: str, indent: str = "  ") -> str:
+    """Fold long lines of prose; lines that are indented (code) stay as they are."""
+    folded = []
+    for line in text.split("\n"):
+        if line.startswith("  ") or not line:
+            folded.append(indent + line if line else "")
+            continue
+        later = indent + ("  " if line.startswith("- ") else "")
+        folded += textwrap.wrap(
+            line,
+            WIDTH,
+            initial_indent=indent,
+            subsequent_indent=later,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(folded)
