@@ -300,7 +300,7 @@ mistake(
         STUCK,
         "Rank 0 waits in all_reduce, line 4 of the cell",
         "Rank 1 returned.",
-        "Every rank of the group must call a collective",
+        "All ranks must make the same calls",
     ),
     worker=seen(
         "lost the connection to another rank. Finished by then: 1.",

@@ -202,10 +202,10 @@ python3 -m course_utils progress""")
     [
         f"test_exercises.py::test_an_unsolved_exercise_passes_nothing[{SLUG}]",
         f"test_exercises.py::test_a_solved_exercise_passes_everything[{SLUG}]",
-        "test_exercises.py::test_wrong_and_right_answers_are_kept_as_tests"
-        f"[{NUMBER}.clip]",
+        "test_tasks.py::test_a_near_miss_is_told_in_its_own_words"
+        f"[{NUMBER}.global_norm-1]",
         f"test_lesson_{NUMBER}_answers.py::test_wrong"
-        f"[{NUMBER}.global_norm-sum_of_norms-wrong-You",
+        f"[{NUMBER}.global_norm-on_rank_0-wrong-Only",
         f"test_lesson_{NUMBER}_answers.py::test_right[{NUMBER}.global_norm-gathered]",
         f"test_truth.py::test_every_link_has_a_title_and_a_date[lesson {NUMBER}]",
         f"test_glossary.py::test_a_lesson_links_the_first_use_of_each_word[{NUMBER}]",
@@ -311,3 +311,14 @@ def test_every_tag_that_it_names_is_used():
     plain = {tag for tag in used if "." not in tag} - {"nbval-ignore-output"}
     assert {tag for tag in named if "." not in tag} == plain
     assert "`nbval-ignore-output`" in TEXT
+
+
+# -------------------------------------------------------- a task is little to write
+
+
+def test_a_task_with_three_near_misses_takes_less_than_40_lines(made: Path, run: Run):
+    file = f"course_utils/tasks/lesson_{NUMBER}.py"
+    text = (made / file).read_text(encoding="utf-8")
+    task = re.search(r"^GLOBAL_NORM = Task\(\n.*?^\)\n", text, re.M | re.S)[0]
+    assert task.count("Miss(") == 3
+    assert len(task.splitlines()) < 40

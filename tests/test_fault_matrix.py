@@ -54,6 +54,7 @@ from faults import (
     Row,
     rows,
 )
+from own_tasks import solved, total_task
 from ranks_support import (
     LINUX,
     eventually,
@@ -64,9 +65,8 @@ from ranks_support import (
 from test_setup import BASE, new_clone, old_pythons, on_small_disk, own_mounts
 
 from course_utils import virtual_gpus, workers
-from course_utils.checks import runner
-from course_utils.checks.task import Task
 from course_utils.notebook import check as checks
+from course_utils.notebook import ours, processes
 from course_utils.progress import (
     answers,
     attempts,
@@ -77,7 +77,6 @@ from course_utils.progress import (
 from course_utils.quiz import quiz
 from course_utils.ranks import Ranks
 from course_utils.ranks.magic import run_on_ranks
-from course_utils.tasks.inputs import whole_numbers
 from course_utils.virtual_gpus import machine
 
 quizzes = sys.modules["course_utils.quiz"]  # `quiz` is its function
@@ -240,17 +239,7 @@ class OnRanks:
         run_on_ranks(options, cell)
 
 
-TOTAL = Task(
-    id="99.total",
-    title="The sum over the ranks",
-    stars=1,
-    hints=("a", "b", "c"),
-    where="ranks",
-    world_sizes=(2,),
-    cases=((2,),),
-    inputs=lambda shape, rank, world_size: (whole_numbers(shape, rank),),
-    expect=lambda rank, inputs: sum(x for (x,) in inputs),
-)
+TOTAL = total_task()
 
 FUNCTION = "def total(given):\n    rank, x = dist.get_rank(), given.clone()\n"
 
@@ -277,11 +266,12 @@ class InACheck:
         text, _ = seen_of(lambda: self.check(self.function("dist.all_reduce(x)")))
         assert text.startswith(PASSED), text
         assert attempts()["00.average"]["passed"]
-        assert attempts()["99.total"]["passed"]
+        assert attempts()[TOTAL.id]["passed"]
 
     def check(self, answer: Any) -> None:
         """``check("99.total", answer)``, as if a lesson had this task."""
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ours, "solved", solved)
             patch.setattr(checks, "find_task", lambda task_id: self.task)
             checks.check(self.task.id, answer)
 
@@ -738,7 +728,7 @@ def place_of(four, watch, tmp_path_factory, request) -> Iterator[Callable]:  # n
         COMMAND: lambda: Commands(folder),
     }
     yield functools.cache(lambda name: make[name]())
-    runner._close()  # the helper process that checks keep for the next one
+    processes._close()  # the helper process that checks keep for the next one
 
 
 @pytest.fixture(scope="module")

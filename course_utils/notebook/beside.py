@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from course_utils.exercises import reference
 from course_utils.notebook import diagnosis, ours
 from course_utils.notebook.answer import CannotPack, core_of, is_unchanged, pack
 from course_utils.notebook.compare import (
@@ -54,10 +53,11 @@ def run_task(task: Task, answer: Any) -> Outcome:
     """
     if answer is None or answer is ...:
         return not_attempted(task)
+    solved = ours.solved(task.id)
     # A module is callable: it would be called with what is meant for the class.
-    if not callable(answer) or is_class(task) and isinstance(answer, nn.Module):
-        return Outcome(task, "wrong", (not_callable(task, answer),))
-    given = reference(task.id).given
+    if not callable(answer) or solved.is_class and isinstance(answer, nn.Module):
+        return Outcome(task, "wrong", (not_callable(task, solved, answer), more(task)))
+    given = solved.given
     if is_unchanged(answer, given):
         is_stub = "raise NotImplementedError" in given
         return not_attempted(task, "Write" if is_stub else "Repair")
@@ -104,21 +104,13 @@ def where_right(task: Task) -> str:
     return f"It is right on {', '.join(others)} and {most} ranks."
 
 
-def is_class(task: Task) -> bool:
-    """Does the task want a class?"""
-    return bool(re.search(r"^class ", reference(task.id).code, re.MULTILINE)) and (
-        ours.name_of(task.id)[0].isupper()
-    )
-
-
-def not_callable(task: Task, answer: Any) -> str:
+def not_callable(task: Task, solved: ours.Solved, answer: Any) -> str:
     wants = "function itself, not what it returns"
-    if is_class(task):
+    if solved.is_class:
         wants = "class itself, not an object of it"
     return (
         f"This task wants the {wants}, but it got {kind(plain(answer))}. Write "
-        f'check("{task.id}", {ours.name_of(task.id)}), without parentheses after the '
-        "name."
+        f'check("{task.id}", {solved.name}), without parentheses after the name.'
     )
 
 
@@ -330,7 +322,7 @@ class Look:
         lines = output.getvalue().splitlines()
         self.printed = [line for line in lines if not LOG_LINE.match(line)]
         if error:
-            self.outcome = self._failed(error)
+            self.outcome = self.failed(error)
         else:
             self.outcome = self._judge(results)
         if self.outcome:
@@ -466,7 +458,8 @@ class Look:
         return None
 
     # -------------------------------------------------------------- nothing came back
-    def _failed(self, error: RanksError) -> Outcome:
+    def failed(self, error: RanksError) -> Outcome:
+        """What to say where nothing came back."""
         root = error.root
         if root is not None and root.error == "StillAStub":
             line, _, other = root.message.partition(", in ")
@@ -508,8 +501,8 @@ class Look:
             message = root.message.strip().split("\n(caused by")[0]
             raised = shortened(f"It raised {root.error}: {message}".rstrip(": "))
             about = about or self._about_call(root)
-            lines.insert(1 if about else 0, raised)
-            lines += indented(root.traceback)
+            lines += [raised] * bool(about) + indented(root.traceback)
+            about = about or raised
         return self._outcome("crashed", about, *lines, rank=root.rank)
 
     def _about(self, error: RanksError) -> str:

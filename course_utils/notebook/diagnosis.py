@@ -93,7 +93,8 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
     def alike(one: Any, other: Any) -> bool:
         return difference(one, other, tolerance) is None
 
-    if mine is None or isinstance(right, bool) or kind(mine) != kind(right):
+    other_dtype = getattr(mine, "dtype", 0) != getattr(right, "dtype", 0)
+    if isinstance(right, bool) or kind(mine) != kind(right) or other_dtype:
         return ""  # what the comparison says is all there is to say
     for arg in args:
         if isinstance(arg, torch.Tensor) and alike(mine, arg):

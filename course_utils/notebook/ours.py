@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import re
+from dataclasses import dataclass
 
 from course_utils.exercises import MARKER, reference
 from course_utils.lessons import lesson_of
@@ -13,8 +15,65 @@ from course_utils.notebook.answer import pack
 from course_utils.tasks.task import Miss, Task
 
 MAGIC = re.compile(r"^[%!].*$", re.MULTILINE)
-# What is kept of the cells before a solution: they may have much else in them.
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What the solved notebook has for one task.
+
+    Attributes:
+        name: what the answer is called: what the exercise gives to its check.
+        code: our answer.
+        given: the code that the learner is given to repair, or "".
+        before: what the notebook imports and defines above it, the solutions of
+            earlier tasks among it.
+    """
+
+    name: str
+    code: str
+    given: str = ""
+    before: tuple[str, ...] = ()
+
+    @property
+    def is_class(self) -> bool:
+        """Is the answer a class?"""
+        return bool(re.search(rf"^class {self.name}\b", self.code, re.MULTILINE))
+
+
+@functools.cache
+def solved(task_id: str) -> Solved:
+    """What the solved notebook has for a task.
+
+    Raises:
+        LookupError: it has no solution, or no cell that checks it.
+        OSError: it cannot be read.
+    """
+    ours = reference(task_id)
+    notebook = json.loads(lesson_of(task_id).solution.read_text(encoding="utf-8"))
+    cells = (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    before: list[str] | None = []
+    for source in map("".join, (cell["source"] for cell in cells)):
+        if found := re.match(rf'check\("{re.escape(task_id)}", (\w+)', source):
+            return Solved(found[1], ours.code, ours.given, tuple(before))
+        cell = MARKER.sub("", source)
+        if cell.strip() not in ours.code:
+            before += kept_of(MAGIC.sub("", cell))
+    raise LookupError(f"No cell of the solved notebook checks {task_id}.")
+
+
+def kept_of(source: str) -> list[str]:
+    """Of a cell: imports, definitions, and constants such as ``RATE = 0.1``."""
+    kept = []
+    for node in ast.parse(source).body:
+        is_kept = isinstance(node, DEFINITIONS)
+        if isinstance(node, ast.Assign):
+            with contextlib.suppress(ValueError):
+                ast.literal_eval(node.value)
+                is_kept = True
+        if is_kept:
+            kept.append(ast.unparse(node))
+    return kept
 
 
 @functools.cache
@@ -24,60 +83,14 @@ def packed(task: Task, miss: Miss | None = None) -> bytes:
     Raises:
         ValueError: the piece that the near miss replaces is not in the solution.
     """
-    code = reference(task.id).code
+    ours = solved(task.id)
+    code = ours.code
     if miss is not None:
         if miss.old not in code:
             raise ValueError(f"{task.id}: our solution has no {miss.old!r}.")
         code = code.replace(miss.old, miss.new)
     names = {"__name__": "__main__"}
-    for source in (*definitions_before(task.id), code):
+    for source in (*ours.before, code):
         # By this name it is taken for a cell of the notebook's.
         exec(compile(source, "<ipython-ours>", "exec"), names)
-    return pack(names[name_of(task.id)])
-
-
-@functools.cache
-def name_of(task_id: str) -> str:
-    """What the answer is called in the exercise: what its check is given."""
-    for cell in cells_of(task_id):
-        if found := re.match(rf'check\("{re.escape(task_id)}", (\w+)', cell):
-            return found[1]
-    raise ValueError(f"No cell of the solved notebook checks {task_id}.")
-
-
-def cells_of(task_id: str) -> list[str]:
-    """The code cells of the lesson's solved notebook."""
-    cells = json.loads(lesson_of(task_id).solution.read_text(encoding="utf-8"))["cells"]
-    return ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-
-
-def definitions_before(task_id: str) -> list[str]:
-    """What the solved notebook imports and defines before this task's solution.
-
-    That is also what the solutions of earlier tasks define.
-    """
-    kept, code = [], reference(task_id).code
-    for cell in cells_of(task_id):
-        source = MARKER.sub("", cell)
-        if source.strip() and source.strip() in code:
-            break
-        nodes = ast.parse(MAGIC.sub("", source)).body
-        kept += [ast.unparse(n) for n in nodes if isinstance(n, DEFINITIONS)]
-        # And constants, such as RATE = 0.1.
-        kept += [
-            ast.unparse(node)
-            for node in nodes
-            if isinstance(node, ast.Assign) and is_constant(node.value)
-        ]
-    return kept
-
-
-def is_constant(node: ast.expr) -> bool:
-    """Is it written down with literals alone?"""
-    try:
-        ast.literal_eval(node)
-    except ValueError:
-        return False
-    return node is not None and not (
-        isinstance(node, ast.Constant) and node.value is ...
-    )
+    return pack(names[ours.name])
