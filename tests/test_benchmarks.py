@@ -15,7 +15,10 @@ import psutil
 import pytest
 
 from course_utils.lessons import LESSONS
+from course_utils.notebook import processes
 from course_utils.ranks import Ranks
+from course_utils.tasks import tasks_of
+from course_utils.tasks.task import Task
 from tests import benchmarks
 from tests.benchmarks import checks, ddp, memory, prediction, ranks, ring, simulator
 from tests.benchmarks.__main__ import descriptions, main
@@ -296,20 +299,30 @@ def test_every_task_of_a_solved_exercise_has_a_check_cell_to_time(lesson):
     cells = [
         cell for cell in checks.code_cells(lesson.solution) if cell.startswith("check(")
     ]
-    assert len(cells) == len(lesson.tasks)
-    for cell, task in zip(cells, lesson.tasks, strict=True):
+    tasks = [task.id for task in tasks_of(lesson.number) if isinstance(task, Task)]
+    assert len(cells) == len(tasks)
+    for cell, task in zip(cells, tasks, strict=True):
         assert cell.startswith(f'check("{task}", ')
 
 
 def test_checks_are_timed_in_the_kernel(kernel):
-    set_up = "from course_utils import check\nanswer = 21"
-    cell = 'check("01.predict_rank", answer)'
+    set_up = "from course_utils import check\nanswer = 0.6"
+    cell = 'check("05.predict_rate", answer)'
     first, timed = checks.time_checks(kernel, [set_up, cell], 2)
     assert [*timed] == [cell]
     assert len(timed[cell]) == 2
     assert 0 < min(timed[cell]) < first
-    with pytest.raises(RuntimeError, match=r"(?s)did not pass.*You answered 22"):
+    with pytest.raises(RuntimeError, match=r"(?s)did not pass.*How many times 256"):
         checks.time_checks(kernel, [set_up, "answer = 22", cell], 1)
+
+
+def test_wrong_answers_are_timed(monkeypatch):
+    task = next(t for t in tasks_of("05") if isinstance(t, Task))
+    monkeypatch.setattr(checks, "all_tasks", lambda: (task,))
+    first, later = checks.wrong_answers()
+    processes.close_all()  # else the helper that forks ranks lives on
+    assert first.samples == later.samples == len(task.misses)
+    assert 0 < later.ratio
 
 
 def test_the_summary_is_over_all_runs_of_all_tasks():

@@ -930,14 +930,14 @@ def test_the_same_where_ranks_cannot_be_forked(monkeypatch):
     task = total_task(seconds=30)
     try:
         assert run_task(task, right_total).passed
-        kept = list(processes._kept.values())
+        kept = list(processes.kept.values())
         assert len(kept) == 1
         assert run_task(task, right_total).passed
         assert run_task(task, lambda tensor: tensor).status == "wrong"
     finally:
-        for ranks in processes._kept.values():
+        for ranks in processes.kept.values():
             ranks.close()
-        processes._kept.clear()
+        processes.kept.clear()
 
 
 @pytest.mark.skipif(start_method() != "fork", reason="ranks are kept there")

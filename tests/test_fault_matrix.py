@@ -728,7 +728,7 @@ def place_of(four, watch, tmp_path_factory, request) -> Iterator[Callable]:  # n
         COMMAND: lambda: Commands(folder),
     }
     yield functools.cache(lambda name: make[name]())
-    processes._close()  # the helper process that checks keep for the next one
+    processes.close_all()  # the helper process that checks keep for the next one
 
 
 @pytest.fixture(scope="module")

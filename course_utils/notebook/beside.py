@@ -149,6 +149,12 @@ def report(task: Task, results: list[tuple[Any, tuple]]) -> tuple:
 _seen: dict[tuple[Task, Miss | None, int, int], Seen] = {}
 
 
+def forget(task: Task) -> None:
+    """Forget what our solution of a task and its near misses have shown."""
+    for key in [key for key in _seen if key[0] is task]:
+        del _seen[key]
+
+
 class Beside:
     """Runs our solution and its near misses, on ranks that the answer never sees.
 
@@ -404,20 +410,18 @@ class Look:
     def _near_miss(self, seen: Seen, want: Seen, name: str) -> str:
         """What is said of the near miss that shows the same, or ""."""
         here = self.n, self.number
-        alike = []  # those that are alike in all, before those that are so in this one
+        in_all, in_this = [], []  # alike in all that is observed, or in `name` alone
         for miss in self.task.misses:
             other = self.beside.seen(miss, *here)
             wrong = None if other.error else first_wrong(self.task, other, want)
             if wrong is None or wrong[1] != name:
                 continue
             if not first_wrong(self.task, seen, other):
-                alike.insert(0, miss)
+                in_all.append(miss)
             elif self._are_alike(seen, other, name):
-                alike.append(miss)
-        return next(
-            (m.says for m in alike if self.beside.fails_first_at(m, here)),
-            "",
-        )
+                in_this.append(miss)
+        found = (m for m in in_all + in_this if self.beside.fails_first_at(m, here))
+        return next((miss.says for miss in found), "")
 
     def _are_alike(self, seen: Seen, other: Seen, name: str) -> bool:
         return not any(

@@ -17,7 +17,7 @@ from course_utils.ranks.processes import Zygote, start_method
 from course_utils.tasks.task import Task
 
 _zygote: Zygote | None = None
-_kept: dict[tuple[int, bool], Ranks] = {}
+kept: dict[tuple[int, bool], Ranks] = {}
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def fresh_ranks(world_size: int, task: Task) -> Iterator[Ranks]:
     if start_method() == "fork":
         _prepare_zygote(task)
     init = task.where == "ranks"
-    ranks = _kept.pop((world_size, init), None)
+    ranks = kept.pop((world_size, init), None)
     ranks = ranks or Ranks(
         world_size, backend="gloo", output="grouped", init=init, quiet=True
     )
@@ -43,7 +43,7 @@ def fresh_ranks(world_size: int, task: Task) -> Iterator[Ranks]:
     if start_method() == "fork":
         ranks.close()
     else:
-        _kept[world_size, init] = ranks
+        kept[world_size, init] = ranks
 
 
 def _prepare_zygote(task: Task) -> None:
@@ -63,8 +63,9 @@ def _prepare_zygote(task: Task) -> None:
 
 
 @atexit.register
-def _close() -> None:
-    for ranks in _kept.values():
+def close_all() -> None:
+    """End them, and the helper that forks them."""
+    for ranks in kept.values():
         ranks.close()
     if _zygote is not None and _zygote.usable():
         _zygote.release()

@@ -466,6 +466,7 @@ def after_backward(kind, rank):
 
 WAITED = "asynchronous calls are waited for"
 NO_FROZEN = "no frozen parameter has a gradient"
+TWICE_USED = " (in two layers)"
 NONE_MISSING = "each trained parameter has a gradient"
 UNTOUCHED = "tensors under way are left alone"
 SAME_PARAMETERS = "the parameters are as before"
@@ -493,13 +494,17 @@ def observe_gradients(answer, kind):
         for parameter in network.middle.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+    tied = TWICE_USED if kind == TIED else ""
     has_one = [p.grad is not None for p in parameters]
     return {
         WAITED: log.missing() == 0,
         UNTOUCHED: not any(sent.changed for sent in log.sent),
         NO_FROZEN: not any(h and not t for h, t in zip(has_one, trained, strict=True)),
         NONE_MISSING: all(h or not t for h, t in zip(has_one, trained, strict=True)),
-        **{f"gradient of {n}": p.grad for n, p in network.named_parameters()},
+        **{
+            f"gradient of {n}{tied if n == 'first.weight' else ''}": p.grad
+            for n, p in network.named_parameters()
+        },
         SAME_PARAMETERS: are_same(parameters, before[0]),
         SAME_BUFFERS: are_same(buffers, before[1]),
         SAME_FLAGS: flags(network) == trained,
@@ -587,6 +592,9 @@ AVERAGE_GRADIENTS = Task(
         NONE_MISSING: "On a rank whose rows did not pass the layer, the gradient is "
         "still None. Its optimizer would leave the layer as it is, while the other "
         "ranks change theirs: the models drift apart. Every rank needs the mean.",
+        TWICE_USED: "Without a tied weight it was right. A weight in two layers is one "
+        "parameter with one gradient, which already has the sum of both uses: work on "
+        "it once. `model.parameters()` names it once.",
         SAME_PARAMETERS: "The gradients are right, but the parameters have changed. "
         "Leave them to the optimizer.",
         SAME_BUFFERS: "The gradients are right, but a buffer has changed. Only "
@@ -871,6 +879,12 @@ ACCURACY = Task(
     inputs=shard,
     misses=(
         Miss(
+            SUM,
+            "both = right[:own].clone(); dist.all_reduce(both); count = both.sum()",
+            "Items got lost in the all-reduce: of a bool tensor, True + True is True. "
+            "Count first, `sum()`, then add up the counts.",
+        ),
+        Miss(
             f"{SHARE}",
             "count.item() / (len(right) * world_size)",
             "The right answers are counted without the repeated items, but what you "
@@ -946,8 +960,7 @@ ACCURACY = Task(
         "none: add up counts. Is there an `if` on the rank around a collective?",
     },
     otherwise="Count the right answers among the items that are not repeated, add the "
-    "counts of all ranks up, and divide once by n_items. (Of a bool tensor, True + "
-    "True is True: count first, `sum()`.)",
+    "counts of all ranks up, and divide once by n_items.",
     hints=(
         "Which of this rank's items are there twice? Work it out for 10 items on 4 "
         "ranks: the lesson has the table.",

@@ -1,25 +1,34 @@
-"""How long a learner waits for a check of a right answer, over all tasks.
+"""How long a learner waits for a check, over all tasks.
 
-Each lesson's solved exercise runs in a kernel of its own, cell by cell, as a learner
-would run it. Its check cells run again and again, and each is timed from outside: from
-sending the cell until the kernel is idle.
+Right answers: each lesson's solved exercise runs in a kernel of its own, cell by cell,
+as a learner would run it. Its check cells run again and again, and each is timed from
+outside: from sending the cell until the kernel is idle.
+
+Wrong answers: each near miss of each task is handed in twice. At the first one of a
+task, what our solution and its near misses show is not remembered yet.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 
+import cloudpickle
+
 from course_utils.lessons import LESSONS
+from course_utils.notebook import beside, ours
+from course_utils.tasks import all_tasks
+from course_utils.tasks.task import Miss, Task
 from tests.benchmarks._harness import Row, to_itself
 from tests.benchmarks._kernel import Kernel, code_cells
 
 ROUNDS = 5
-MEDIAN_GOAL, P95_GOAL = 1.0, 2.0
+MEDIAN_GOAL, P95_GOAL, FIRST_WRONG_GOAL = 1.0, 2.0, 3.0
 
 
 def rows() -> Iterator[Row]:
-    """Two rows, about 5 seconds of work for each task."""
+    """Four rows, about 10 seconds of work for each task."""
     first: list[float] = []
     rounds: dict[str, list[float]] = {}
     for lesson in (lesson for lesson in LESSONS if lesson.tasks):
@@ -28,6 +37,7 @@ def rows() -> Iterator[Row]:
         first.append(paid)
         rounds |= timed
     yield from summary(first, rounds)
+    yield from wrong_answers()
 
 
 def time_checks(
@@ -56,7 +66,7 @@ def time_checks(
 def check(kernel: Kernel, cell: str) -> float:
     """The seconds of one check cell, which must find the answer right."""
     reply = kernel.run_well(cell)
-    if ": passed\n" not in reply.text:
+    if ": passed" not in reply.text:
         raise RuntimeError(f"{cell} did not pass:\n{reply.text}")
     return reply.seconds
 
@@ -87,3 +97,38 @@ def summary(first: Sequence[float], timed: dict[str, list[float]]) -> Iterator[R
             "median over the tasks, round over round",
             detail=detail,
         )
+
+
+def wrong_answers() -> Iterator[Row]:
+    """How long a wrong answer waits: the first of its task, and a later one."""
+    first, later = [], []
+    for task in all_tasks():
+        for miss in task.misses if isinstance(task, Task) else ():
+            beside.forget(task)
+            first.append(seconds_of(task, miss))
+            later.append(seconds_of(task, miss))
+    for name, taken, goal in (
+        ("first wrong answer of a task", first, FIRST_WRONG_GOAL),
+        ("later wrong answer", later, P95_GOAL),
+    ):
+        halves = [statistics.median(taken[::2]), statistics.median(taken[1::2])]
+        yield Row(
+            row=f"{name}, p95",
+            ratio=statistics.quantiles(taken, n=20)[-1],
+            unit="s",
+            aa=to_itself(halves),
+            goal=goal,
+            samples=len(taken),
+            note="each near miss of each task; aa is the median over every second one",
+            detail={"median": statistics.median(taken), "max": max(taken)},
+        )
+
+
+def seconds_of(task: Task, miss: Miss) -> float:
+    """The seconds of a check that finds this near miss."""
+    answer = cloudpickle.loads(ours.packed(task, miss))
+    start = time.perf_counter()
+    outcome = beside.run_task(task, answer)
+    if outcome.passed:
+        raise RuntimeError(f"{task.id}: {miss.new!r} passed")
+    return time.perf_counter() - start
