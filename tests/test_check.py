@@ -910,6 +910,8 @@ def test_without_the_solved_notebook_it_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("course_utils.environment.ROOT", tmp_path)
     solution("00.average", force=True)
     assert "The solution of 00.average cannot be shown" in capsys.readouterr().out
+    check("05.partition", right_total)
+    assert "beside our solution, and that is missing" in capsys.readouterr().out
 
 
 def test_importing_the_checks_does_not_import_torch():

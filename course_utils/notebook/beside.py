@@ -53,7 +53,11 @@ def run_task(task: Task, answer: Any) -> Outcome:
     """
     if answer is None or answer is ...:
         return not_attempted(task)
-    solved = ours.solved(task.id)
+    try:
+        solved = ours.solved(task.id)
+    except (OSError, LookupError, ValueError) as error:
+        compares = "The check runs your answer beside our solution, and that is missing"
+        return Outcome(task, "not attempted", (f"{compares}: {error}",))
     # A module is callable: it would be called with what is meant for the class.
     if not callable(answer) or solved.is_class and isinstance(answer, nn.Module):
         return Outcome(task, "wrong", (not_callable(task, solved, answer), more(task)))
