@@ -144,8 +144,10 @@ def about_order(mine: Any, right: Any, alike: Any) -> str:
     mine, right = torch.as_tensor(mine), torch.as_tensor(right)
     if mine.numel() != right.numel() or mine.numel() < 2:
         return ""
-    ordered = (tensor.flatten().double().sort().values for tensor in (mine, right))
-    if alike(*ordered):
+    mine, right = (tensor.flatten().double() for tensor in (mine, right))
+    if alike(mine, right):
+        return ""  # the order is right: the shape or the dtype is not
+    if alike(mine.sort().values, right.sort().values):
         return "These are the right numbers in another order."
     return ""
 
