@@ -122,6 +122,16 @@ AVERAGE = Task(
             f"It returned None: did you forget `return`? Or is it this? {IN_PLACE}",
         ),
         Miss("total /", "total //", "`//` throws the fraction away. Divide with `/`."),
+        Miss(
+            "tensor.clone()",
+            "tensor.long()",
+            "The fractions are gone: were they turned into whole numbers?",
+        ),
+        Miss(
+            f"total{DIVIDE}",
+            "tensor.mean()",
+            "`mean()` averages the elements of a tensor, not the tensors of the ranks.",
+        ),
         Miss(DIVIDE, " / 4", "The world size is not always 4: ask for it."),
         Miss(
             DIVIDE,
@@ -137,9 +147,8 @@ AVERAGE = Task(
         "Put the sum into a new tensor (`clone()`) in each call.",
     },
     errors={"NoneType": IN_PLACE},
-    otherwise="Add up each element over all ranks, in float32 (ReduceOp.SUM, which is "
-    "the default), then divide it once by dist.get_world_size(). The shape stays: "
-    "`mean()` averages the elements of one tensor, which is something else.",
+    otherwise="Add up each element over all ranks, in float32 (ReduceOp.SUM is the "
+    "default), then divide it once by dist.get_world_size(), and do not round it.",
     hints=(
         "A mean is a sum and a division. Which of the two is a matter between ranks?",
         "all_reduce replaces the tensor that it is given by the sum over all ranks. "
