@@ -355,8 +355,10 @@ WHICH_BACKEND = Task(
 
 PREDICT_RANK = NumberTask(
     "01.predict_rank",
-    "Three nodes with 8 GPUs each run one job, one rank for each GPU. On the last "
-    "node, the GPU with local rank 5 does nothing. Which rank's log do you read?",
+    "On three nodes with 8 GPUs each, somebody has typed this line, with `--node-rank` "
+    "0 on the first node, and so on. On the last one, the GPU with local rank 5 does "
+    "nothing. Which rank's log do you read?",
+    code="torchrun --nnodes 3 --nproc-per-node 8 --node-rank ... train.py",
     answer=21,
     title="Predict the rank",
     stars=1,
