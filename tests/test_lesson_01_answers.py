@@ -32,13 +32,6 @@ def as_a_tensor_of_floats(node, local_rank, gpus_per_node):
     return torch.tensor(node) * torch.tensor(1.0 * gpus_per_node) + local_rank
 
 
-@ANSWERS.wrong("01.rank_of", "wrong", "what you build here yourself.")
-def imported_it_inside(node, local_rank, gpus_per_node):
-    from course_utils.costs import rank_of
-
-    return rank_of(node, local_rank, gpus_per_node)
-
-
 ANSWERS.wrong("01.rank_of", "wrong", "Your code calls rank_of of course_utils.costs.")(
     functools.partial(costs.rank_of)
 )
@@ -104,7 +97,7 @@ def three_numbers(rank, gpus_per_node):
     return rank, rank // gpus_per_node, rank % gpus_per_node
 
 
-@ANSWERS.wrong("01.node_and_local_rank", "wrong", "(10, 7)")
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "[9, 7]")
 def loses_the_first_of_each_node(rank, gpus_per_node):
     node, place = 0, rank
     while place > gpus_per_node:  # must be >=
@@ -179,11 +172,6 @@ def small_messages_are_free(numel, element_size, latency_us, bandwidth_gb_s):
     return latency_us / 1e6 + nbytes / (bandwidth_gb_s * 1e9)
 
 
-@ANSWERS.wrong("01.transfer_seconds", "wrong", "It is 1e+06 times too large.")
-def in_microseconds(numel, element_size, latency_us, bandwidth_gb_s):
-    return latency_us + numel * element_size / (bandwidth_gb_s * 1e3)
-
-
 @ANSWERS.wrong("01.transfer_seconds", "wrong", "nothing in `course_utils`")
 def converted_for_the_library(numel, element_size, latency_us, bandwidth_gb_s):
     bandwidth = bandwidth_gb_s * costs.GB
@@ -243,11 +231,6 @@ def one_factor_for_both(parameters, element_size, ports, port_speed):
     return gib / (ports * port_speed) * 8.59
 
 
-@ANSWERS.wrong("01.spot_the_units", "wrong", "add no latency")
-def with_a_latency(parameters, element_size, ports, port_speed):
-    return 5e-6 + parameters * element_size / 1e9 / (ports * port_speed / 8)
-
-
 @ANSWERS.right("01.spot_the_units")
 def in_float32(parameters, element_size, ports, port_speed):
     gigabytes = torch.tensor(parameters * element_size / 1e9)
@@ -284,11 +267,6 @@ def as_one_fraction(parameters, element_size, ports, port_speed):
 
 
 # --------------------------------------------------------------- 01.which_backend
-
-
-@ANSWERS.wrong("01.which_backend", "wrong", "nccl takes GPU tensors only")
-def forgot_the_tensors(tensors_on, ranks_on_node, gpus_on_node):
-    return "nccl" if ranks_on_node <= gpus_on_node else "gloo"
 
 
 @ANSWERS.wrong("01.which_backend", "wrong", "some are left over")
