@@ -92,12 +92,12 @@ def with_numpy(node, local_rank, gpus_per_node):
 # ----------------------------------------------------------- 01.node_and_local_rank
 
 
-@ANSWERS.wrong("01.node_and_local_rank", "wrong", "Return both numbers")
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "It has 3 items; 2 were expected.")
 def three_numbers(rank, gpus_per_node):
     return rank, rank // gpus_per_node, rank % gpus_per_node
 
 
-@ANSWERS.wrong("01.node_and_local_rank", "wrong", "[9, 7]")
+@ANSWERS.wrong("01.node_and_local_rank", "wrong", "(9, 7)")
 def loses_the_first_of_each_node(rank, gpus_per_node):
     node, place = 0, rank
     while place > gpus_per_node:  # must be >=

@@ -79,13 +79,10 @@ PLACE = "node and local rank"
 
 def observe_place(answer, rank, gpus_per_node):
     place = answer(rank, gpus_per_node)
-    try:
-        is_pair = len(place) == 2
-    except TypeError:  # a single number
-        is_pair = False
-    if not is_pair:
-        return place
-    return {PLACE: list(place), WHOLE: list(map(is_index, place))}
+    if place is None:
+        return None
+    is_one = not hasattr(place, "__len__") or getattr(place, "shape", None) == ()
+    return {PLACE: place, WHOLE: None if is_one else list(map(is_index, place))}
 
 
 QUOTIENT, REST = "rank // gpus_per_node", "rank % gpus_per_node"
@@ -145,12 +142,9 @@ NODE_AND_LOCAL_RANK = Task(
         Miss(f"{QUOTIENT}, {REST}", "rank // 4, rank % 4", FOUR),
         Miss(f"{QUOTIENT}, {REST}", "rank // 8, rank % 8", EIGHT),
     ),
-    because={
-        "returned": "Return both numbers: `return node, local_rank`.",
-        WHOLE: f"The numbers are right. {NO_INDEX}",
-    },
-    otherwise="The node is the number of full nodes before the rank, the local rank is "
-    "what is then left of the rank. Both count from 0.",
+    because={WHOLE: f"The numbers are right. {NO_INDEX}"},
+    otherwise="`return node, local_rank`: the node is the number of full nodes before "
+    "the rank, the local rank is what is then left of it. Both count from 0.",
     hints=(
         "How many full nodes are there before this rank? How many ranks are left over "
         "then?",
