@@ -324,14 +324,6 @@ PARTITION = Task(
     instead="Shuffle the numbers 0 to n_items - 1, then deal them out.",
     misses=(
         Miss(
-            "manual_seed(seed)",
-            "manual_seed(seed + dist.get_rank())",
-            "The ranks have computed different shares, so some items go to two ranks "
-            "and others to none. The ranks' own random numbers differ: take them from "
-            "a generator that begins with `seed`, the same on every rank. (The `hash` "
-            "of a text differs, too.)",
-        ),
-        Miss(
             "order[rank::world_size]",
             "order[rank * (n_items // world_size) : (rank + 1) * (n_items // "
             "world_size)]",
@@ -340,23 +332,10 @@ PARTITION = Task(
             "belong to no rank.",
         ),
         Miss(
-            "torch.randperm(n_items, generator=generator)",
-            "torch.arange(n_items)",
-            "Each item is there once. But a share is a stretch of the items, or every "
-            "n-th one, or nearly so. If the data set is sorted by class, a rank may "
-            "see some classes only. Shuffle all items before you deal them out. All at "
-            "once, not a few at a time.",
-        ),
-        Miss(
             "for rank in range(world_size)",
             "for rank in range(min(n_items, world_size))",
             "There must be one list for each rank, also where it is empty because "
             "there are more ranks than items.",
-        ),
-        Miss(
-            "order[rank::world_size] for",
-            "[1 + item for item in order[rank::world_size]] for",
-            "Items count from 0: the last one is n_items - 1.",
         ),
         Miss(
             "torch.randperm(n_items, generator=generator)",
@@ -364,12 +343,6 @@ PARTITION = Task(
             "Some items are in it twice, and others are missing. All shares must be "
             "cut from *one* order, which has each item once (torch.randperm draws such "
             "a one), and no two shares may overlap.",
-        ),
-        Miss(
-            "return [order",
-            "order += order[: -n_items % world_size]\n    return [order",
-            "An item is in it twice. No two shares may overlap, and nothing is "
-            "repeated: where n_items cannot be divided, some are one item shorter.",
         ),
         Miss(
             "[order[rank::world_size] for rank in range(world_size)]",
@@ -720,12 +693,6 @@ SAMPLER = Task(
         ),
         Miss(
             REPEAT,
-            "order = order + order[self.n_items - total :]",
-            "You padded with the end of the order. DistributedSampler repeats it from "
-            "its beginning: 0, 1, ... in the example.",
-        ),
-        Miss(
-            REPEAT,
             "order = order + order[: max(0, total - self.n_items)]",
             "The order was repeated once, and that is not enough here: 3 items on 8 "
             "ranks need it more than twice. Repeat it as often as it takes.",
@@ -755,12 +722,6 @@ SAMPLER = Task(
             "math.floor",
             "Items are lost. Without drop_last nothing is cut: each rank gets "
             "ceil(n_items / world_size) items, and the first ones are repeated.",
-        ),
-        Miss(
-            REPEAT,
-            f"order = order[max(0, self.n_items - total) :]\n        {REPEAT}",
-            "You left out the first items of the order. With drop_last its end is cut "
-            "off.",
         ),
         Miss(
             "if self.shuffle",
@@ -1053,13 +1014,6 @@ SPOT_THE_LOADER = Task(
     cases=((96, 24, 3), (48, 12, 2)),
     misses=(
         Miss(
-            "sampler.set_epoch(epoch)",
-            "pass",
-            "No error any more, but epochs have the same order. A sampler does not "
-            "notice that a new epoch begins: it must be told before each one, by "
-            "`sampler.set_epoch(epoch)`.",
-        ),
-        Miss(
             "global_batch // size",
             "global_batch",
             "Each rank has batches of global_batch rows, so that a step of all ranks "
@@ -1087,17 +1041,6 @@ SPOT_THE_LOADER = Task(
             "sampler.set_epoch",
             "loader.set_epoch",
             "The sampler has `set_epoch`, the DataLoader has none.",
-        ),
-        Miss(
-            "DistributedSampler(dataset)",
-            "DistributedSampler(dataset, shuffle=False)",
-            "A rank always gets a stretch of the data set, or every n-th item of it. "
-            "The whole data set should be shuffled before it is dealt out.",
-        ),
-        Miss(
-            "epochs.append(list(loader))",
-            "epochs.append(loader)",
-            SAME_LISTS,
         ),
     ),
     because={
