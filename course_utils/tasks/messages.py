@@ -1,11 +1,11 @@
 """For tasks that are built from messages: what is noted, what stops, what goes wrong.
 
-    def try_it(answer, tensor):
+    def observe(answer, tensor):
         with watched(answer) as calls:
             result = answer(tensor)
         return {"sum": result, WAITED: all_waited_for(calls)}
 
-    Task(..., where="ranks", run=try_it, instead=INSTEAD)
+    Task(..., observe=observe, because=BECAUSE, errors=ERRORS, instead=INSTEAD)
 
 Inside `watched(answer)` no collective can be called, under whatever name, and each
 send, recv and wait is noted.
@@ -192,8 +192,39 @@ def all_waited_for(calls):
 
 
 WAITED = "every isend and irecv waited for"
+WAIT_FOR_IT = (
+    "isend and irecv return at once. Wait for every request before what is received is "
+    "used, and before the function returns: until then, what was received may be "
+    "incomplete, and what is sent may still be read."
+)
+# For a task's `because`: what to say where an observation is wrong.
+BECAUSE = {WAITED: WAIT_FOR_IT}
 
-# -------------------------------------------------------------- typical mistakes
+ANOTHER_ONE = (
+    "A rank cannot send to itself. With several ranks, it has taken its own number for "
+    "another one's. One rank alone is its own neighbour, and has nothing to send at "
+    "all."
+)
+# For a task's `errors`, before OUT_OF_STEP: a part of the error's class and text, and
+# what to say of it.
+ERRORS = {
+    "PolledInVain": "With gloo, is_completed() stays False until wait() has been "
+    "called, even when the message has long arrived. Call wait(): it returns when it "
+    "has.",
+    "should not be the same as the rank": ANOTHER_ONE,
+    "is this rank itself": ANOTHER_ONE,
+    "Pair is not connected": ANOTHER_ONE,
+    "there is no rank": "There is no such rank: they go from 0 to world size - 1. (The "
+    "course looks. gloo does not: it may crash, or wait for ever.) Ask "
+    "dist.get_world_size(); for neighbours in a circle compute `% world_size`.",
+    "running: ": "Is there a loop that never ends? If it stands in a send, a recv or "
+    "an isend, there may be no such rank: they go from 0 to world size - 1.",
+    "CollectiveMismatch: ": "What one rank sends must fit what the other receives, in "
+    "size and dtype. `torch.empty_like(tensor)` makes a buffer that fits. Or does one "
+    "rank leave out a message, an empty one for example, that the other one expects?",
+}
+
+# The same for the lessons that have not moved yet.
 
 
 def waits(attempt):
@@ -202,15 +233,10 @@ def waits(attempt):
 
 
 POLLED = Mistake(
-    when=lambda attempt: attempt.error == "PolledInVain",
-    says="With gloo, is_completed() stays False until wait() has been called, even "
-    "when the message has long arrived. Call wait(): it returns when it has.",
+    when=lambda attempt: attempt.error == "PolledInVain", says=ERRORS["PolledInVain"]
 )
 NOT_WAITED_FOR = Mistake(
-    when=lambda attempt: attempt.got[WAITED] is False,
-    says="isend and irecv return at once. Wait for every request before what is "
-    "received is used, and before the function returns: until then, what was received "
-    "may be incomplete, and what is sent may still be read.",
+    when=lambda attempt: attempt.got[WAITED] is False, says=WAIT_FOR_IT
 )
 TO_ITSELF = Mistake(
     when=says(
@@ -218,24 +244,13 @@ TO_ITSELF = Mistake(
         "is this rank itself",
         "Pair is not connected",
     ),
-    says="A rank cannot send to itself. With several ranks, it has taken its own "
-    "number for another one's. One rank alone is its own neighbour, and has nothing to "
-    "send at all.",
+    says=ANOTHER_ONE,
 )
-NO_SUCH_RANK = Mistake(
-    when=says("there is no rank"),
-    says="There is no such rank: they go from 0 to world size - 1. (The course looks. "
-    "gloo does not: it may crash, or wait for ever.) Ask dist.get_world_size(); for "
-    "neighbours in a circle compute `% world_size`.",
-)
+NO_SUCH_RANK = Mistake(when=says("there is no rank"), says=ERRORS["there is no rank"])
 STILL_BUSY = Mistake(
-    when=lambda attempt: attempt.error == "running",
-    says="Is there a loop that never ends? If it stands in a send, a recv or an isend, "
-    "there may be no such rank: they go from 0 to world size - 1.",
+    when=lambda attempt: attempt.error == "running", says=ERRORS["running: "]
 )
 OTHER_SIZE = Mistake(
     when=lambda attempt: attempt.error == "CollectiveMismatch",
-    says="What one rank sends must fit what the other receives, in size and dtype. "
-    "`torch.empty_like(tensor)` makes a buffer that fits. Or does one rank leave out a "
-    "message, an empty one for example, that the other one expects?",
+    says=ERRORS["CollectiveMismatch: "],
 )
