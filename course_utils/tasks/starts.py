@@ -1,0 +1,116 @@
+"""For a task that starts processes: who ran, where, and at the same time as whom."""
+
+import contextlib
+import multiprocessing.context
+import multiprocessing.reduction
+import os
+import pickle
+import tempfile
+import time
+import warnings
+from typing import NamedTuple
+
+import torch.multiprocessing as mp
+
+CAN_FORK = "fork" in mp.get_all_start_methods()
+MEETING = 2.0 if CAN_FORK else 20.0  # seconds that workers wait for each other
+LATE = 0.05  # seconds that a worker takes longer than the next one
+DONE = ".done"
+
+
+class Noted(NamedTuple):
+    """What a worker has left behind.
+
+    Attributes:
+        given: its arguments, as "0 3".
+        pid: of the process that it ran in.
+        met: did it see all the others?
+    """
+
+    given: str
+    pid: int
+    met: bool
+
+
+class Note:
+    """A worker that leaves a file. It first waits for the other workers."""
+
+    def __init__(self, folder: str, n: int):
+        self.folder, self.n = folder, n
+
+    def __call__(self, *given):
+        if len(given) != 2:
+            raise TypeError(
+                f"worker(process, n) takes 2 arguments, but it got {len(given)}: "
+                f"{', '.join(map(repr, given))}"
+            )
+        with contextlib.suppress(OSError):  # nobody has waited: the folder is gone
+            handle, begun = tempfile.mkstemp(dir=self.folder)
+            met = self._all_are_there()
+            # Whoever waits for one of them alone finds no other that has ended.
+            time.sleep(LATE * (self.n - given[0]) if given[0] in range(self.n) else 0)
+            with open(handle, "wb") as file:
+                pickle.dump(("{!r} {!r}".format(*given), os.getpid(), met), file)
+            os.rename(begun, begun + DONE)
+
+    def _all_are_there(self) -> bool:
+        end = time.monotonic() + MEETING
+        while len(os.listdir(self.folder)) < self.n:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.002)
+        return True
+
+    @staticmethod
+    def read(folder: str) -> list[Noted]:
+        """What the workers have left that have come to their end by now."""
+        notes = []
+        for name in os.listdir(folder):
+            if name.endswith(DONE):
+                with open(os.path.join(folder, name), "rb") as file:
+                    notes.append(Noted(*pickle.load(file)))
+        return notes
+
+
+@contextlib.contextmanager
+def forks_for_spawns():
+    """Fork where the learner's code asks for spawn, if there is a fork: seconds less.
+
+    All ways to start processes take their context from one table.
+    """
+    if not CAN_FORK:
+        yield
+        return
+    fork = multiprocessing.context.ForkProcess
+
+    class Process(fork):
+        @staticmethod
+        def _Popen(process):
+            refuse_what_has_no_name(process)
+            return fork._Popen(process)
+
+    class Context(multiprocessing.context.ForkContext):
+        pass
+
+    Context.Process = Process
+    contexts = multiprocessing.context._concrete_contexts
+    originals = dict(contexts)
+    contexts.update({name: Context() for name in originals if name != "fork"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
+        try:
+            yield
+        finally:
+            contexts.update(originals)
+
+
+def refuse_what_has_no_name(process):
+    """Raise as spawn does where it cannot send a function by its name."""
+    for part in (process._target, *process._args):
+        try:
+            if callable(part):
+                multiprocessing.reduction.ForkingPickler.dumps(part)
+        except pickle.PicklingError as error:
+            # What the learner has in a file has come to this rank as a copy of it.
+            if "not the same object" not in str(error):
+                raise
