@@ -1,29 +1,30 @@
 """Lesson 04, processes and collectives: the tasks of its exercise."""
 
-import contextlib
-import os
-import tempfile
 import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from course_utils.messages import P2P, in_steps, put_back
-from course_utils.notebook.compare import difference, plain
+from course_utils.messages import in_steps
 from course_utils.questions import NumberTask, Slip
+from course_utils.tasks import starts
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.messages import (
     BECAUSE,
     ERRORS,
+    FROM_RECV,
     INSTEAD,
+    NEW,
+    RESULT,
+    ROUNDED,
     WAITED,
     all_waited_for,
-    collectives_in,
+    groups_noted,
+    is_new,
+    looked_at,
     told_by_all,
     watched,
 )
-from course_utils.tasks.starts import MEETING, Note, forks_for_spawns
 from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
 from course_utils.tasks.under_way import Log
 
@@ -40,22 +41,11 @@ PREDICT_MESSAGES = NumberTask(
     "five: 10 messages.",
     hint="Count the messages to rank 0, then those from it. Each is a whole tensor.",
     slips=[
-        Slip(
-            20_000,
-            "You counted one half: all the others send to rank 0, and afterwards rank "
-            "0 sends the sum to each of the others.",
-        ),
-        Slip(
-            48_000,
-            "Rank 0 sends nothing to itself: five ranks send, and five receive.",
-        ),
+        Slip(20_000, "That is one half: the tensors to rank 0, or the sums from it."),
+        Slip(48_000, "Rank 0 sends nothing to itself: five send, and five receive."),
         Slip(10_000, "The messages are right. But a float32 has 4 bytes."),
-        Slip(80_000, "The messages are right. But a float32 has 4 bytes, not 8."),
         Slip(4000, "That is one message. How many are there?"),
-        Slip(
-            120_000,
-            "That is every rank sending to every other. Here all goes through rank 0.",
-        ),
+        Slip(120_000, "Not every rank sends to every other: all goes through rank 0."),
         Slip(10, "That is how many messages there are. How many bytes has each?"),
     ],
     hints=(
@@ -71,42 +61,18 @@ PREDICT_MESSAGES = NumberTask(
 
 # ----------------------------------------------------------------------- spot_the_tuple
 
-ENDED = "workers that have come to their end"
-OWN_PROCESSES = "they ran in processes of their own"
-EACH_ANOTHER = "each ran in another process"
-GIVEN = "what the workers were given"
-TOGETHER = "they ran at the same time"
-
-
-def observe_start(answer, n):
-    """Read what the workers have noted when it returns."""
-    # Workers that nobody waits for may still write into it.
-    place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    with place as folder, forks_for_spawns():
-        try:
-            answer(Note(folder, n), n)
-        except mp.ProcessRaisedException as error:
-            # Its first lines are a traceback; what it is about is in the last one.
-            last = str(error).strip().splitlines()[-1]
-            text = f"process {error.error_index} ended with {last}"
-            short = mp.ProcessRaisedException(text, error.error_index, error.error_pid)
-            raise short.with_traceback(error.__traceback__) from None
-        notes = Note.read(folder)
-    pids = [note.pid for note in notes]
-    return {
-        OWN_PROCESSES: os.getpid() not in pids,
-        EACH_ANOTHER: len(set(pids)) == len(pids),
-        ENDED: len(notes),
-        GIVEN: sorted(note.given for note in notes),
-        TOGETHER: all(note.met for note in notes),
-    }
-
-
-SPAWN = "mp.spawn(worker, args=(n,), nprocs=n)"
 BY_ITS_NAME = (
     "spawn sends a function by its name. A lambda, an inner function and one from a "
     "notebook cell have no name under which a new process finds them. Start `worker` "
     "itself, and give it n in `args`."
+)
+THE_COMMA = (
+    "n is a number, also in parentheses, and a number has no elements. What makes a "
+    "tuple of one element is the comma."
+)
+A_CALL = (
+    "With parentheses, `worker(...)` is a call: it runs here, and returns nothing. "
+    "Hand over the function itself, and n in `args`."
 )
 
 SPOT_THE_TUPLE = Task(
@@ -114,60 +80,33 @@ SPOT_THE_TUPLE = Task(
     title="Spot the tuple",
     stars=1,
     where="here",
-    observe=observe_start,
+    observe=starts.observe_start,
     cases=((1,), (2,), (3,)),
-    seconds=20 * MEETING,  # without fork, each process imports torch
+    seconds=60.0,  # without fork, each process imports torch
     misses=(
-        Miss(
-            "(n,)",
-            "int(n)",
-            "`(n)` is the number n, in parentheses. What makes a tuple is the comma.",
-        ),
-        Miss(
-            "(n,)",
-            "tuple(n)",
-            "n is a number, and has no elements that `tuple(...)` or a loop could go "
-            "through. A tuple of one element is written with a comma.",
-        ),
+        Miss("(n,)", "int(n)", THE_COMMA),
+        Miss("(n,)", "tuple(n)", THE_COMMA),
         Miss(
             "(n,)",
             "(0, n)",
             "Count the arguments of the worker: spawn itself puts the number of the "
             "process first. `args` holds what comes after it: n, once.",
         ),
-        Miss(
-            "spawn(worker,",
-            "spawn(worker(n),",
-            "The worker ran in the process that was to start it: with parentheses, "
-            "`worker(n)` is a call. Hand over the function itself, and n in `args`.",
-        ),
-        Miss(
-            "spawn(worker,",
-            "spawn(worker(0, n),",
-            "What was handed over is None: `worker(...)` with parentheses is a call, "
-            "and that returns nothing. Hand over the function itself, and n in `args`.",
-        ),
-        Miss(
-            "nprocs=n",
-            "nprocs=n, join=False",
-            "No worker has come to its end when your function returns. Were n of them "
-            "started, and did an error get lost? spawn waits for them with join=True, "
-            "its default.",
-        ),
-        Miss(
-            SPAWN,
-            "for i in range(n): worker(i, n)",
-            "The worker ran in the process that called it. Start processes: mp.spawn.",
-        ),
+        Miss("spawn(worker,", "spawn(worker(n),", A_CALL),
+        Miss("spawn(worker,", "spawn(worker(0, n),", A_CALL),
     ),
     because={
-        EACH_ANOTHER: "One process ran several workers: a pool uses its processes "
-        "again. Workers that talk to each other must all run at the same time.",
-        ENDED: "Not every worker has come to its end when your function returns. Start "
-        "n of them (`nprocs` says how many), and wait for all of them.",
-        TOGETHER: "The workers ran one after the other. Here each waits a while for "
-        "the others, as workers do that talk to each other. Start all, then wait for "
-        "all.",
+        starts.OWN_PROCESSES: "A worker ran in the process that called it. Start "
+        "processes: mp.spawn.",
+        starts.EACH_ANOTHER: "One process ran several workers: a pool uses its "
+        "processes again. Workers that talk to each other must all run at the same "
+        "time.",
+        starts.ENDED: "Not every worker has come to its end when your function "
+        "returns. Start n (`nprocs` says how many), lose no error, and wait for all of "
+        "them (join=True, the default of spawn).",
+        starts.TOGETHER: "The workers ran one after the other. Here each waits a while "
+        "for the others, as workers do that talk to each other. Start all, then wait "
+        "for all.",
     },
     errors={"Can't pickle": BY_ITS_NAME, "Can't get local object": BY_ITS_NAME},
     otherwise="Each of n processes must run worker(i, n), with its own i from 0 to "
@@ -182,55 +121,10 @@ SPOT_THE_TUPLE = Task(
     ),
 )
 
-# --------------------------------------------------------------------- for all messages
+# ------------------------------------------------------------------------ spot_the_wait
 
-RESULT = "what it returned"
-BY_MESSAGES = "what it returned came by messages"
-NEW = "it is a new tensor"
 ONE_ROW = "each rank was sent its row alone"
 ENVELOPE = 5000  # bytes, around a row that is sent as an object
-LARGE = 10**9  # float32 has multiples of 64 only, from here on
-
-
-def a_tensor(case, rank, world_size):
-    """int64 numbers are large: on a way through float32 they are rounded."""
-    shape, dtype = case
-    numbers = whole_numbers(shape, rank).to(dtype)
-    return (numbers + LARGE if dtype == torch.int64 else numbers,)
-
-
-def looked_at(answer, tensor, own):
-    """What a rank has got, and its calls. It has `own` without any message."""
-    own = own.clone()
-    with watched(answer) as calls:
-        result = answer(tensor)
-    if not isinstance(result, torch.Tensor):
-        return result, calls
-    # What a rank has of others may also come through a file or a store.
-    received = any(call.kind == "recv" for call in calls)
-    has_own = difference(plain(result), own, 0.0) is None
-    seen = {WAITED: all_waited_for(calls), RESULT: result}
-    return seen | {BY_MESSAGES: received or has_own}, calls
-
-
-BECAUSE_OF_MESSAGES = BECAUSE | {
-    BY_MESSAGES: "This rank has received nothing, and yet it has what was another "
-    "rank's. Use messages: send and recv, or isend and irecv."
-}
-BECAUSE_NEW = {
-    NEW: "The sum is right, but it is in the tensor that was given. Whoever called the "
-    "function may still need that one: return a new tensor. `clone()` makes one."
-}
-FROM_RECV = (
-    "That is the number that recv returns: the rank of the sender. The message is in "
-    "the tensor that recv was given: use that one."
-)
-ROUNDED = (
-    "These are int64 numbers that went through float32, which has no room for all "
-    "their digits. Buffers need the dtype of the tensor: `torch.empty_like(tensor)`."
-)
-
-# ------------------------------------------------------------------------ spot_the_wait
 
 
 def observe_hand_out(answer, rows):
@@ -245,6 +139,9 @@ def observe_hand_out(answer, rows):
     return seen
 
 
+ROWS_SENT = "rows[other], dst=other) for other in range(1, world_size)\n        ]"
+ONE_BUFFER = ROWS_SENT.replace("rows[other]", "row.copy_(rows[other])")
+
 SPOT_THE_WAIT = Task(
     id="04.spot_the_wait",
     title="Spot the missing wait",
@@ -254,41 +151,21 @@ SPOT_THE_WAIT = Task(
     inputs=lambda size, rank, world_size: (whole_numbers((world_size, size), rank),),
     misses=(
         Miss(
-            "rows[other], dst=other) for other in range(1, world_size)\n        ]",
-            "row.copy_(rows[other]), other) for other in range(1, world_size)\n"
-            "        ]\n        row.copy_(rows[0])",
+            ROWS_SENT,
+            f"{ONE_BUFFER}\n        row.copy_(rows[0])",
             "Every rank has row 0: what was sent is what stood in the buffer at last. "
             "It must not be written while a message from it is under way: wait inside "
             "the loop, or give each message memory of its own.",
         ),
-        Miss(
-            "return row",
-            "return rows[rank].clone()",
-            "That is a row of this rank's own tensor. What counts is rank 0's.",
-        ),
-        Miss(
-            "dist.irecv(row, src=0).wait()",
-            "row = dist.recv(row, src=0)",
-            FROM_RECV,
-        ),
-        Miss(
-            "dist.irecv(row",
-            "row = dist.irecv(row",
-            "That is what wait() returns. The message is in the tensor that irecv was "
-            "given: use that one.",
-        ),
-        Miss(
-            "rows[other], dst",
-            "rows[other - 1], dst",
-            "Row r is for rank r, and rank 0 keeps row 0.",
-        ),
+        Miss("dist.irecv(row, src=0).wait()", "row = dist.recv(row, src=0)", FROM_RECV),
+        Miss("dist.irecv(row", "row = dist.irecv(row", FROM_RECV),
     ),
-    because=BECAUSE_OF_MESSAGES
-    | {
+    because={
+        **BECAUSE,
         ONE_ROW: "The row is right, but this rank was sent more than its row. Send row "
         "r to rank r, and nothing else.",
     },
-    errors=ERRORS | {OUT_OF_STEP: "A recv needs its send, and the other way round."},
+    errors=ERRORS,
     otherwise="Row r of rank 0's tensor is for rank r; rank 0 keeps row 0. Is a buffer "
     "written again while a message from it is under way?",
     instead="Keep isend and irecv (or send and recv), and repair what is around them.",
@@ -305,49 +182,51 @@ SPOT_THE_WAIT = Task(
 
 # ----------------------------------------------------------------------------- exchange
 
+LARGE = 10**9  # float32 has multiples of 64 only, from here on
+TENSORS = (
+    ((3,), torch.float32),
+    ((2, 2), torch.int64),
+    ((), torch.float64),
+    ((100_000,), torch.float32),
+)
+
+
+def a_tensor(case, rank, world_size):
+    """int64 numbers are large: on a way through float32 they are rounded."""
+    shape, dtype = case
+    numbers = whole_numbers(shape, rank).to(dtype)
+    return (numbers + LARGE if dtype == torch.int64 else numbers,)
+
+
+SEND_AND_RECV = "dst=(rank + 1) % world_size)\n    dist.recv(received, src=(rank - 1)"
+OTHER_WAY = SEND_AND_RECV.translate(str.maketrans("+-", "-+"))
+
 EXCHANGE = Task(
     id="04.exchange",
     title="A safe exchange",
     stars=2,
     ranks=(3, 2, 4, 1),  # one comes last: who is stuck in a circle hears of that first
     observe=lambda answer, tensor: looked_at(answer, tensor, tensor)[0],
-    cases=(
-        ((3,), torch.float32),
-        ((2, 2), torch.int64),
-        ((), torch.float64),
-        ((100_000,), torch.float32),
-    ),
+    cases=TENSORS,
     inputs=a_tensor,
     misses=(
         Miss(
-            "dst=(rank + 1) % world_size)\n    dist.recv(received, src=(rank - 1)",
-            "dst=(rank - 1) % world_size)\n    dist.recv(received, src=(rank + 1)",
+            SEND_AND_RECV,
+            OTHER_WAY,
             "That is the tensor of the next rank. Send to the next, and receive from "
             "the previous.",
         ),
-        Miss(
-            "return received",
-            "return tensor.clone()",
-            "That is the rank's own tensor. Receive into a new one, and return that.",
-        ),
-        Miss(
-            "dist.recv(received",
-            "received = dist.recv(received",
-            FROM_RECV,
-        ),
-        Miss(
-            "return received",
-            "return received.float().to(tensor.dtype)",
-            ROUNDED,
-        ),
+        Miss("dist.recv(received", "received = dist.recv(received", FROM_RECV),
+        Miss("return received", "return received.float()", ROUNDED),
+        Miss("return received", "return received.float().to(tensor.dtype)", ROUNDED),
     ),
-    because=BECAUSE_OF_MESSAGES,
-    errors=ERRORS
-    | {
-        OUT_OF_STEP: "Ranks wait for each other around the circle. If all send first, "
-        "or wait for their isend first, nobody receives; if all receive first, nobody "
-        "sends. Let one part receive first; or start an isend, receive, and wait for "
-        "its request last. And who sends to rank + 1 must receive from rank - 1, once.",
+    because=BECAUSE,
+    errors={
+        **ERRORS,
+        OUT_OF_STEP: "If all send first, or wait for their isend first, nobody "
+        "receives; if all receive first, nobody sends. Let one part receive first; or "
+        "start an isend, receive, and wait for its request last. Whoever sends to rank "
+        "+ 1 must receive from rank - 1.",
     },
     otherwise="Rank r returns the tensor of rank r - 1, and rank 0 that of the last "
     "rank. Is it received into memory of its own? A tensor that is being sent must not "
@@ -377,18 +256,16 @@ def observe_sum(answer, tensor):
     return seen
 
 
-def is_new(result, tensor):
-    """Has it memory of its own?"""
-    return result.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
-
-
-TAKEN_IN = "dist.recv(incoming, src=other)\n            total += incoming"
-COPIED = "total, world_size = tensor.clone()"
+BEGIN = "total, world_size = tensor.clone()"
+IN = "dist.recv(incoming, src=other)\n            total += incoming"
+NEXT_LOOP = "\n        for other in range(1, world_size):"
+BACK = "dist.recv(total, src=0)"
 OVERWRITTEN = (
     "Each recv overwrites its buffer, and what came before is lost. Add each one to "
     "the sum before the next one comes: `+=`, inside the loop."
 )
-TWICE = "own tensor in it twice: what comes back is the whole sum, so do not add to it."
+LACKS_ONE = "A rank's own tensor is missing in the sum. Begin with `tensor.clone()`."
+TWICE = "The rank's own tensor is in it twice: what comes back is the whole sum."
 
 ALL_REDUCE = Task(
     id="04.all_reduce",
@@ -398,97 +275,38 @@ ALL_REDUCE = Task(
     # other; on 2 many are alike, and on 1 most are right.
     ranks=(3, 2, 6, 1),
     observe=observe_sum,
-    cases=(
-        ((3,), torch.float32),
-        ((2, 3), torch.int64),
-        ((), torch.float64),
-        ((100_000,), torch.float32),
-    ),
+    cases=TENSORS,
     inputs=a_tensor,
     misses=(
         Miss(
-            "dist.recv(total, src=0)",
+            BACK,
             "dist.recv(tensor.clone(), src=0)",
             "Rank 0 has the sum. It must be sent back to all the others.",
         ),
+        Miss(IN, "dist.recv(total, src=other)", OVERWRITTEN),
         Miss(
-            TAKEN_IN,
-            "dist.recv(total, src=other)",
-            OVERWRITTEN,
-        ),
-        Miss(
-            f"    {TAKEN_IN.rpartition(' ' * 12)[2]}",
+            f"total += incoming{NEXT_LOOP}",
             "total += incoming",
-            OVERWRITTEN,
+            "Rank 1 has the sum of ranks 0 and 1 only. It must be sent when the last "
+            "tensor has been added: in a second loop.",
         ),
-        Miss(
-            f"{TAKEN_IN}\n        for other in range(1, world_size):",
-            TAKEN_IN,
-            "Rank 1 has the sum of ranks 0 and 1 only. If rank 0 collects for all: it "
-            "must send the sum out when it has added the last tensor, in a second "
-            "loop. If partners at the distances 1, 2, 4, ... add up: with 3 ranks some "
-            "have none.",
-        ),
-        Miss(
-            COPIED,
-            "total, world_size = torch.zeros_like(tensor)",
-            "Rank 0's own tensor is missing in the sum. There, begin with "
-            "`tensor.clone()`.",
-        ),
-        Miss(
-            "return total",
-            "return total - tensor",
-            "The rank's own tensor is missing in its sum. Begin with `tensor.clone()`.",
-        ),
-        Miss(
-            "dist.recv(total, src=0)",
-            "dist.recv(total, src=0)\n        total += tensor",
-            f"Rank 0 has the sum. The others have their {TWICE}",
-        ),
-        Miss(
-            "return total",
-            "return total + tensor",
-            f"Every rank has its {TWICE}",
-        ),
+        Miss(BEGIN, "total, world_size = torch.zeros_like(tensor)", LACKS_ONE),
+        Miss("return total", "return total - tensor", LACKS_ONE),
+        Miss(BACK, f"{BACK}\n        total += tensor", TWICE),
+        Miss("return total", "return total + tensor", TWICE),
         Miss(
             "return total",
             "return total / world_size",
             "That is the mean. An all-reduce with SUM adds up and does not divide.",
         ),
-        Miss(
-            TAKEN_IN,
-            "total += dist.recv(incoming, src=other)",
-            "That is rank 0's tensor plus the ranks of the senders: what recv returns. "
-            "The message is in the tensor that recv was given: add that one.",
-        ),
-        Miss(
-            "dist.recv(total, src=0)",
-            "total = dist.recv(total, src=0)",
-            FROM_RECV,
-        ),
-        Miss(
-            "if dist.get_rank() == 0:",
-            "rank = dist.get_rank()\n"
-            "    for _ in range(world_size - 1):\n"
-            "        request = dist.isend(total, (rank + 1) % world_size)\n"
-            "        incoming = torch.empty_like(total)\n"
-            "        dist.recv(incoming, (rank - 1) % world_size)\n"
-            "        request.wait()\n"
-            "        total += incoming\n"
-            "    return total\n"
-            "    if rank == 0:",
-            "You pass on the running sum, so tensors are counted more than once. Pass "
-            "on what you received last.",
-        ),
-        Miss(
-            COPIED,
-            "tensor = tensor.float().to(tensor.dtype)\n    " + COPIED,
-            ROUNDED,
-        ),
+        Miss(IN, "total += dist.recv(incoming, src=other)", FROM_RECV),
+        Miss(BACK, f"total = {BACK}", FROM_RECV),
+        Miss("return total", "return total.float()", ROUNDED),
+        Miss(BEGIN, f"tensor = tensor.float().to(tensor.dtype)\n    {BEGIN}", ROUNDED),
     ),
-    because=BECAUSE_OF_MESSAGES | BECAUSE_NEW,
-    errors=ERRORS
-    | {
+    because=BECAUSE,
+    errors={
+        **ERRORS,
         OUT_OF_STEP: "Every send needs a rank that receives it, and every recv one "
         "that sends. Follow the code as rank 0, as rank 1 and as the last rank: where "
         "does each one stand? If all send first, nobody receives.",
@@ -545,6 +363,7 @@ BY_PLACES = (
     "Build the tree for places, with src at place 0: place = (rank - src) % "
     "world_size, and back: rank = (place + src) % world_size."
 )
+A_PLACE = f"A rank cannot send to itself. Is the number a place, or a rank? {BY_PLACES}"
 
 BROADCAST = Task(
     id="04.broadcast",
@@ -553,61 +372,37 @@ BROADCAST = Task(
     ranks=(3, 1, 2, 5, 8),
     observe=observe_broadcast,
     cases=(
-        (((4,), torch.float32), 0),
-        (((2, 3), torch.int64), 1),
-        (((3,), torch.float32), -1),
-        (((50_000,), torch.float32), 2),
+        ((4,), torch.float32, 0),
+        ((2, 3), torch.int64, 1),
+        ((3,), torch.float32, -1),
+        ((50_000,), torch.float32, 2),
     ),
-    inputs=lambda case, rank, world_size: (
-        *a_tensor(case[0], rank, world_size),
-        case[1] % world_size,
-    ),
+    inputs=lambda case, rank, n: (*a_tensor(case[:2], rank, n), case[2] % n),
     misses=(
-        Miss(
-            PLACE,
-            "place = rank",
-            f"src need not be rank 0. {BY_PLACES}",
-        ),
+        Miss(PLACE, "place = rank", f"src need not be rank 0. {BY_PLACES}"),
         Miss(
             PLACE,
             f"tensor = tensor.clone()\n    {PLACE}",
             "The messages were sent, but the tensor is as it was. Receive into the "
             "tensor that was given, in place, as dist.broadcast does.",
         ),
-        Miss(
-            PLACE,
-            f"return tensor\n    {PLACE}",
-            "No message was sent. Use send and recv, or isend and irecv: every rank "
-            "but src must receive once.",
-        ),
-        Miss(
-            "while distance < world_size",
-            "while 2 * distance < world_size",
-            "Fewer messages were sent than there are ranks that need the tensor: every "
-            "rank but src must receive once. Does the loop end too early?",
-        ),
-        Miss(
-            PLACE,
-            f"tensor.copy_(tensor.float())\n    {PLACE}",
-            ROUNDED,
-        ),
+        Miss(PLACE, f"tensor.copy_(tensor.float())\n    {PLACE}", ROUNDED),
     ),
-    because=BECAUSE
-    | {
+    because={
+        **BECAUSE,
         MESSAGES: "Every rank but src must receive the tensor once, and no message is "
-        "needed for anything else: that is n - 1 messages. In the last step, not every "
-        "place may have a partner.",
+        "needed for anything else: that is n - 1 messages. Does the loop end too "
+        "early? In the last step, not every place may have a partner.",
         STEPS: "Every rank has the tensor, but it took too many steps. In each step, "
         "every rank that has it should send it to one that has not, so that their "
         "number doubles. What a rank sends leaves in the order of its calls, with "
         "isend too: first to the one that hands on to the most others.",
     },
-    errors=ERRORS
-    | {
+    errors={
+        **ERRORS,
         "but got <class 'int'>": FROM_RECV,
-        "should not be the same as the rank": "A rank cannot send to itself. Is the "
-        "number a place, or a rank? Back from a place: rank = (place + src) % "
-        "world_size.",
+        "is this rank itself": A_PLACE,
+        "should not be the same as the rank": A_PLACE,
         OUT_OF_STEP: "Every send needs its recv. Write down for 3 and for 5 ranks, and "
         "for src = 0 and 1, who sends to whom in each step: a place may have no "
         "partner in the last one, and a rank must receive before it sends. "
@@ -637,56 +432,28 @@ BROADCAST = Task(
 
 SUM_ENDED = "every all_reduce waited for"
 COUNTED = "all ranks have counted as many groups"
-MADE = "a group was made"
-EVEN_ONLY = "the groups used have even ranks only"
-
-
-@contextlib.contextmanager
-def groups_noted():
-    """Note the ranks of each group in which this rank sends, or calls a collective."""
-    used = []
-    names = [*collectives_in(dist.ProcessGroup), *P2P]
-
-    def noting(original):
-        def noted(group, *args, **kwargs):
-            used.extend(dist.get_process_group_ranks(group))
-            return original(group, *args, **kwargs)
-
-        return noted
-
-    with put_back(dist.ProcessGroup, names) as originals:
-        for name, original in originals.items():
-            setattr(dist.ProcessGroup, name, noting(original))
-        yield used
+EVEN_ONLY = "a group was made, and even ranks used groups of even ranks only"
 
 
 def observe_even_group(answer, tensor):
     """Call it, and ask every rank how many groups it has counted since."""
     world = dist.distributed_c10d._world
-    before, is_even = world.group_count, dist.get_rank() % 2 == 0
+    before, is_odd = world.group_count, dist.get_rank() % 2 == 1
     with groups_noted() as used, Log() as log:  # it holds back what nobody waits for
         result = answer(tensor)
     counts = told_by_all(world.group_count - before) or [1]
-    is_tensor = isinstance(result, torch.Tensor)
     return {
         SUM_ENDED: all(sent.handed_over for sent in log.sent),
         RESULT: result,
-        NEW: not is_tensor or is_new(result, tensor),
+        NEW: not isinstance(result, torch.Tensor) or is_new(result, tensor),
         COUNTED: len(set(counts)) == 1,
-        MADE: any(counts),
-        EVEN_ONLY: not is_even or not any(rank % 2 for rank in used),
+        EVEN_ONLY: any(counts) and (is_odd or not any(rank % 2 for rank in used)),
     }
 
 
+IF_EVEN = "if rank % 2 == 0:\n        total = tensor.clone()\n        "
 ADDED_UP = "dist.all_reduce(total, group=group)"
-OF_THE_JOB = (
-    "`src` and `dst` are ranks of the whole job, also in a group. `group_src` and "
-    "`group_dst` count its members: 0, 1, 2, ..."
-)
-NOT_IN_THE_JOB = (
-    "The group has a rank that is not in this job. The even ranks depend on the world "
-    "size: range(0, world_size, 2)."
-)
+OF_THE_JOB = "It must be a rank of this job, as given by range(0, world_size, 2)."
 
 EVEN_GROUP = Task(
     id="04.even_group",
@@ -694,7 +461,7 @@ EVEN_GROUP = Task(
     stars=2,
     ranks=(3, 1, 2, 4, 5),
     observe=observe_even_group,
-    cases=(((3,), torch.float32), ((2, 2), torch.int64)),
+    cases=TENSORS[:2],
     inputs=a_tensor,
     misses=(
         Miss(
@@ -704,46 +471,32 @@ EVEN_GROUP = Task(
             "a group that they are not in does nothing.",
         ),
         Miss(
-            f"if rank % 2 == 0:\n        total = tensor.clone()\n        {ADDED_UP}",
-            "if True:\n        total = tensor.clone()\n        dist.all_reduce(total)",
+            f"{IF_EVEN}{ADDED_UP}",
+            f"{IF_EVEN.replace('rank % 2 == 0', 'True')}dist.all_reduce(total)",
             "That is the sum over all ranks. Give the group to all_reduce: "
             "`group=...`.",
         ),
-        Miss(
-            ADDED_UP,
-            "pass",
-            "That is the rank's own tensor. all_reduce writes the sum into the tensor "
-            "that it is given. Or does the list of the group's ranks lack one?",
-        ),
-        Miss(
-            ADDED_UP,
-            "dist.reduce(total, 0, group=group)",
-            "Only rank 0 has the sum. Every even rank must return it: all_reduce gives "
-            "it to all members.",
-        ),
     ),
-    because=BECAUSE_NEW
-    | {
+    because={
+        **BECAUSE,
         SUM_ENDED: "With async_op=True, all_reduce returns at once, and the sum is "
-        "there later. Call `wait()` on what it returns before the sum is used or "
-        "returned.",
+        "there later. Call `wait()` on what it returns before the sum is used.",
         COUNTED: "The sum is right, but some ranks have counted more groups than "
         "others, and the count is a group's name: the next group that all ranks make "
         "will hang. Every rank of the job must call new_group, members or not. (In "
         "PyTorch 2.14, use_local_synchronization=True does not help.)",
-        MADE: "The sum is right, but there is no group any more. Keep it: in a group, "
-        "the odd ranks need not take part in the sum.",
-        EVEN_ONLY: "The sum is right, but odd ranks took part in it. Make a group of "
-        "the even ranks alone, and give it to the collective: `group=...`. Then the "
-        "odd ranks need not wait for it.",
+        EVEN_ONLY: "The sum is right, but odd ranks took part in it, or there is no "
+        "group any more. Make a group of the even ranks alone, and give it to the "
+        "collective: `group=...`. Then the odd ranks need not wait for it.",
     },
     errors={
+        "is not part of group": "`src` and `dst` are ranks of the whole job, also in a "
+        "group. `group_src` and `group_dst` count its members: 0, 1, 2, ...",
         "Group rank must be specified": "The list of the group's ranks is empty. Rank "
-        "0 is even, so with one rank there is one: of n ranks, (n + 1) // 2 are even.",
-        "is not part of group": OF_THE_JOB,
-        "out of range": NOT_IN_THE_JOB,
-        "should be less or equal": NOT_IN_THE_JOB,
-        "world size should": NOT_IN_THE_JOB,
+        "0 is even, so with one rank there is one.",
+        "out of range": OF_THE_JOB,
+        "should be less or equal": OF_THE_JOB,
+        "world size should": OF_THE_JOB,
         OUT_OF_STEP: "A collective in a group must be called by all of its members, "
         "and by nobody else. Without `group=...`, or with odd ranks in the list, it "
         "waits for odd ranks, too. And new_group must be called by every rank of the "

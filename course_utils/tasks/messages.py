@@ -25,8 +25,9 @@ import torch.distributed._functional_collectives  # it must be there before a gu
 
 from course_utils.checks.mistakes import says
 from course_utils.checks.task import Mistake
-from course_utils.messages import put_back, recorded
+from course_utils.messages import P2P, put_back, recorded
 from course_utils.notebook.answer import core_of
+from course_utils.notebook.compare import difference, plain
 from course_utils.notebook.on_rank import TASKS
 from course_utils.ranks.report import INNER_NAMES, is_learners, place
 from course_utils.tasks.task import ForbiddenCall
@@ -124,6 +125,25 @@ def call_of_learner(name):
     return f"{name}, in a thread"
 
 
+@contextlib.contextmanager
+def groups_noted():
+    """Note the ranks of each group in which this rank sends, or calls a collective."""
+    used = []
+    names = [*collectives_in(dist.ProcessGroup), *P2P]
+
+    def noting(original):
+        def noted(group, *args, **kwargs):
+            used.extend(dist.get_process_group_ranks(group))
+            return original(group, *args, **kwargs)
+
+        return noted
+
+    with put_back(dist.ProcessGroup, names) as originals:
+        for name, original in originals.items():
+            setattr(dist.ProcessGroup, name, noting(original))
+        yield used
+
+
 POLLS_SECONDS = 1.0  # no message here is under way for as long
 
 
@@ -192,14 +212,52 @@ def all_waited_for(calls):
 
 
 WAITED = "every isend and irecv waited for"
+RESULT = "what it returned"
+BY_MESSAGES = "it came by messages"
+NEW = "it is a new tensor"
+
+
+def looked_at(answer, tensor, own):
+    """What a rank has got, and its calls. It has `own` without any message."""
+    own = own.clone()
+    with watched(answer) as calls:
+        result = answer(tensor)
+    if not isinstance(result, torch.Tensor):
+        return result, calls
+    # What a rank has of others may also come through a file or a store.
+    received = any(call.kind == "recv" for call in calls)
+    has_own = difference(plain(result), own, 0.0) is None
+    seen = {WAITED: all_waited_for(calls), RESULT: result}
+    return seen | {BY_MESSAGES: received or has_own}, calls
+
+
+def is_new(result, tensor):
+    """Has it memory of its own?"""
+    return result.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+
+
 WAIT_FOR_IT = (
     "isend and irecv return at once. Wait for every request before what is received is "
-    "used, and before the function returns: until then, what was received may be "
-    "incomplete, and what is sent may still be read."
+    "used, and before the function returns."
 )
 # For a task's `because`: what to say where an observation is wrong.
-BECAUSE = {WAITED: WAIT_FOR_IT}
-
+BECAUSE = {
+    WAITED: WAIT_FOR_IT,
+    BY_MESSAGES: "This rank has received nothing, and yet it has what was another "
+    "rank's. Use messages: send and recv, or isend and irecv.",
+    NEW: "The result is right, but it is in the tensor that was given. Whoever called "
+    "the function may still need that one: return a new tensor. `clone()` makes one.",
+}
+# For near misses.
+FROM_RECV = (
+    "What recv returns is the rank of the sender, and wait() returns True. The message "
+    "is in the tensor that recv or irecv was given: use that one."
+)
+ROUNDED = (
+    "These numbers went through float32, which has no room for all digits of an int64. "
+    "Buffers need the dtype of the tensor: `torch.empty_like(tensor)`. "
+    "`torch.zeros(shape)` is float32, and a division makes floats, too."
+)
 ANOTHER_ONE = (
     "A rank cannot send to itself. With several ranks, it has taken its own number for "
     "another one's. One rank alone is its own neighbour, and has nothing to send at "

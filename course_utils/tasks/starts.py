@@ -1,4 +1,7 @@
-"""For a task that starts processes: who ran, where, and at the same time as whom."""
+"""For a task that starts processes: who ran, where, and at the same time as whom.
+
+Task(..., where="here", observe=observe_start, cases=((1,), (2,)))
+"""
 
 import contextlib
 import multiprocessing.context
@@ -114,3 +117,36 @@ def refuse_what_has_no_name(process):
             # What the learner has in a file has come to this rank as a copy of it.
             if "not the same object" not in str(error):
                 raise
+
+
+# --------------------------------------------------------------------- what is observed
+
+OWN_PROCESSES = "they ran in processes of their own"
+EACH_ANOTHER = "each ran in another process"
+ENDED = "workers that have come to their end"
+GIVEN = "what the workers were given"
+TOGETHER = "they ran at the same time"
+
+
+def observe_start(answer, n):
+    """Read what the workers have noted when it returns."""
+    # Workers that nobody waits for may still write into it.
+    place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with place as folder, forks_for_spawns():
+        try:
+            answer(Note(folder, n), n)
+        except mp.ProcessRaisedException as error:
+            # Its first lines are a traceback; what it is about is in the last one.
+            last = str(error).strip().splitlines()[-1]
+            text = f"process {error.error_index} ended with {last}"
+            short = mp.ProcessRaisedException(text, error.error_index, error.error_pid)
+            raise short.with_traceback(error.__traceback__) from None
+        notes = Note.read(folder)
+    pids = [note.pid for note in notes]
+    return {
+        OWN_PROCESSES: os.getpid() not in pids,
+        EACH_ANOTHER: len(set(pids)) == len(pids),
+        ENDED: len(notes),
+        GIVEN: sorted(note.given for note in notes),
+        TOGETHER: all(note.met for note in notes),
+    }
