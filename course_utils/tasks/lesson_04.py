@@ -99,14 +99,12 @@ SPOT_THE_TUPLE = Task(
         starts.OWN_PROCESSES: "A worker ran in the process that called it. Start "
         "processes: mp.spawn.",
         starts.EACH_ANOTHER: "One process ran several workers: a pool uses its "
-        "processes again. Workers that talk to each other must all run at the same "
-        "time.",
+        "processes again. Workers that talk to each other must run at the same time.",
         starts.ENDED: "Not every worker has come to its end when your function "
-        "returns. Start n (`nprocs` says how many), lose no error, and wait for all of "
-        "them (join=True, the default of spawn).",
-        starts.TOGETHER: "The workers ran one after the other. Here each waits a while "
-        "for the others, as workers do that talk to each other. Start all, then wait "
-        "for all.",
+        "returns. Start n (`nprocs` says how many), let no error get lost, and wait "
+        "for all of them (spawn does so with join=True, its default).",
+        starts.TOGETHER: "The workers ran one after the other, but workers may have to "
+        "talk to each other. Start all, then wait for all.",
     },
     errors={"Can't pickle": BY_ITS_NAME, "Can't get local object": BY_ITS_NAME},
     otherwise="Each of n processes must run worker(i, n), with its own i from 0 to "
@@ -287,8 +285,8 @@ ALL_REDUCE = Task(
         Miss(
             f"total += incoming{NEXT_LOOP}",
             "total += incoming",
-            "Rank 1 has the sum of ranks 0 and 1 only. It must be sent when the last "
-            "tensor has been added: in a second loop.",
+            "Rank 1 has the sum of ranks 0 and 1 only. If rank 0 collects, it must "
+            "send the sum in a second loop, when the last tensor has been added.",
         ),
         Miss(BEGIN, "total, world_size = torch.zeros_like(tensor)", LACKS_ONE),
         Miss("return total", "return total - tensor", LACKS_ONE),
@@ -473,8 +471,7 @@ EVEN_GROUP = Task(
         Miss(
             f"{IF_EVEN}{ADDED_UP}",
             f"{IF_EVEN.replace('rank % 2 == 0', 'True')}dist.all_reduce(total)",
-            "That is the sum over all ranks. Give the group to all_reduce: "
-            "`group=...`.",
+            "That is the sum over all ranks. Give all_reduce the group: `group=...`.",
         ),
     ),
     because={

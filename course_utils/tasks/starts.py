@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch.multiprocessing as mp
 
 CAN_FORK = "fork" in mp.get_all_start_methods()
-MEETING = 2.0 if CAN_FORK else 20.0  # seconds that workers wait for each other
+MEETING = 3.0 if CAN_FORK else 20.0  # seconds that workers wait for each other
 LATE = 0.05  # seconds that a worker takes longer than the next one
 DONE = ".done"
 
