@@ -165,7 +165,7 @@ SPOT_THE_WAIT = Task(
         "r to rank r, and nothing else.",
     },
     errors=ERRORS,
-    otherwise="Row r of rank 0's tensor is for rank r; rank 0 keeps row 0. Is a buffer "
+    otherwise="Rank r returns row r of rank 0's tensor, not of its own. Is a buffer "
     "written again while a message from it is under way?",
     instead="Keep isend and irecv (or send and recv), and repair what is around them.",
     hints=(
@@ -310,8 +310,9 @@ ALL_REDUCE = Task(
         "that sends. Follow the code as rank 0, as rank 1 and as the last rank: where "
         "does each one stand? If all send first, nobody receives.",
     },
-    otherwise="Every rank returns the sum of the tensors of all ranks, each once. Has "
-    "each message that is under way a buffer of its own?",
+    otherwise="Every rank returns the sum of the tensors of all ranks, each once. A "
+    "sum that is passed on and added up again counts some twice, and a recv overwrites "
+    "what was in its buffer.",
     forbids=("all_reduce",),
     instead=INSTEAD,
     hints=(
@@ -452,7 +453,7 @@ def observe_even_group(answer, tensor):
 
 IF_EVEN = "if rank % 2 == 0:\n        total = tensor.clone()\n        "
 ADDED_UP = "dist.all_reduce(total, group=group)"
-OF_THE_JOB = "It must be a rank of this job, as given by range(0, world_size, 2)."
+OF_THE_JOB = "A rank of the group is not in this job. Take range(0, world_size, 2)."
 
 EVEN_GROUP = Task(
     id="04.even_group",
@@ -500,7 +501,8 @@ EVEN_GROUP = Task(
         "waits for odd ranks, too. And new_group must be called by every rank of the "
         "job, with the same list of ranks, and in the same order.",
     },
-    otherwise="Even ranks return the sum over the even ranks: 0, 2, 4 and so on.",
+    otherwise="Even ranks return the sum over the even ranks: 0, 2, 4 and so on. "
+    "all_reduce writes it into the tensor that it is given, on the group's ranks only.",
     hints=(
         "Two calls: one makes the group, one adds up in it. Which of them must every "
         "rank make, and which only the members?",
