@@ -158,14 +158,16 @@ BROADCAST_MODULE = Task(
         "same tensors": "The values are right, but these are new tensors. An optimizer "
         "that was made before holds the old ones: overwrite them in place.",
         "requires_grad": "The values are right, but requires_grad has changed.",
+        "scale": "What belongs to the module itself is not rank 0's: "
+        "`module.children()` leaves it out. `module.parameters()` has all.",
+        "": "Every rank must end with the parameters and buffers of rank 0, in the "
+        "tensors that were there before.",  # for any other tensor
     },
     errors={
         **ERRORS,
         OUT_OF_STEP: "`dist.broadcast` is called by every rank, also by those that "
         "receive, with the same src=0 and for the same tensors in the same order.",
     },
-    otherwise="Every rank must end with the parameters and buffers of rank 0, in the "
-    "tensors that were there before.",
     hints=(
         "What belongs to a module besides its parameters?",
         "`module.parameters()` and `module.buffers()` name all tensors, in the same "
