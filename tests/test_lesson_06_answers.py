@@ -369,27 +369,17 @@ class WithMeans(HookByHook):
 
 
 @ANSWERS.right("06.async_ddp")
-class InPairs(DividesAfterwards):
-    """Two gradients travel together; each network here has an even number."""
-
-    first = None
-
+class MeansInADictionary(HookByHook):
     def send(self, parameter):
-        if self.first is None:
-            self.first = parameter.grad
-            return
-        both = [self.first, parameter.grad]
-        flat = torch.cat([gradient.ravel() for gradient in both])
-        self.requests.append((both, flat, dist.all_reduce(flat, async_op=True)))
-        self.first = None
+        mean = parameter.grad / dist.get_world_size()
+        self.requests = dict(self.requests)
+        self.requests[parameter] = mean, dist.all_reduce(mean, async_op=True)
 
     def finish(self):
-        for (one, other), flat, request in self.requests:
+        while self.requests:
+            parameter, (mean, request) = self.requests.popitem()
             request.wait()
-            flat /= dist.get_world_size()
-            one.copy_(flat[: one.numel()].view_as(one))
-            other.copy_(flat[one.numel() :].view_as(other))
-        self.requests = []
+            parameter.grad = mean
 
 
 @ANSWERS.right("06.async_ddp")

@@ -353,9 +353,8 @@ def observe_wrapper(answer, kind, zero, bucket_bytes=None):
                 for p in trained_in(network):
                     p -= RATE * (0 if p.grad is None else p.grad)
     seen["requests of old steps are let go"] = not log.kept()
-    return seen | {
-        "the parameters in the end": [p.detach() for p in network.parameters()]
-    }
+    seen["the parameters in the end"] = [p.detach() for p in network.parameters()]
+    return seen
 
 
 def are_same(tensors, others):
@@ -366,6 +365,7 @@ def seen_in_step(network, log, during, in_buckets):
     sizes = [one.numbers for one in log.now]
     sent = [tensor.data_ptr() for one in log.now for tensor in one.tensors]
     trained, began = trained_in(network), list(log.after)
+    numbers = sum(p.numel() for p in trained)
     grads = {name: p.grad for name, p in network.named_parameters()}
     return {
         "no tensor is sent twice": len(set(sent)) == len(sent),
@@ -375,19 +375,14 @@ def seen_in_step(network, log, during, in_buckets):
         "dist.all_reduce is called": bool(sizes),
         "no parameter is sent": not {p.data_ptr() for p in trained} & set(sent),
         "the first begins after a .grad is complete": began[:1] != [0],
-        "gradients not sent, in numbers": max(
-            0, sum(p.numel() for p in trained) - sum(sizes)
-        ),
+        "gradients not sent, in numbers": max(0, numbers - sum(sizes)),
         **({"sizes of the all-reduces": sizes} if in_buckets else {}),
         "each trained parameter has a .grad": all(p.grad is not None for p in trained),
         **{f"gradient of {n}": g if g is None else g.clone() for n, g in grads.items()},
         "no hook waits": log.waits_in_backward == 0,
         "all-reduces that begin too late": len(sizes) - during,
-        # In buckets all is fixed. Else one for each gradient is what the hints show;
-        # fewer and larger ones are fine.
-        "gradients that were ready when each began": began
-        if in_buckets
-        else began[:1] < [len(trained)],
+        # Without buckets fewer and larger ones than in the hints are fine.
+        "ready when each began": began if in_buckets else began[:1] < [len(trained)],
     }
 
 
@@ -395,15 +390,12 @@ BECAUSE = {
     "parameters of rank 0": "Not all ranks begin with rank 0's model. The first thing "
     "a wrapper does is to give all of them rank 0's parameters and buffers.",
     "buffers of rank 0": "The parameters are those of rank 0, but not all buffers are: "
-    "`module.buffers()` has them. (`state_dict()` leaves out those that are not "
-    "saved.)",
+    "`module.buffers()` has them. (`state_dict()` does not have all.)",
     "sent twice": "In one step the same tensor is sent several times. Is the hook a "
     "function that is made in a loop? Then it sees the *last* value of the loop's "
-    "variable: send the .grad of its argument. (Or are hooks registered anew in each "
-    "forward?)",
+    "variable: send the .grad of its argument. (Or is it registered in each forward?)",
     "old step is": "finish() also goes through the requests of earlier steps. The list "
-    "was never emptied, and what finish() does to a gradient, it does to old ones "
-    "again.",
+    "was never emptied, and old gradients are divided again.",
     "finish() awaits": "finish() returned while an all-reduce was under way: until its "
     "`wait()` the gradient may be anything. Keep all requests of a step, and wait for "
     "each. (`get_future()` and `then()` do not wait.)",
@@ -421,13 +413,12 @@ BECAUSE = {
     "not sent": "Not all gradients are sent: each trained parameter needs a hook, "
     "weights and biases. (The hook of a module, `register_full_backward_hook`, may "
     "come before the gradients of its parameters.)",
-    "has a .grad": "There is no gradient: .grad is None. finish() must leave the mean "
+    "has a .grad": "There is no gradient: .grad is None. finish() leaves the mean "
     "there.",
     "hook waits": "The backward stands still while a hook waits. Pass async_op=True, "
     "keep the request that comes back, and wait for it in finish().",
     "too late": "All-reduces began only in finish(). That is too late: all computing "
-    "is over by then. Each gradient here can leave during the backward: send from the "
-    "hooks.",
+    "is over by then. Each gradient here can leave during the backward, from a hook.",
     "ready": "The first all-reduce began only when all gradients were there. Each can "
     "leave as soon as its own hook is called.",
     "let go": "All values are right. But requests of earlier steps are still kept, "
@@ -487,14 +478,12 @@ ASYNC_DDP = Task(
         Miss(
             f"{DIVIDE}{SENT}parameter.grad",
             f"{SENT}parameter.grad / dist.get_world_size()",
-            "The gradients are still each rank's own. Did you average a copy, and "
-            "leave .grad as it was?",
+            "The gradients are still each rank's own. Did you average a copy of each?",
         ),
         Miss(f"{SENT}parameter.grad", f"{SENT}parameter.grad.clone()", OWN_SHARE),
         Miss(
             "parameter in module.parameters()",
-            "parameter in [p for m in module.modules() for p in "
-            "m._parameters.values()]",
+            "parameter in (p for m in module.modules() for p in m.parameters(False))",
             "A weight that two layers share is sent twice: it has got a hook for each "
             "of them. `module.parameters()` names it once.",
         ),
@@ -521,6 +510,7 @@ ASYNC_DDP = Task(
 WHILE = "while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:"
 NEXT = "bucket = self.buckets[len(self.sent)]"
 WRITE = "p.grad.copy_(part.view_as(p))"
+
 BUCKETED_DDP = Task(
     id="06.bucketed_ddp",
     title="Buckets that leave early",
@@ -748,14 +738,13 @@ ACCUMULATE = Task(
         Miss(
             BACKWARD,
             "(loss / k / dist.get_world_size())",
-            "It is divided by the world size once more: DDP takes the mean over the "
-            "ranks.",
+            "It is divided by the world size once more. DDP has done that already.",
         ),
         Miss(
             f"labels)\n            {BACKWARD}",
             'labels, reduction="sum")\n            loss',
             "That is the sum over the rows of a micro-batch. The task asks for the "
-            'mean: `F.cross_entropy` without reduction="sum".',
+            "mean.",
         ),
         Miss(
             BACKWARD,
@@ -776,11 +765,9 @@ ACCUMULATE = Task(
         "added up. Forward and backward of the *last* micro-batch must be outside of "
         "no_sync(), and go through `model`, not through `model.module`.",
         "only one": "Only the backward of the last micro-batch should send.",
-        "parameters": "The parameters have changed: `optimizer.step()` is not part of "
-        "the task.",
+        "parameters": "The parameters have changed: no `optimizer.step()` here.",
         "most rows": "The gradient is right, but all rows are in memory at the same "
-        "time. After the forward of a micro-batch comes its backward, which frees its "
-        "activations, and only then the next.",
+        "time. The backward of a micro-batch, which frees them, comes before the next.",
         "went through": "The gradient is right, but each micro-batch should go through "
         "the model once. The backward of the last one sends the sum of all.",
         "state": "The gradient is right, but the model is left in another state: as "
@@ -794,8 +781,8 @@ ACCUMULATE = Task(
         "__enter__": NO_SYNC,  # so says Python 3.10
         "log_softmax_lastdim_kernel_impl": "`F.cross_entropy` takes the model's output "
         "first, then the labels.",
-        "does not require grad": "The loss must be computed with gradients, from "
-        "model(inputs).",
+        "does not require grad": "The loss must come from model(inputs), with "
+        "gradients.",
     },
     otherwise="After it, each gradient is that of the mean loss over all rows of all "
     "micro-batches of all ranks: each loss is divided by k.",
