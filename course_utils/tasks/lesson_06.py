@@ -185,7 +185,7 @@ BROADCAST_MODULE = Task(
 def observe_cut(answer, nbytes, bucket_bytes, first_bucket_bytes):
     made = answer(nbytes, bucket_bytes, first_bucket_bytes)
     try:
-        buckets = [list(bucket) for bucket in made]
+        buckets = [[as_number(n) for n in bucket] for bucket in made[:]]
     except TypeError:  # no list of lists
         return made
     return {
@@ -194,6 +194,11 @@ def observe_cut(answer, nbytes, bucket_bytes, first_bucket_bytes):
         "no bucket is empty": [] not in buckets,
         "the buckets": buckets,
     }
+
+
+def as_number(value):
+    """One of torch's or NumPy's as Python's."""
+    return value.item() if hasattr(value, "item") else value
 
 
 MiB = 1 << 20
@@ -334,8 +339,10 @@ def observe_wrapper(answer, kind, zero, bucket_bytes=None):
         log.watch(network)
         wrapped = answer(network, *cap)
         seen = {
-            "parameters of rank 0": are_same(network.parameters(), root.parameters()),
-            "buffers of rank 0": are_same(network.buffers(), root.buffers()),
+            "starts with rank 0's parameters": are_same(
+                network.parameters(), root.parameters()
+            ),
+            "starts with rank 0's buffers": are_same(network.buffers(), root.buffers()),
         }
         for step in range(STEPS):
             if zero != NEVER:
@@ -366,6 +373,7 @@ def seen_in_step(network, log, during, in_buckets):
     sent = [tensor.data_ptr() for one in log.now for tensor in one.tensors]
     trained, began = trained_in(network), list(log.after)
     numbers = sum(p.numel() for p in trained)
+    early_hooks = any(p._backward_hooks for p in trained)
     grads = {name: p.grad for name, p in network.named_parameters()}
     return {
         "no tensor is sent twice": len(set(sent)) == len(sent),
@@ -374,22 +382,26 @@ def seen_in_step(network, log, during, in_buckets):
         "tensors under way are left alone": not any(one.changed for one in log.now),
         "dist.all_reduce is called": bool(sizes),
         "no parameter is sent": not {p.data_ptr() for p in trained} & set(sent),
-        "the first begins after a .grad is complete": began[:1] != [0],
-        "gradients not sent, in numbers": max(0, numbers - sum(sizes)),
+        "sends begin when .grad is complete": began[:1] != [0] or not early_hooks,
+        "numbers in gradients that were not sent": max(0, numbers - sum(sizes)),
         **({"sizes of the all-reduces": sizes} if in_buckets else {}),
         "each trained parameter has a .grad": all(p.grad is not None for p in trained),
         **{f"gradient of {n}": g if g is None else g.clone() for n, g in grads.items()},
         "no hook waits": log.waits_in_backward == 0,
         "all-reduces that begin too late": len(sizes) - during,
         # Without buckets fewer and larger ones than in the hints are fine.
-        "ready when each began": began if in_buckets else began[:1] < [len(trained)],
+        **(
+            {"gradients that were ready when each began": began}
+            if in_buckets
+            else {"the first begins before all are ready": began[:1] < [len(trained)]}
+        ),
     }
 
 
 BECAUSE = {
-    "parameters of rank 0": "Not all ranks begin with rank 0's model. The first thing "
+    "rank 0's parameters": "Not all ranks begin with rank 0's model. The first thing "
     "a wrapper does is to give all of them rank 0's parameters and buffers.",
-    "buffers of rank 0": "The parameters are those of rank 0, but not all buffers are: "
+    "rank 0's buffers": "The parameters are those of rank 0, but not all buffers are: "
     "`module.buffers()` has them. (`state_dict()` does not have all.)",
     "sent twice": "In one step the same tensor is sent several times. Is the hook a "
     "function that is made in a loop? Then it sees the *last* value of the loop's "
