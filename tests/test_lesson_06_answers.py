@@ -20,7 +20,6 @@ ANSWERS = Answers()
 
 # --------------------------------------------------------------- 06.predict_bucket
 
-ANSWERS.wrong("06.predict_bucket", "wrong", "one more gradient goes in")(24)
 ANSWERS.right("06.predict_bucket")(30)
 ANSWERS.right("06.predict_bucket")(torch.tensor(30.0))
 
@@ -36,12 +35,6 @@ def new_parameters(module):
             setattr(child, name, nn.Parameter(value, parameter.requires_grad))
     for buffer in module.buffers():
         dist.broadcast(buffer, src=0)
-
-
-@ANSWERS.wrong("06.broadcast_module", "wrong", "`get_future()` does not wait")
-def throws_futures_away(module):
-    for tensor in (*module.parameters(), *module.buffers()):
-        dist.broadcast(tensor.data, src=0, async_op=True).get_future()
 
 
 @ANSWERS.wrong("06.broadcast_module", "wrong", "`module.children()` leaves it out")
@@ -109,15 +102,12 @@ def gathered(module):
 
 @ANSWERS.right("06.broadcast_module")
 def by_messages(module):
-    with torch.no_grad():
-        for part in module.modules():
-            own = (part.parameters(recurse=False), part.buffers(recurse=False))
-            for tensor in (t for tensors in own for t in tensors):
-                if dist.get_rank() == 0:
-                    for rank in range(1, dist.get_world_size()):
-                        dist.send(tensor.detach(), rank)
-                else:
-                    dist.recv(tensor.detach(), 0)
+    for tensor in (*module.parameters(), *module.buffers()):
+        if dist.get_rank() > 0:
+            dist.recv(tensor.data, 0)
+        else:
+            for rank in range(1, dist.get_world_size()):
+                dist.send(tensor.data, rank)
 
 
 # ------------------------------------------------------------------ 06.cut_buckets
@@ -439,16 +429,16 @@ class EmptiedOneByOne(Repaired):
 
 
 @ANSWERS.right("06.spot_the_hook")
-class InADictionary(Repaired):
+class OnlyAListOfPairs(Repaired):
     def reduce(self, parameter):
-        self.pending = {**getattr(self, "pending", {}), parameter: None}
-        self.pending[parameter] = dist.all_reduce(parameter.grad, async_op=True)
+        request = dist.all_reduce(parameter.grad, async_op=True)
+        self.requests += [(parameter, request)]
 
     def finish(self):
-        for parameter, request in self.pending.items():
+        for parameter, request in self.requests:
             request.wait()
             parameter.grad = parameter.grad / dist.get_world_size()
-        self.pending = {}
+        self.requests = []
 
 
 @ANSWERS.wrong("06.spot_the_hook", "wrong", "a later one is not")
@@ -561,20 +551,13 @@ class InPlace(InBuckets):
 
 
 @ANSWERS.right("06.bucketed_ddp")
-class FullOnesInASet(InBuckets):
-    """Which gradients are there, and no counters."""
-
+class AsksAllCountersInTurn(InBuckets):
     def ready(self, number):
-        self.there = [*getattr(self, "there", []), number]
-        while self.next < len(self.buckets) and self.there.count(self.next) == len(
-            self.buckets[self.next]
-        ):
-            self.send(self.buckets[self.next])
-            self.next += 1
-
-    def finish(self):
-        super().finish()
-        self.there = []
+        self.missing[number] -= 1
+        for i in range(len(self.buckets)):
+            if i == self.next and self.missing[i] == 0:
+                self.send(self.buckets[i])
+                self.next = i + 1
 
 
 @ANSWERS.right("06.bucketed_ddp")
@@ -606,11 +589,6 @@ def looks_at_all_of_them_first(model, micro_batches):
         for inputs, _ in micro_batches:
             model(inputs)
     accumulated(model, micro_batches)
-
-
-@ANSWERS.wrong("06.accumulate", "wrong", "DDP must send in the last backward")
-def last_but_one_outside(model, micro_batches):
-    accumulated(model, micro_batches, lambda i, last: i != last - 1)
 
 
 @ANSWERS.wrong("06.accumulate", "wrong", "the caller's list is not what it was")
@@ -654,8 +632,7 @@ def by_switching(model, micro_batches):
 def scaled_at_the_end(model, micro_batches):
     """The sum is divided where it lies, before the last one is added and sent."""
     k = len(micro_batches)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(model.no_sync())
+    with model.no_sync():
         for inputs, labels in micro_batches[:-1]:
             F.cross_entropy(model(inputs), labels).backward()
     for parameter in model.parameters():
