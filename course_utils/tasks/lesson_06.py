@@ -186,9 +186,10 @@ def observe_cut(answer, nbytes, bucket_bytes, first_bucket_bytes):
     made = answer(nbytes, bucket_bytes, first_bucket_bytes)
     try:
         buckets = [[as_number(n) for n in bucket] for bucket in made[:]]
-    except TypeError:  # no list of lists
-        return made
+    except (TypeError, KeyError):
+        return None if made is None else {"it is a list of lists": False}
     return {
+        "it is a list of lists": True,
         "no number is a float": not any(isinstance(n, float) for n in sum(buckets, [])),
         "no two buckets are one list": len(set(map(id, made))) == len(made),
         "no bucket is empty": [] not in buckets,
@@ -270,6 +271,7 @@ CUT_BUCKETS = Task(
         ),
     ),
     because={
+        "of lists": "It must be a list of buckets, each a list of parameter numbers.",
         "float": "A parameter's number must be an int: no float can be an index.",
         "one list": "Some buckets are one and the same list: `clear()` empties what "
         "was handed over, too. Begin a new one: `members = []`.",
