@@ -1,5 +1,6 @@
 """Lesson 07, ring all-reduce: the tasks of its exercise."""
 
+import contextlib
 import math
 import operator
 
@@ -63,17 +64,17 @@ def traffic(logs, tensor=None):
         return {}
     n, rank = len(logs), dist.get_rank()
     sends = [[call for call in log if call.kind == "send"] for log in logs]
-    peers = {call.peer for call in sends[rank]}
-    own, *_ = amounts = [sum(call.nbytes for call in s) for s in sends[rank:] + sends]
-    seen = {BYTES: sum(amounts[-n:])}
+    amounts = [sum(call.nbytes for call in calls) for calls in sends]
+    seen = {BYTES: sum(amounts)}
     if tensor is not None:
-        chunk = math.ceil(tensor.numel() / n) * tensor.element_size()
-        enough = seen[BYTES] >= 2 * (n - 1) * tensor.nbytes
-        seen = {ENOUGH: enough, FEW: own <= 2 * (n - 1) * chunk}
+        most = 2 * (n - 1) * math.ceil(tensor.numel() / n) * tensor.element_size()
+        enough = sum(amounts) >= 2 * (n - 1) * tensor.nbytes
+        seen = {ENOUGH: enough, FEW: amounts[rank] <= most}
     try:
         steps = max((message.step for message in in_steps(logs)), default=0)
     except ValueError:
         return {PAIRED: False}
+    peers = {call.peer for call in sends[rank]}
     is_ring = len(peers) <= 1 and peers <= {(rank + 1) % n, (rank - 1) % n}
     return {PAIRED: True, ONE_WAY: is_ring, **seen, STEPS: AtMost(steps)}
 
@@ -95,8 +96,8 @@ IN_A_RING = {
     "size and dtype. Chunks may differ in size: make the buffer like the chunk that "
     "*arrives*, not like the one that is sent. Or is a message left out that the other "
     "rank expects, an empty one for example?",
-    "item assignment": "`tensor_split` returns a tuple, which has no `chunks[i] = ...`. "
-    "Write into the chunks, in place: `chunks[i].copy_(incoming)`.",
+    "item assignment": "`tensor_split` returns a tuple. Write into its chunks, in "
+    "place: `chunks[i].add_(incoming)`, or `chunks[i].copy_(incoming)`.",
     "unbound_buffer": "gloo cannot receive an empty message from just any rank: name "
     "the source, `dist.recv(buffer, src)`.",
     "index out of range": "There are n chunks, 0 to n - 1: count in a circle, `% n`. "
@@ -110,13 +111,13 @@ DIGITS_LOST = (
     "to 2^24 only, float64 to 2^53. Leave the dtype as it is, also on the way."
 )
 LARGE = {torch.int32: 30, torch.int64: 60, torch.float64: 40}  # powers of 2
-OF_LARGE = ", of large numbers"
+OF_LARGE, WITH_GAPS = ", of large numbers", ", which is not contiguous"
 
 
-def numbers(shape, dtype, is_large, rank, world_size):
+def numbers(shape, dtype, rank, world_size):
     """Large ones nearly cancel in the sum, so what is lost can be seen."""
     tensor = whole_numbers(shape, rank).to(dtype)
-    if is_large and rank < 2 <= world_size:
+    if dtype in LARGE and rank < 2 <= world_size:
         tensor += (1 - 2 * rank) * 2 ** LARGE[dtype]
     return tensor
 
@@ -124,13 +125,15 @@ def numbers(shape, dtype, is_large, rank, world_size):
 def in_chunks(size, rank, world_size):
     """Chunks of a tensor of that size, which share its memory; 6 are large."""
     dtype = torch.int32 if size == 6 else torch.float32
-    tensor = numbers((size,), dtype, size == 6, rank, world_size)
-    return (list(tensor.tensor_split(world_size)),)
+    return (list(numbers((size,), dtype, rank, world_size).tensor_split(world_size)),)
+
+
+def kind(tensor):
+    return OF_LARGE * (tensor.dtype in LARGE) + WITH_GAPS * (not tensor.is_contiguous())
 
 
 # ---------------------------------------------------------------------- reduce_scatter
 
-IN_RANGE = "it is the number of a chunk"
 BEST = "how far its best chunk is from the sum over all ranks"
 THAT = "how far the chunk of that number is from it"
 IN_LINE = "the next rank finishes the next chunk"
@@ -142,29 +145,20 @@ def observe_reduce_scatter(answer, chunks):
     n = len(chunks)
     with watched(answer) as calls:
         returned = answer(chunks)
-    number = as_index(returned)
+    number = None
+    with contextlib.suppress(TypeError):  # a chunk or a float is no index
+        number = operator.index(returned)
     told = told_by_all((number, list(calls)))
-    if number is None or told is None:
+    if number not in range(n) or told is None:
         return returned
-    if number not in range(n):
-        return {IN_RANGE: False}
     # One figure for a chunk: the learner chooses which one is finished where.
     far = [
         float(abs(chunk.double() - whole).max()) if len(chunk) else 0.0
         for chunk, whole in zip(memory, total.tensor_split(n), strict=True)
     ]
-    kind = "" if total.is_floating_point() else OF_LARGE
     in_line = all(one == (told[0][0] + rank) % n for rank, (one, _) in enumerate(told))
-    seen = {IN_RANGE: True, BEST + kind: min(far), THAT + kind: far[number]}
+    seen = {BEST + kind(total): min(far), THAT + kind(total): far[number]}
     return seen | {IN_LINE: in_line} | traffic([calls for _, calls in told])
-
-
-def as_index(value):
-    """As a whole number, if a list can be asked for it; or None."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:  # as `chunks[1.0]` is
-        return None
 
 
 REDUCE_SCATTER = Task(
@@ -212,10 +206,8 @@ REDUCE_SCATTER = Task(
         ),
     ),
     because={
-        "It returned": "Return the number of the chunk that is finished here, and "
-        "nothing else: an int, not the chunk itself, and no pair of both.",
-        IN_RANGE: "That is not the number of a chunk. Count in a circle: `% n` makes a "
-        "number from 0 to n - 1, also of a negative one.",
+        "It returned": "Return the number of the chunk that is finished here, 0 to "
+        "n - 1 (`% n`), and nothing else: an int, not the chunk itself, no pair.",
         OF_LARGE: DIGITS_LOST,
         BEST: "No chunk on this rank has the parts of all ranks, once each. In each of "
         "n - 1 steps k rank r sends chunk r - k, and adds what arrives to its own "
@@ -254,16 +246,10 @@ def observe_all_gather(answer, chunks, mine):
     memory = [chunk.detach() for chunk in chunks]
     with watched(answer) as calls:
         answer(chunks, mine)
-    kind = "" if memory[0].is_floating_point() else OF_LARGE
-    seen = {f"the chunks{kind}": [chunk.clone() for chunk in memory]}
+    seen = {f"the chunks{kind(memory[0])}": [chunk.clone() for chunk in memory]}
     return seen | traffic(told_by_all(list(calls)))
 
 
-COUNTED_UP = (
-    "The numbers go down, and yours are counted up: if chunks go to the next rank, "
-    "chunk mine - k is sent in step k, and chunk mine - 1 - k arrives. (With two "
-    "ranks, up and down are the same.)"
-)
 RECEIVE = "dist.recv(chunks[(mine - step - 1) % n], (rank - 1) % n)"
 BY_A_BUFFER = (
     "incoming = torch.empty_like(chunks[mine - step - 1])\n"
@@ -283,8 +269,12 @@ ALL_GATHER = Task(
     keeps_inputs=False,
     instead=INSTEAD,
     misses=(
-        Miss("mine - step", "mine + step", COUNTED_UP),
-        Miss("mine - step - 1) % n", "mine + step + 1) % n", COUNTED_UP),
+        Miss(
+            "mine - step",
+            "mine + step",
+            "The numbers go down, and yours are counted up: chunk mine - k is sent in "
+            "step k. (With two ranks, up and down are the same.)",
+        ),
         Miss(
             RECEIVE,
             f"{BY_A_BUFFER} = incoming",
@@ -312,7 +302,8 @@ ALL_GATHER = Task(
     because={OF_LARGE: DIGITS_LOST, **BECAUSE},
     errors=IN_A_RING,
     otherwise="In each of n - 1 steps k send chunk (mine - k) mod n, and receive chunk "
-    "(mine - 1 - k) mod n into its place. The ring is closed: rank 0 follows the last.",
+    "(mine - 1 - k) mod n into its place: the numbers go down. The ring is closed: "
+    "rank 0 follows the last.",
     hints=(
         "In step 0 each rank sends its finished chunk. Which number does the chunk "
         "have that comes from the rank before?",
@@ -329,29 +320,12 @@ ALL_GATHER = Task(
 
 # -------------------------------------------------------------------------- all_reduce
 
-WITH_GAPS = ", which is not contiguous"
-
-
-def any_tensor(case, rank, world_size):
-    """A tensor, contiguous or not; or a part of another."""
-    shape, dtype, how = case
-    tensor = numbers(shape, dtype, how == "large", rank, world_size)
-    if how == "transposed":
-        tensor = tensor.t()
-    elif how == "a column":
-        tensor = tensor[:, 1]
-    elif how == "a row":  # contiguous, in a larger memory
-        tensor = tensor[1]
-    return (tensor,)
-
 
 def observe_all_reduce(answer, tensor):
     memory = tensor.detach()  # whatever becomes of `.data`
-    kind = OF_LARGE * bool((abs(memory.double()) > 2**24).any())
-    kind += WITH_GAPS * (not memory.is_contiguous())
     with watched(answer) as calls:
         answer(tensor)
-    seen = {f"the tensor{kind}": memory.clone()}
+    seen = {f"the tensor{kind(memory)}": memory.clone()}
     return seen | traffic(told_by_all(list(calls)), memory)
 
 
@@ -377,16 +351,16 @@ ALL_REDUCE = Task(
     stars=3,
     ranks=(3, 1, 2, 5),
     cases=(
-        ((5,), torch.float32, ""),
-        ((2, 3), torch.int64, ""),
-        ((), torch.bfloat16, ""),
-        ((0,), torch.float32, ""),
-        ((4, 5), torch.int16, "transposed"),
-        ((9, 3), torch.bfloat16, "a column"),
-        ((2, 100_003), torch.float32, "a row"),
-        *(((6,), dtype, "large") for dtype in LARGE),
+        ((5,), torch.float32, torch.detach),
+        ((2, 3), torch.int16, torch.detach),
+        ((), torch.bfloat16, torch.detach),
+        ((0,), torch.float32, torch.detach),
+        ((4, 5), torch.int16, torch.t),
+        ((9, 3), torch.bfloat16, lambda tensor: tensor[:, 1]),
+        ((2, 100_003), torch.float32, lambda tensor: tensor[1]),  # of a larger memory
+        *(((6,), dtype, torch.detach) for dtype in LARGE),
     ),
-    inputs=any_tensor,
+    inputs=lambda case, rank, n: (case[2](numbers(*case[:2], rank, n)),),
     observe=observe_all_reduce,
     keeps_inputs=False,
     instead=INSTEAD,
@@ -401,7 +375,7 @@ ALL_REDUCE = Task(
         ),
         Miss(
             SPLIT,
-            f"flat[: len(flat) // dist.get_world_size() * dist.get_world_size()]{SPLIT[4:]}",
+            f"flat[: len(flat) // 3 * 3]{SPLIT[4:]}",  # of 3 ranks
             "The last elements are as they were: n chunks of `size // n` elements "
             "leave them out. `tensor_split(n)` makes n chunks of nearly one size.",
         ),
@@ -458,8 +432,8 @@ SPOT_THE_RING = Task(
     id="07.spot_the_ring",
     title="Spot the bugs of a ring",
     stars=2,
-    cases=tuple(((size,), torch.float32, "") for size in (6, 5, 1, 100_003)),
-    inputs=any_tensor,
+    cases=(6, 5, 1, 100_003),
+    inputs=lambda size, rank, n: (whole_numbers((size,), rank),),
     observe=observe_repaired,
     keeps_inputs=False,
     instead="Keep isend and recv, and repair what is around them.",
@@ -531,8 +505,7 @@ TREE_WINS = Task(
         Miss(
             "math.log2",
             "math.log",
-            "math.log is the natural logarithm. In each step up the ranks are halved: "
-            "it is math.log2.",
+            "math.log is the natural logarithm. A step halves the ranks: math.log2.",
         ),
         Miss(
             DEPTH,
