@@ -80,9 +80,8 @@ BECAUSE = {
     "would be taken for one of the next call.",
     ONE_WAY: "The result is right, but this is no ring: each rank sends to the next "
     "rank only (or always to the one before).",
-    AMOUNT: "The result is right, but the ranks do not send what a ring "
-    "sends: in each of its n - 1 steps, or of both halves', one n-th of the tensor, "
-    "in its own dtype, by isend and recv.",
+    AMOUNT: "The result is right, but the ranks do not send what a ring sends: by "
+    "isend and recv, one chunk in each step, an n-th of the tensor, in its own dtype.",
     STEPS: "The result is right, but it takes more steps than needed. In each, all "
     "ranks send one whole chunk and receive one, at the same time: isend, recv, wait.",
 }
@@ -187,6 +186,7 @@ REDUCE_SCATTER = Task(
             "You send the same chunk again. What is sent in a step must be what came "
             "in the step before, with the own part added.",
         ),
+        Miss("range(n - 1)", "range(n - 2)", "Does the loop have n - 1 steps?"),
         Miss(
             "rank - step - 1",
             "rank - step + 1",
@@ -251,12 +251,7 @@ ALL_GATHER = Task(
     keeps_inputs=False,
     instead=INSTEAD,
     misses=(
-        Miss(
-            "mine - step",
-            "mine + step",
-            "The numbers go down, and yours are counted up: chunk mine - k is sent in "
-            "step k. (With two ranks, up and down are the same.)",
-        ),
+        Miss("mine - step", "mine + step", "You count up, and the numbers go down."),
         Miss(
             "recv(chunks[(mine - step - 1) % n]",
             "recv(chunks[mine - step - 1].clone()",
@@ -270,11 +265,7 @@ ALL_GATHER = Task(
             "The first chunk that arrives is right, a later one is not. In each step "
             "send what has arrived in the step before, not the own chunk again.",
         ),
-        Miss(
-            "mine - step",
-            "rank + 1 - step",
-            "`mine` need not be rank + 1. Only chunk `mine` is finished: begin there.",
-        ),
+        Miss("mine - step", "rank + 1 - step", "`mine` need not be rank + 1: use it."),
     ),
     because={OF_LARGE: DIGITS_LOST, **BECAUSE},
     errors=IN_A_RING,
@@ -306,7 +297,6 @@ def observe_all_reduce(answer, tensor):
     return seen | traffic(told_by_all(list(calls)), memory, halves=2)
 
 
-SPLIT = "flat.tensor_split(dist.get_world_size())"
 ON_A_COPY = (
     "The tensor is as it was: the work was done on a copy. (`contiguous()` makes one "
     "of a tensor that is not contiguous; `clone`, `torch.cat` and `+` always do; "
@@ -344,21 +334,16 @@ ALL_REDUCE = Task(
         Miss("tensor.copy_(flat.view(tensor.shape))", "pass", ON_A_COPY),
         Miss("flat = ", "tensor = tensor.clone()\n    flat = ", ON_A_COPY),
         Miss(
-            "all_gather(chunks, mine)",
-            "pass",
-            "That is one half. A reduce-scatter leaves each rank with one finished "
-            "chunk; the all-gather brings it to all.",
+            "all_gather(chunks, mine)", "pass", "One half is done. Gather the chunks."
         ),
         Miss(
-            SPLIT,
-            f"flat[: len(flat) // 3 * 3]{SPLIT[4:]}",  # of 3 ranks
+            "flat.tensor_split",
+            "flat[: len(flat) // 3 * 3].tensor_split",  # of 3 ranks
             "The last elements are as they were: n chunks of `size // n` elements "
             "leave them out. `tensor_split(n)` makes n chunks of nearly one size.",
         ),
         Miss(
-            "flat.view(tensor.shape)",
-            "flat.view(tensor.shape) / dist.get_world_size()",
-            "That is the mean. This all-reduce adds up and does not divide.",
+            "tensor.shape)", "tensor.shape) / len(chunks)", "That is the mean, no sum."
         ),
     ),
     because={OF_LARGE: DIGITS_LOST, WITH_GAPS: NO_GAPS, **BECAUSE},
@@ -366,7 +351,6 @@ ALL_REDUCE = Task(
         "contiguous": NO_GAPS,
         "single memory location": "Is a row, as `flat`, copied into another shape? "
         "Give it that shape first: `tensor.copy_(flat.view(tensor.shape))`.",
-        "imension": "A tensor without a dimension cannot be cut: `view(-1)` makes one.",
         **IN_A_RING,
     },
     otherwise="Print the chunks of 3 ranks and 3 numbers after each half. Does the "
@@ -399,7 +383,7 @@ ON_PAPER = (
     "and to which chunk goes what arrives. "
 )
 
-SPOT_THE_RING = Task(
+SPOT_RING = Task(
     id="07.spot_the_ring",
     title="Spot the bugs of a ring",
     stars=2,
@@ -445,8 +429,6 @@ SPOT_THE_RING = Task(
 
 # --------------------------------------------------------------------------- tree_wins
 
-DEPTH = "math.ceil(math.log2(world_size))"
-
 TREE_WINS = Task(
     id="07.tree_wins",
     title="When does a tree win?",
@@ -465,33 +447,12 @@ TREE_WINS = Task(
     instead="Set the two formulas equal, and solve for S.",
     tolerance=1e-3,
     misses=(
-        Miss(
-            DEPTH,
-            "math.log2(world_size)",
-            "The tree's steps are log2(n), rounded up: 1,000 ranks need a tree as deep "
-            "as 1,024 do.",
-        ),
+        Miss("math.ceil", "", "The tree's steps are log2(n), rounded up."),
         Miss("math.ceil", "math.floor", "log2(n) is rounded *up*, not down."),
-        Miss(
-            "math.log2",
-            "math.log",
-            "math.log is the natural logarithm. A step halves the ranks: math.log2.",
-        ),
-        Miss(
-            DEPTH,
-            f"{DEPTH} / 2",
-            "A tree has two ways, up and down, as a ring has two halves.",
-        ),
-        Miss(
-            "(world_size - 1) / world_size",
-            "(world_size - 1)",
-            "In a ring a message has S/n bytes, not S.",
-        ),
-        Miss(
-            "return latency * bandwidth * steps_saved / more_bytes",
-            "return round(latency * bandwidth * steps_saved / more_bytes)",
-            "The size is right, but rounded. Return it as it comes out.",
-        ),
+        Miss("math.log2", "math.log", "math.log is the natural logarithm."),
+        Miss("depth = ", "depth = 0.5 * ", "A tree has two ways: up and down."),
+        Miss("1) / world_size", "1)", "In a ring a message has S/n bytes, not S."),
+        Miss("/ more_bytes", "// more_bytes", "The size is right, but rounded."),
     ),
     errors={
         "ZeroDivisionError": "With two or three ranks a tree has as many steps as a "
@@ -510,6 +471,4 @@ TREE_WINS = Task(
     ),
 )
 
-TASKS = (
-    *(PREDICT_BYTES, REDUCE_SCATTER, ALL_GATHER, ALL_REDUCE, SPOT_THE_RING, TREE_WINS),
-)
+TASKS = (PREDICT_BYTES, REDUCE_SCATTER, ALL_GATHER, ALL_REDUCE, SPOT_RING, TREE_WINS)
