@@ -28,7 +28,7 @@ PREDICT_BYTES = NumberTask(
         Slip(3_750_000, "That is the reduce-scatter. The all-gather sends the same."),
         Slip(1_875_000, "So many numbers are sent. A float32 has 4 bytes."),
         Slip(8_000_000, "That would be 32 chunks. Each half has n - 1 steps, not n."),
-        Slip(120_000_000, "So much is sent by all ranks. Or in whole tensors?"),
+        Slip(120_000_000, "All ranks together send as much. How much does each?"),
         Slip(250_000, "Those are the bytes of one step. How many steps are there?"),
         Slip(30, "Those are the steps. How many bytes does a rank send in each?"),
         Slip(7.5, "In bytes, please: not in MB."),
@@ -88,9 +88,8 @@ BECAUSE = {
 IN_A_RING = {
     **ERRORS,
     "CollectiveMismatch: ": "What one rank sends must fit what the other receives, in "
-    "size and dtype. Chunks may differ in size: make the buffer like the chunk that "
-    "*arrives*, not like the one that is sent. Or is a message left out that the other "
-    "rank expects, an empty one for example?",
+    "size and dtype: make the buffer like the chunk that *arrives*, not like the one "
+    "that is sent. (Chunks may differ in size. Empty ones are sent, too.)",
     "item assignment": "`tensor_split` returns a tuple. Write into its chunks, in "
     "place: `chunks[i].add_(incoming)`, or `chunks[i].copy_(incoming)`.",
     "unbound_buffer": "gloo cannot receive an empty message from just any rank: name "
@@ -190,9 +189,8 @@ REDUCE_SCATTER = Task(
         Miss(
             "rank - step - 1",
             "rank - step + 1",
-            "What arrives went to a chunk of another number. If rank r sends chunk "
-            "r - k in step k, then chunk r - k - 1 arrives. (Modulo 2, +1 and -1 are "
-            "the same: test with three ranks.)",
+            "If rank r sends chunk r - k in step k, then chunk r - k - 1 arrives. "
+            "(Modulo 2, +1 and -1 are the same: test with three ranks.)",
         ),
     ),
     because={
@@ -204,9 +202,8 @@ REDUCE_SCATTER = Task(
         "arrives to chunk r - k - 1. The ring is closed: rank 0 follows the last.",
         THAT: "Another chunk is finished on this rank, not the one whose number was "
         "returned. What arrives in the last step is the one.",
-        IN_LINE: "Each rank must finish another chunk, and they must follow each other "
-        "around the ring: if rank r finishes chunk k, rank r + 1 finishes chunk k + 1 "
-        "(mod n). The all-gather of the next task counts on it.",
+        IN_LINE: "If rank r finishes chunk k, rank r + 1 must finish chunk k + 1 (mod "
+        "n): the all-gather of the next task counts on it.",
         **BECAUSE,
     },
     errors=IN_A_RING,
@@ -255,9 +252,9 @@ ALL_GATHER = Task(
         Miss(
             "recv(chunks[(mine - step - 1) % n]",
             "recv(chunks[mine - step - 1].clone()",
-            "The chunks are as they were. Receive into them, or copy into them what "
-            "arrives: `chunks[i].copy_(incoming)`. `chunks[i] = incoming` only puts "
-            "another tensor into the list, and `.data = ...` other memory behind one.",
+            "The chunks are as they were. `chunks[i] = incoming` only puts another "
+            "tensor into the list, and `.data = ...` other memory behind one. Receive "
+            "into the chunk itself, or copy into it: `chunks[i].copy_(incoming)`.",
         ),
         Miss(
             "chunks[(mine - step) % n]",
@@ -373,11 +370,6 @@ ALL_REDUCE = Task(
 # ----------------------------------------------------------------------- spot_the_ring
 
 
-def observe_repaired(answer, tensor):
-    seen = observe_all_reduce(answer, tensor)
-    return {name: seen[name] for name in seen if name != STEPS}
-
-
 ON_PAPER = (
     "Write down for 3 ranks and both loops which chunk each one sends in each step, "
     "and to which chunk goes what arrives. "
@@ -389,7 +381,8 @@ SPOT_RING = Task(
     stars=2,
     cases=(6, 5, 1, 100_003),
     inputs=lambda size, rank, n: (whole_numbers((size,), rank),),
-    observe=observe_repaired,
+    # In how many steps does not count.
+    observe=lambda answer, tensor: {**observe_all_reduce(answer, tensor), STEPS: 0},
     keeps_inputs=False,
     instead="Keep isend and recv, and repair what is around them.",
     misses=(
@@ -404,11 +397,7 @@ SPOT_RING = Task(
             "No chunk is a sum in the end. Is what arrives added in place, `chunk += "
             "buffer`? And to the chunk before the one that is sent, in n - 1 steps?",
         ),
-        Miss(
-            "rank + 1 - step",
-            "rank + 1",
-            f"{ON_PAPER}In the second loop each rank sends what has arrived before.",
-        ),
+        Miss("rank + 1 - step", "rank + 1", f"{ON_PAPER}Pass on what has arrived."),
         Miss("    chunks =", "    tensor = tensor.clone()\n    chunks =", ON_A_COPY),
     ),
     because=BECAUSE,
