@@ -248,7 +248,7 @@ ALL_GATHER = Task(
     keeps_inputs=False,
     instead=INSTEAD,
     misses=(
-        Miss("mine - step", "mine + step", "You count up, and the numbers go down."),
+        Miss("mine - step", "mine + step", "Count down: step k sends chunk mine - k."),
         Miss(
             "recv(chunks[(mine - step - 1) % n]",
             "recv(chunks[mine - step - 1].clone()",
