@@ -21,8 +21,7 @@ PREDICT_BYTES = NumberTask(
     unit="bytes",
     title="Predict the bytes",
     stars=1,
-    why="In 2 × 15 = 30 steps a rank sends one chunk each: 4,000,000 / 16 = 250,000 "
-    "bytes.",
+    why="A rank sends 2 × 15 chunks of 4,000,000 / 16 = 250,000 bytes.",
     hint="In each of 2(n - 1) steps a rank sends one n-th of the tensor.",
     slips=[
         Slip(3_750_000, "That is the reduce-scatter. The all-gather sends the same."),
@@ -80,8 +79,9 @@ BECAUSE = {
     "would be taken for one of the next call.",
     ONE_WAY: "The result is right, but this is no ring: each rank sends to the next "
     "rank only (or always to the one before).",
-    AMOUNT: "The result is right, but the ranks do not send what a ring sends: by "
-    "isend and recv, one chunk in each step, an n-th of the tensor, in its own dtype.",
+    AMOUNT: "The result is right, but the ranks do not send what a ring sends: in each "
+    "of a half's n - 1 steps, by isend and recv, one chunk. That is an n-th of the "
+    "tensor, in its own dtype.",
     STEPS: "The result is right, but it takes more steps than needed. In each, all "
     "ranks send one whole chunk and receive one, at the same time: isend, recv, wait.",
 }
@@ -168,10 +168,10 @@ REDUCE_SCATTER = Task(
         Miss(
             "mine += incoming",
             "mine = mine + incoming",
-            "Nothing was added to the chunks in place. `mine = mine + incoming` makes "
-            "another tensor, as `chunks[i] = ...` and `.data = ...` do: what was given "
-            "stays as it was. `mine += incoming` writes into it. (After an irecv, "
-            "first wait, then add.)",
+            "Nothing was added to the chunks in place. `mine = mine + incoming`, "
+            "`chunks[i] = ...` and `.data = ...` leave what was given as it was; "
+            "`mine += incoming` writes into it. (After an irecv, first wait, then "
+            "add.)",
         ),
         Miss(
             "mine += incoming",
@@ -295,9 +295,9 @@ def observe_all_reduce(answer, tensor):
 
 
 ON_A_COPY = (
-    "The tensor is as it was: the work was done on a copy. (`contiguous()` makes one "
-    "of a tensor that is not contiguous; `clone`, `torch.cat` and `+` always do; "
-    "`.data = ...` changes what is behind a name.) Write into it: `tensor.copy_(...)`."
+    "The tensor is as it was: the work was done on a copy. (`clone`, `torch.cat` and "
+    "`+` make one, and `contiguous()` of what is not contiguous; `.data = ...` is no "
+    "better.) Write into it: `tensor.copy_(...)`."
 )
 IN_PLACE = (
     "Is all of it written in place? (`chunks[i] = ...` puts another tensor into a "
@@ -339,9 +339,7 @@ ALL_REDUCE = Task(
             "The last elements are as they were: n chunks of `size // n` elements "
             "leave them out. `tensor_split(n)` makes n chunks of nearly one size.",
         ),
-        Miss(
-            "tensor.shape)", "tensor.shape) / len(chunks)", "That is the mean, no sum."
-        ),
+        Miss("shape)", "shape) / len(chunks)", "That is the mean, not the sum."),
     ),
     because={OF_LARGE: DIGITS_LOST, WITH_GAPS: NO_GAPS, **BECAUSE},
     errors={
@@ -350,8 +348,8 @@ ALL_REDUCE = Task(
         "Give it that shape first: `tensor.copy_(flat.view(tensor.shape))`.",
         **IN_A_RING,
     },
-    otherwise="Print the chunks of 3 ranks and 3 numbers after each half. Does the "
-    f"second begin with the chunk that the first has finished? {IN_PLACE}",
+    otherwise="Print the chunks of a small tensor after each half. Does the second "
+    f"begin with the chunk that the first has finished? {IN_PLACE}",
     hints=(
         "You have both halves already. What is left: make chunks of any tensor, and "
         "bring the result back into it. Which tensors cannot be sent as they are?",
