@@ -32,12 +32,8 @@ def in_a_batch(outgoing, incoming):
 
 # ----------------------------------------------------------------- 07.predict_bytes
 
-for number, says in (
-    (3_750_000, "That is the reduce-scatter."),
-    (1_875_000, "A float32 has 4 bytes."),
-    (7, "one n-th of the tensor"),
-):
-    ANSWERS.wrong("07.predict_bytes", "wrong", says)(number)
+ANSWERS.wrong("07.predict_bytes", "wrong", "That is the reduce-scatter.")(3_750_000)
+ANSWERS.wrong("07.predict_bytes", "wrong", "one n-th of the tensor")(7)
 for number in (7_500_000, 30 * 4_000_000 / 16, "7,500,000", torch.tensor(7_500_000)):
     ANSWERS.right("07.predict_bytes")(number)
 
@@ -171,10 +167,6 @@ def to_everybody(chunks, mine):
         dist.recv(chunks[(mine - step) % n], (rank - step) % n)
         request.wait()
 
-
-ANSWERS.wrong("07.all_gather", "wrong", "all_gather, which is what was handed in")(
-    dist.all_gather
-)
 
 # -------------------------------------------------------------------- 07.all_reduce
 
@@ -360,12 +352,8 @@ def by_bisection(n, latency, bandwidth):
         tree = depth * (latency + size / bandwidth)
         return tree < (n - 1) * (latency + size / n / bandwidth)
 
-    low, high = 0.0, 1.0
-    if not tree_is_faster(low):
-        return 0
-    while tree_is_faster(high):
-        high *= 2
-    while high - low > 1e-6 * high:
+    low, high = 0.0, 1e15
+    for _ in range(99):
         middle = (low + high) / 2
         low, high = (middle, high) if tree_is_faster(middle) else (low, middle)
     return low
