@@ -159,6 +159,7 @@ REDUCE_SCATTER = Task(
     id="07.reduce_scatter",
     title="The first half: reduce-scatter",
     stars=2,
+    ranks=(3, 1, 2, 5),
     cases=(12, 7, 2, 6),
     inputs=in_chunks,
     observe=observe_reduce_scatter,
@@ -241,6 +242,7 @@ ALL_GATHER = Task(
     id="07.all_gather",
     title="The second half: all-gather",
     stars=2,
+    ranks=(3, 1, 2, 5),
     cases=((12, 1), (7, 0), (2, 2), (6, 1)),
     # One chunk counts as finished; the others are of no use.
     inputs=lambda case, rank, n: (*in_chunks(case[0], rank, n), (rank + case[1]) % n),
@@ -313,6 +315,7 @@ ALL_REDUCE = Task(
     id="07.all_reduce",
     title="A ring for any size",
     stars=3,
+    ranks=(3, 1, 2, 5),
     cases=(
         ((5,), torch.float32, torch.detach),
         ((2, 3), torch.int16, torch.detach),
