@@ -33,7 +33,9 @@ from course_utils.tasks.task import OUT_OF_STEP, RULE, AtMost, Miss, Task, call_
 RETURNED = "It returned"
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
 # What a comparison says that helps nobody on, unless there is nothing else to say.
-NO_HELP = re.compile(r"(The (item at|value of) [^.]* is wrong\.$|\d+ of \d+ values)")
+NO_HELP = re.compile(
+    r"((The (item at|value of) [^.]* is wrong\. ?)+$|\d+ of \d+ values)"
+)
 # What PyTorch itself writes to stderr, with the time of day in it.
 LOG_LINE = re.compile(r"^\[rank \d+\] (\[rank\d+\]:)?\[?[WEI]\d{4} ")
 # A warning begins with the file that it comes from, which is long and mostly PyTorch's.

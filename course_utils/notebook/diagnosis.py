@@ -101,8 +101,8 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
             return "That is the argument, as it was given."
     if n > 1 and alike(got[0], want[0]) and not any(map(alike, got[1:], want[1:])):
         return (
-            "Only rank 0 has it, and every rank needs it: `all_reduce` and "
-            "`all_gather` give the result to all, `reduce` and `gather` to one."
+            "Only rank 0 has it, and every rank needs it. (`reduce` and `gather` give "
+            "their result to one rank, `all_reduce` and `all_gather` to all.)"
         )
     for other in range(n):
         if other != rank and alike(mine, want[other]):
