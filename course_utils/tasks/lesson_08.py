@@ -1,25 +1,27 @@
 """Lesson 08, FSDP: the tasks of its exercise."""
 
-import contextlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from course_utils.messages import put_back, recorded
+from course_utils.messages import recorded
 from course_utils.notebook.compare import difference
 from course_utils.questions import NumberTask, Slip
 from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.memory import alive, listed_in, new_bytes, settled
+from course_utils.tasks.sharding import (
+    FEW,
+    GATHERED,
+    Counts,
+    Gathers,
+    LinearUnit,
+    announced,
+    bytes_behind,
+    called,
+    sent_bytes,
+)
 from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
-from course_utils.traffic import Sent, Watch
-
-STAGES = """\
-        weights + gradients + optimizer / n,
-        weights + (gradients + optimizer) / n,
-"""
-LAST_STAGE = "        (weights + gradients + optimizer) / n,\n"
+from course_utils.traffic import Sent
 
 ZERO_TABLE = Task(
     id="08.zero_table",
@@ -31,37 +33,29 @@ ZERO_TABLE = Task(
         (1.3e9, 8, 12),
         (1000, 1, 12),
         (350e6, 4, 8),
-        (1e12, 1024, 4),
+        (1e12, 99, 4),
     ),
     instead="Four lines of arithmetic are enough.",
     misses=(
         Miss(
             "optimizer_bytes * parameters",
             "12 * parameters",
-            "The optimizer's bytes are an argument, optimizer_bytes. They are not "
-            "always 12.",
+            "The optimizer's bytes are an argument, optimizer_bytes: not always 12.",
         ),
         Miss(
             "weights + gradients + optimizer / n",
             "weights + gradients / n + optimizer",
-            "Stage 1 shards the optimizer's state, which is the largest part. The "
-            "gradients follow in stage 2.",
+            "Stage 1 shards the optimizer's state, the largest part. The gradients "
+            "follow in stage 2.",
         ),
         Miss(
-            STAGES + LAST_STAGE,
-            STAGES.replace("(gradients + optimizer) / n", "gradients / n + optimizer")
-            + "weights / n + gradients + optimizer",
-            "Each stage keeps what the one before has sharded, and adds a part: "
-            "optimizer; optimizer and gradients; optimizer, gradients and parameters.",
-        ),
-        Miss(
-            LAST_STAGE,
+            "        (weights + gradients + optimizer) / n",
             "weights + (gradients + optimizer) / n",
             "In stage 3 the parameters are sharded, too.",
         ),
         Miss(
-            STAGES,
-            STAGES.replace("weights + gradients +", "").replace("weights +", ""),
+            "weights + gradients + optimizer / n,\n        weights + (",
+            "optimizer / n, (",
             "What is not shared out is still there, whole: in stage 1 weights and "
             "gradients, in stage 2 the weights.",
         ),
@@ -76,25 +70,15 @@ ZERO_TABLE = Task(
             "`//` rounds down: 12 // 64 is 0. Divide with `/`.",
         ),
         Miss(
-            "2 * parameters, 2 * parameters\n    optimizer, n = optimizer_bytes * "
-            "parameters",
-            "2, 2\n    optimizer, n = optimizer_bytes",
+            "world_size\n    return [",
+            "world_size; parameters = 1; weights = gradients = 2; optimizer = "
+            "optimizer_bytes\n    return [",
             "That is for one parameter. The model has `parameters` of them.",
         ),
-        Miss(
-            "optimizer_bytes * parameters",
-            "optimizer_bytes",
-            "optimizer_bytes is for one parameter. Multiply it by `parameters`, too.",
-        ),
-        Miss(
-            STAGES + LAST_STAGE,
-            "n * (weights + gradients) + optimizer, n * weights + gradients + "
-            "optimizer, weights + gradients + optimizer",
-            "That is all GPUs together. How much is on each?",
-        ),
     ),
-    otherwise="Per parameter there are 2 bytes of weight, 2 of gradient, and "
-    "optimizer_bytes. Which of them are divided by world_size in each stage?",
+    otherwise="In bytes: each parameter has 2 of weight, 2 of gradient, and "
+    "optimizer_bytes. Each stage keeps what the one before has shared out, and adds a "
+    "part.",
     hints=(
         "In stage 0 (DDP) everything is on each GPU. Stage 1 shares out one part, "
         "stage 2 a second one, stage 3 the last one.",
@@ -110,64 +94,32 @@ ZERO_TABLE = Task(
     ),
 )
 
+SHARDS_TOO = "Those are whole layers. The shards of all layers lie there, too."
+OWN_SHARD = "A layer's shard stays beside the whole layer: the optimizer needs it."
 PREDICT_PEAK = NumberTask(
     "08.predict_peak",
-    "A model has 32 layers with 500 MB of weights each. FSDP on 8 GPUs; each layer is "
-    "a unit, and is freed after its forward and after its backward. With prefetch: the "
-    "next layer's all-gather runs while a layer computes. How many MB of weights "
-    "(shards and whole layers) are on a GPU at the worst moment? (Weights only: no "
-    "gradients, no optimizer, no activations.)",
+    "FSDP on 8 GPUs. A model has 32 layers with 500 MB of weights each. Each layer is "
+    "a unit, freed after its forward and after its backward; while it computes, the "
+    "next layer's all-gather runs. How many MB of weights (shards and whole layers, "
+    "without gradients and all else) are on a GPU at the worst moment?",
     answer=3000,
     unit="MB",
     title="Predict the peak",
     stars=1,
-    why="The shards of all layers, 32 × 500 / 8 = 2,000 MB, are always there. A layer "
-    "that computes is whole in memory of its own, 500 MB, and prefetch has a second "
-    "one on its way.",
+    why="The shards of all layers, 32 × 500 / 8 = 2,000 MB, are always there. One "
+    "layer is whole because it computes, and the next one is on its way.",
     hint="Add what lies there all the time (the shards of all layers), and what is "
-    "whole while one layer computes.",
+    "whole while a layer computes.",
     slips=[
-        Slip(
-            2500,
-            "That is the peak without prefetch. With it, the next layer is "
-            "already being gathered while this one computes, and needs memory for a whole "
-            "layer.",
-        ),
-        Slip(
-            1000,
-            "Those are the layers that are whole. The shards of all layers lie "
-            "there as well, all the time.",
-        ),
-        Slip(
-            500,
-            "That is the layer that is whole. The shards of all layers lie there "
-            "as well, and a second layer is on its way.",
-        ),
-        Slip(
-            2000,
-            "Those are the shards of all layers. While a layer computes, it is "
-            "whole, in memory of its own; so is the next one.",
-        ),
+        Slip(2500, "You left out the next layer: it needs memory for a whole one."),
+        Slip(500, SHARDS_TOO),
+        Slip(1000, SHARDS_TOO),
+        Slip(2000, "Those are the shards. Two layers are whole in other memory."),
         Slip(2562.5, "What is gathered ahead is a whole layer, not one shard of it."),
-        Slip(
-            2875,
-            "You took the layer's own shard away. But shard and whole layer are "
-            "in memory at the same time: the shard is what the optimizer changes.",
-        ),
-        Slip(
-            2750,
-            "You took the shards of the two layers away. But shard and whole "
-            "layer are in memory at the same time.",
-        ),
+        Slip(2875, OWN_SHARD),
+        Slip(2750, OWN_SHARD),
         Slip(16000, "That is the whole model. Never is all of it there at once."),
-        Slip(
-            17000,
-            "Only an eighth of each layer lies there all the time. The rest "
-            "comes while the layer computes.",
-        ),
-        Slip(
-            3500, "How many layers are whole at the same time if one is gathered ahead?"
-        ),
+        Slip(17000, "Only an eighth of each layer lies there all the time."),
     ],
     hints=(
         "Two kinds of memory: shards, which are always there, and whole layers, which "
@@ -189,16 +141,9 @@ SHAPES = {
     "a single number, without a dimension": ((),),
     "12 numbers in one tensor": ((4, 3),),
 }
-NUMBERS = "numbers in the shard"
-UNTOUCHED = "the given tensors are as they were"
-KEPT = "bytes that the object keeps"
-KEPT_AFTERWARDS = "bytes that are kept after unshard()"
-NOT_OVERWRITTEN = "the shard is the same after unshard()"
-NOW = "unshard() when each rank r has added r + 1 to its shard"
 
 
 def tensors_of(kind):
-    """The same on every rank."""
     return [whole_numbers(shape, 3 + i) for i, shape in enumerate(SHAPES[kind])]
 
 
@@ -208,11 +153,10 @@ def observe_shard(answer, kind):
     untouched = difference(tensors, tensors_of(kind), 0.0) is None
     del tensors
     size = unit.shard.detach().nbytes
-    kept = settled(lambda: new_bytes(before), size) + listed_in(unit)
+    kept = settled(lambda: new_bytes(before), size, seconds=0.2) + listed_in(unit)
     shard = unit.shard.detach().clone()
     unit.unshard()  # what it returns is thrown away
-    afterwards = settled(lambda: new_bytes(before) - shard.nbytes, size)
-    afterwards += listed_in(unit)
+    later = settled(lambda: new_bytes(before) - shard.nbytes, size) + listed_in(unit)
     whole = unit.unshard()
     if isinstance(whole, list | tuple):  # on one rank, perhaps views of the shard
         whole = [one.detach().clone() if torch.is_tensor(one) else one for one in whole]
@@ -220,20 +164,29 @@ def observe_shard(answer, kind):
     with torch.no_grad():
         unit.shard += dist.get_rank() + 1  # as an optimizer would
     return {
-        NUMBERS: shard.numel(),
+        "numbers in the shard": shard.numel(),
         "the shard": shard,
-        UNTOUCHED: untouched,
-        KEPT: AtMost(kept),
+        "the given tensors are as they were": untouched,
+        "bytes that the object keeps": AtMost(kept),
         "unshard()": whole,
-        NOT_OVERWRITTEN: same,
-        NOW: unit.unshard(),
-        KEPT_AFTERWARDS: AtMost(afterwards),
+        "the shard is the same after unshard()": same,
+        "unshard() when each rank r has added r + 1 to its shard": unit.unshard(),
+        "bytes that are kept between two unshard()": AtMost(later),
     }
 
 
 PIECE = "flat[rank * size : (rank + 1) * size]"
-FLAT_FIRST = "The tensors have several shapes, and some have no dimension at all. Make each of them flat first: `tensor.reshape(-1)`."
-CUT_OFF = "After the all-gather the padding is still there: cut it off before you split. Or numbers got lost: the size of a shard must be rounded *up*, and the shard is the piece from rank · size to (rank + 1) · size."
+EACH = (
+    "torch.cat([F.pad(t.view(-1), (0, -t.numel() % n)).chunk(n)[rank] for t in "
+    "tensors])"
+)
+FLAT_FIRST = (
+    "Tensors have several shapes, or none. Flatten each first: `tensor.reshape(-1)`."
+)
+CUT_OFF = (
+    "Is the padding still there after the all-gather? Cut it off before you split. Or "
+    "numbers got lost: the size of a shard must be rounded *up*."
+)
 
 FLAT_SHARD = Task(
     id="08.flat_shard",
@@ -253,15 +206,13 @@ FLAT_SHARD = Task(
         Miss(
             "-(-len(flat) // n)",
             "len(flat) // n + 1",
-            "world_size divides the length already, and still zeros were appended: `n "
-            "- len(flat) % n` is n then, and `len(flat) // n + 1` one too many. "
-            "`-len(flat) % n` is 0.",
+            "world_size divides the length already, and still zeros were appended. `n "
+            "- len(flat) % n` is n then; `-len(flat) % n` is 0.",
         ),
         Miss(
             "(0, n * size - len(flat))",
             "(n * size - len(flat), 0)",
-            "The zeros stand in front. They belong behind the numbers: `F.pad(flat, "
-            "(0, zeros))`.",
+            "The zeros stand in front. They belong behind: `F.pad(flat, (0, zeros))`.",
         ),
         Miss(
             PIECE,
@@ -276,42 +227,35 @@ FLAT_SHARD = Task(
         ),
         Miss(
             PIECE,
-            "torch.cat([F.pad(t.reshape(-1), (0, -t.numel() % n)).chunk(n)[rank] for t "
-            "in tensors])",
-            "You sharded each tensor by itself. The task makes one flat tensor of all "
-            "of them first: it needs less padding, and one all-gather.",
+            EACH,
+            "You sharded each tensor by itself. Make one flat tensor of all of them "
+            "first: it needs less padding, and one all-gather.",
         ),
         Miss(
-            PIECE,
-            "flat",
-            "That is the whole flat tensor. Cut out this rank's piece.",
+            PIECE, "flat", "That is the whole flat tensor. Cut out this rank's piece."
         ),
         Miss(
             "part.view(s)",
             "part",
-            "The numbers are there, but in one dimension each. Give them the shapes of "
-            "the tensors that were given.",
+            "The numbers are there. Give them the shapes of the given tensors.",
         ),
     ),
     because={
-        NUMBERS: "A shard has ceil(numbers / world_size) numbers, on every rank: an "
-        "all-gather wants one size. Append zeros until world_size divides the length, "
-        "then cut.",
-        UNTOUCHED: "The shard is right, but the given tensors have changed. They are "
-        "not yours: copy from them, and let them be. It is enough to keep no reference "
-        "to them.",
-        KEPT_AFTERWARDS: "What unshard() has gathered stays in the object. Between two "
-        "calls there may be nothing but the shard: keep it in a local variable.",
-        KEPT: "The shard is right, but more than the shard stays in memory. Of the "
-        "given tensors, keep the shapes only.",
-        NOT_OVERWRITTEN: "unshard() has changed the shard. It is the memory of this "
-        "rank: gather into other memory.",
-        NOW: "The shards have been changed in the meantime, but unshard() still "
-        "returns the old numbers. It must gather what is in the shards now.",
+        "in the shard": "Each shard has ceil(numbers / world_size) numbers. Append "
+        "zeros until world_size divides the length, then cut.",
+        "as they were": "The given tensors have changed. They are not yours: copy from "
+        "them. It is enough to keep no reference to them.",
+        "object keeps": "The shard is right, but more than the shard stays in memory. "
+        "Of the given tensors, keep the shapes only.",
+        "are kept": "What unshard() has gathered stays in memory. Keep it in a local "
+        "variable.",
+        "the same": "unshard() has changed the shard. Gather into other memory.",
+        "has added": "The shards have been changed in the meantime, but unshard() "
+        "still returns the old numbers. It must gather what is in them now.",
     },
     errors={
-        "has no attribute 'shard'": "This rank's piece must be in `self.shard`: there "
-        "an optimizer finds it, and so does the check.",
+        "no attribute 'shard'": "This rank's piece must be in `self.shard`: there an "
+        "optimizer finds it.",
         "Sizes of tensors must match": FLAT_FIRST,
         "same number of dimensions": FLAT_FIRST,
         "zero-dimensional tensor": FLAT_FIRST,
@@ -345,42 +289,10 @@ FLAT_SHARD = Task(
 
 # --------------------------------------------------------------------- reduce_scatter
 
-LONG = 1000
-OWN = "torch's own reduce-scatters"
-SENT = "bytes sent"
-SEEN = "the numbers were seen to be sent"
-SOURCES = "each recv takes a message of this call, whoever is ahead"
-HELD = "bytes of memory that its part holds on to"
-
 
 def gradient_of(size, rank, n):
-    gradient = whole_numbers((n * size,), 21 + rank)
     # The long one has numbers that 16 bits cannot hold, so rounding would show.
-    return (gradient * (1 + 2.0**-12) if size == LONG else gradient,)
-
-
-def sent_bytes(sent, calls):
-    """What a rank sent: by collectives, and by messages, also those of its threads."""
-    messages = sum(call.nbytes for call in calls if call.kind == "send")
-    return messages + round(sum(part for name, part in sent.calls if name != "send"))
-
-
-@contextlib.contextmanager
-def called(*names):
-    """Yields a list: which of these methods of process groups are called meanwhile."""
-    found = []
-
-    def noted(name, original):
-        def method(*args, **kwargs):
-            found.append(name)
-            return original(*args, **kwargs)
-
-        return method
-
-    with put_back(dist.ProcessGroup, names) as originals:
-        for name, original in originals.items():
-            setattr(dist.ProcessGroup, name, noted(name, original))
-        yield found
+    return (whole_numbers((n * size,), 21 + rank) * (1 + 2.0**-12 * (size > 4)),)
 
 
 def observe_part(answer, gradient):
@@ -389,32 +301,33 @@ def observe_part(answer, gradient):
             part = answer(gradient)
     if not torch.is_tensor(part):
         return part
-    nbytes = sent_bytes(sent, calls)
+    n, nbytes = dist.get_world_size(), sent_bytes(sent, calls)
     sources = {call.peer for call in calls if call.kind == "recv"}
     from_anybody = "recv_anysource" in methods and len(sources) > 1  # not in a ring
-    n = dist.get_world_size()
     return {
         "its part": part,
-        OWN: sent.count("reduce-scatter"),
-        SENT: AtMost(nbytes),
+        "torch's own reduce-scatters": sent.count("reduce-scatter"),
+        "bytes sent": AtMost(nbytes),
         # Not every byte is: an all-to-all with sizes is counted as one without.
-        SEEN: nbytes >= gradient.nbytes * (n - 1) // n // 2,
-        SOURCES: not from_anybody or "barrier" in methods,
-        HELD: AtMost(part.untyped_storage().nbytes()),
+        "the numbers were seen to be sent": nbytes
+        >= gradient.nbytes * (n - 1) // n // 2,
+        "each recv names its source": not from_anybody or "barrier" in methods,
+        "bytes of memory that it holds on to": AtMost(part.untyped_storage().nbytes()),
     }
 
 
 # Only what the installed version has: their names have changed.
+NAMES = "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"
 REDUCE_SCATTERS = (
-    *(
-        name
-        for name in ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single")
-        if hasattr(dist, name)
-    ),
+    *(name for name in NAMES if hasattr(dist, name)),
     "torch.distributed._functional_collectives.reduce_scatter_tensor",
 )
-NOT_SEEN = "The result is right, but this rank was seen to send less than the others need of it. The numbers went another way: by the store, or by a backend's own methods? Send each rank its piece with `isend` and `irecv`, or `all_to_all_single`."
-ITSELF = "A rank cannot send to itself. Its own piece does not travel. And one rank alone has nothing to send at all."
+NOT_SEEN = (
+    "The result is right, but this rank was seen to send less than the others need of "
+    "it. Did the numbers go another way, by the store or by a backend's own methods? "
+    "Send with `isend` and `irecv`, or `all_to_all_single`."
+)
+ITSELF = "A rank cannot send to itself. Its own piece does not travel."
 FIRST = "rows[rank] = pieces[rank]"
 
 REDUCE_SCATTER = Task(
@@ -422,7 +335,7 @@ REDUCE_SCATTER = Task(
     title="Reduce-scatter a gradient",
     stars=2,
     inputs=gradient_of,
-    cases=(4, 1, LONG),
+    cases=(4, 1, 1000),
     observe=observe_part,
     forbids=REDUCE_SCATTERS,
     instead="`isend` and `irecv` to and from every other rank, or a ring, or "
@@ -434,12 +347,7 @@ REDUCE_SCATTER = Task(
             "That is the sum over the ranks. A gradient is averaged: divide by the "
             "world size.",
         ),
-        Miss(
-            FIRST,
-            "rows[rank] = 0",
-            "This rank's own part is missing in the sum. It does not travel, but it "
-            "counts.",
-        ),
+        Miss(FIRST, "rows[rank] = 0", "This rank's own part is missing in the sum."),
         Miss(
             "rows.mean(0)",
             "(rows.sum(0) + pieces[rank]) / n",
@@ -457,57 +365,36 @@ REDUCE_SCATTER = Task(
             "That is this rank's own piece: nothing of the others is in it.",
         ),
         Miss(
-            FIRST,
-            "total = gradient.clone(); dist.all_reduce(total); return "
-            "total.chunk(n)[rank] / n",
-            "The result is right, but too much was sent. An all-reduce brings every "
-            "rank the whole sum, and most of it is thrown away. Send each rank only "
-            "the piece that it needs.",
-        ),
-        Miss(
-            FIRST,
-            "dist.reduce(total := gradient / n, 0); part = rows[0].clone(); "
-            "dist.scatter(part, list(total.chunk(n)) if rank == 0 else None); return "
-            "part",
-            "The result is right, but everything passes through one rank, which sends "
-            "more than its share. Send each piece straight to the rank that it belongs "
-            "to.",
-        ),
-        Miss(
             "rows.mean(0)",
             "rows.cumsum(0)[-1].div_(n)",
             "The result is right, but it is a view of a larger tensor, and keeps all "
-            "of that in memory. Return a tensor of its own: `clone()`, or the result "
-            "of a sum or a division that is not in place.",
+            "of that in memory. Return a tensor of its own: `clone()`, or what a sum "
+            "or a division that is not in place makes.",
         ),
     ),
     because={
-        OWN: "It would work: but it is what you build here. Send the pieces with "
-        "`isend` and `irecv`, or `all_to_all_single`.",
-        SENT: "The result is right, but too much was sent. Each rank needs one piece "
-        "of your gradient, not all of it, and in float32: send it straight to the rank "
-        "that it belongs to. An all-gather brings everybody all gradients, and where "
-        "everything passes through one rank, that one sends more than its share.",
-        SEEN: NOT_SEEN,
-        SOURCES: "The result is right here. But a recv without a source takes whatever "
-        "comes first. FSDP calls this for one unit after the other, and a rank that is "
-        "ahead has sent the next piece already: that would be added, too. Name the "
-        "source: `dist.recv(piece, other)`.",
-        HELD: "The result is right, but it is a view of a larger tensor, such as a "
-        "copy of the whole gradient, and keeps all of that in memory. Return a tensor "
-        "of its own: `clone()`, or the result of a division that is not in place.",
+        "torch's own": "It would work: but it is what you build here. Send the pieces.",
+        "bytes sent": "The result is right, but too much was sent. An all-reduce "
+        "brings every rank the whole sum, an all-gather all gradients; and where "
+        "everything passes through one rank, that one sends more than its share. Send "
+        "each rank only the piece that it needs.",
+        "were seen": NOT_SEEN,
+        "its source": "The result is right here. But a recv without a source takes "
+        "whatever comes first, and a rank that is ahead has sent its piece of the "
+        "next unit already. Name the source: `dist.recv(piece, other)`.",
+        "holds on": "The result is right, but it is a view of a larger tensor, such as "
+        "a copy of the whole gradient, and keeps all of that in memory. `clone()` it.",
     },
     errors={
         "should not be the same as the rank": ITSELF,
         "is this rank itself": ITSELF,
-        "there is no rank": "There is no such rank: they go from 0 to world size - 1. "
-        "Ask dist.get_world_size().",
+        "there is no rank": "There is no such rank: they go from 0 to world size - 1.",
         OUT_OF_STEP: "Somebody waits for a message that nobody sends, or everybody "
         "sends and nobody receives. Start all with `isend` and `irecv`, then wait for "
         "all.",
     },
     otherwise="Rank r gets the r-th of n pieces of the mean over all ranks' gradients, "
-    "and nothing is rounded: they come in float32.",
+    "in float32 all the way.",
     hints=(
         "Cut the gradient into n pieces. Who needs which of yours, and which do you "
         "need of the others?",
@@ -530,54 +417,28 @@ REDUCE_SCATTER = Task(
 
 TWO_LAYERS = "two linear layers, 242 numbers"
 TIED = "two layers with one weight"
-NORMED = "a linear layer and a layer norm"
-ZERO, NEVER = "zero_grad() in each step", "no zero_grad()"
-STEPS = 3
-RATE = 2.0**-4
-
-
-def in_eighths(inputs, outputs, seed):
-    return linear(inputs, outputs, seed, divided_by=8)
+NORMED = "a linear layer and a layer norm, without zero_grad()"
 
 
 def module_of(kind):
     """The same on every rank."""
-    if kind == TIED:
-        module = nn.Sequential(in_eighths(3, 3, 11), nn.Tanh(), in_eighths(3, 3, 12))
-        module[2].weight = module[0].weight
-        return module
     if kind == NORMED:
-        return nn.Sequential(in_eighths(3, 4, 13), nn.LayerNorm(4))
-    return nn.Sequential(
-        in_eighths(3, 40, 14), nn.Tanh(), in_eighths(40, 2, 15), nn.Tanh()
-    )
+        return nn.Sequential(linear(3, 4, 13, divided_by=8), nn.LayerNorm(4))
+    width, outputs = (3, 3) if kind == TIED else (40, 2)
+    first = linear(3, width, 11, divided_by=8)
+    last = linear(width, outputs, 12, divided_by=8)
+    if kind == TIED:
+        last.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), last, nn.Tanh())
 
 
-def memory_of(module):
-    """Bytes behind the parameters of the module, each memory counted once."""
-    storages = {p.untyped_storage().data_ptr(): p for p in module.parameters()}
-    return sum(p.untyped_storage().nbytes() for p in storages.values())
-
-
-GATHERED = "all-gather"
-IN_FORWARD = "all-gathers in the forward"
-BETWEEN = "bytes of whole parameters between forward and backward"
-NO_COPY = "no copy of the parameters between forward and backward"
-IN_BACKWARD = "all-gathers in the backward"
-BEFORE = "bytes of whole parameters between two steps"
-LEFT = "whole gradients that are left after the backward"
-NOTHING_LEFT = "nothing as large as all gradients is left in memory"
-OF_SHARD = "gradient of the shard"
-
-
-def observe_unit(answer, kind, zero):
-    rank, before = dist.get_rank(), alive()
-    module = module_of(kind)
+def observe_unit(answer, kind):
+    rank, before, module = dist.get_rank(), alive(), module_of(kind)
     numbers = sum(p.numel() for p in module.parameters())
     unit, report = answer(module), {}
     room = unit.shard.nbytes + 2 * numbers  # half as much as the whole, for trifles
-    for step in range(STEPS):
-        if zero == ZERO:
+    for step in range(3):
+        if kind != NORMED:
             unit.shard.grad = None
         batch = whole_numbers((2, 3), 200 + 10 * rank + step) / 8
         batch.requires_grad_(kind != TWO_LAYERS)  # as in the midst of a model
@@ -585,69 +446,87 @@ def observe_unit(answer, kind, zero):
             output = unit(batch)
         if output is None:
             return None
-        seen = {IN_FORWARD: forward.count(GATHERED), BETWEEN: memory_of(module)}
+        seen = {
+            "all-gathers in the forward": forward.count(GATHERED),
+            "whole bytes between forward and backward": bytes_behind(module),
+        }
         if step == 0 and kind == TWO_LAYERS:  # larger than what its layers note
-            seen[NO_COPY] = settled(lambda: new_bytes(before), room) <= room
+            no_copy = settled(lambda: new_bytes(before), room) <= room
+            seen["no copy of the parameters between them"] = no_copy
         with Sent() as backward, recorded() as calls:
             output.sum().backward()
         gathered = sum(nbytes for name, nbytes in backward.calls if name == GATHERED)
         sent = sent_bytes(backward, calls) - round(gathered)
         seen |= {
-            IN_BACKWARD: backward.count(GATHERED),
-            BEFORE: memory_of(module),
-            LEFT: sum(p.grad is not None for p in module.parameters()),
-            SENT: AtMost(sent),
+            "all-gathers in the backward": backward.count(GATHERED),
+            "whole bytes after the backward": bytes_behind(module),
+            "whole gradients": sum(p.grad is not None for p in module.parameters()),
+            "bytes sent in the backward": AtMost(sent),
         }
         result, of_input, grad = output.detach().clone(), batch.grad, unit.shard.grad
         del output, batch
         if step == 0:
             mine = sum(t.nbytes for t in (result, of_input, grad) if t is not None)
-            seen[NOTHING_LEFT] = (
-                settled(lambda mine=mine: new_bytes(before) - mine, room) <= room
-            )
-        seen |= {OF_SHARD: None if grad is None else grad.clone(), "the output": result}
-        seen |= {"gradient of the input": of_input}
+            left = settled(lambda mine=mine: new_bytes(before) - mine, room)
+            seen["nothing as large as all gradients is left"] = left <= room
+        seen |= {
+            "gradient of the shard": None if grad is None else grad.clone(),
+            "the output": result,
+            "gradient of the input": of_input,
+        }
         if grad is not None:
             with torch.no_grad():  # SGD; an optimizer of torch would import much
-                unit.shard -= RATE * grad
+                unit.shard -= grad / 16
+        limit = unit.shard.nbytes * (dist.get_world_size() - 1)
         seen["the shard after the step"] = unit.shard.detach().clone()
-        seen[SEEN] = 2 * sent >= unit.shard.nbytes * (dist.get_world_size() - 1)
+        seen["the numbers were seen to be sent"] = 2 * sent >= limit
         report |= {f"step {step}: {name}": value for name, value in seen.items()}
     return report
 
 
 ADD = "part if grad is None else grad + part"
-CALL = "self.module(*args)"
-HOOK = "output.register_hook(lambda grad: self.gather())"
-GONE = "Somebody computed with parameters whose memory had been given back. Gather before the forward, and again before the backward: `output.register_hook` comes just before it. (A hook on the module works from its next call on: register it in `__init__`. A full backward hook is called after the module's backward, a full backward pre-hook before it.)"
-PADDED = "Is the flat gradient padded before the reduce-scatter? It must be as long as `self.whole`, so that the ranks can share it equally."
-BUILT_ON = "This unit is built on tasks 3 and 4. Solve them first, and run their cells, once more after a restart of the kernel."
-NO_GRAPH = "The hook is on a tensor without a graph. It belongs on the output, not on an input. And if it is there: was the forward run under no_grad?"
+SCATTER = "reduce_scatter(flat)"
+MODULE = "self.module(*args)"
+GONE = (
+    "Somebody computed with parameters whose memory had been given back. Gather before "
+    "the forward, and again before the backward: `output.register_hook`. (On the "
+    "module, hooks work from its next call on: register them in `__init__`, and a full "
+    "backward pre-hook, which comes before the backward.)"
+)
+PADDED = (
+    "Is the flat gradient padded before the reduce-scatter? It must be as long as "
+    "`self.whole`, so that the ranks can share it equally."
+)
+BUILT_ON = "This unit is built on tasks 3 and 4. Solve them first, and run their cells."
+NO_GRAPH = (
+    "There is no graph. A hook belongs on the output, not on an input. And was the "
+    "forward run under no_grad?"
+)
 
 ONE_UNIT = Task(
     id="08.one_unit",
     title="FSDP for one unit",
     stars=3,
     ranks=(3, 1, 2),
-    cases=((TWO_LAYERS, ZERO), (TIED, ZERO), (NORMED, NEVER)),
+    cases=((TWO_LAYERS,), (TIED,), (NORMED,)),
     observe=observe_unit,
     seconds=15.0,
     forbids=REDUCE_SCATTERS,
     instead="The methods of Unit, a hook on the output, and your tasks 3 and 4.",
     misses=(
         Miss(
-            "reduce_scatter(flat)",
-            "reduce_scatter(flat) * dist.get_world_size()",
+            SCATTER,
+            f"{SCATTER} * dist.get_world_size()",
             "That is the sum over the ranks, not their mean.",
         ),
         Miss(
-            "reduce_scatter(flat)",
-            "reduce_scatter(flat) / dist.get_world_size()",
-            "It is divided by the world size twice: your reduce_scatter of task 4 "
-            "returns the mean already.",
+            SCATTER,
+            f"{SCATTER} / dist.get_world_size()",
+            "It is divided by the world size twice: your reduce_scatter returns the "
+            "mean.",
         ),
         Miss(
-            "reduce_scatter(flat)",
+            SCATTER,
             "flat.chunk(dist.get_world_size())[dist.get_rank()].clone()",
             "That is the rank's own gradient: nothing of the others is in it.",
         ),
@@ -662,8 +541,8 @@ ONE_UNIT = Task(
         Miss(
             f"self.shard.grad = {ADD}",
             "pass",
-            "The shard has no gradient after the backward. When the last gradient of "
-            "the unit is there, put the rank's part into `self.shard.grad`.",
+            "The shard has no gradient after the backward. Put the rank's part into "
+            "`self.shard.grad`.",
         ),
         Miss(
             "self.free()\n        flat",
@@ -671,96 +550,74 @@ ONE_UNIT = Task(
             "After the backward the parameters are still whole. Free them, too.",
         ),
         Miss(
-            CALL,
-            f"{CALL}.detach().requires_grad_()",
-            "After the backward the parameters are still whole: did it come to the "
-            "module at all? It does not if what forward returns is cut off from the "
-            "graph, by `detach()` for example.",
-        ),
-        Miss(
-            HOOK,
-            "pass",
-            GONE,
+            MODULE,
+            f"{MODULE}.detach().requires_grad_()",
+            "The backward did not come to the module: what forward returns is cut off "
+            "from the graph, by `detach()` for example.",
         ),
     ),
     because={
-        IN_FORWARD: "One all-gather, before the module computes, is what a forward "
-        "takes.",
-        BETWEEN: "After the forward the parameters are still whole. Free them: until "
-        "the backward comes to this unit, others need the memory.",
-        NO_COPY: "The parameters are freed after the forward, but something as large "
-        "is still there: a copy of them? An attribute may hold it, or the graph: what "
-        "the module computed with, autograd keeps until the backward.",
-        IN_BACKWARD: "One all-gather, before the unit's backward, is what it takes: "
-        "`output.register_hook(...)` is called at that moment. (A hook on the module "
-        "stays, so that there are more with each step: register it once, in "
-        "`__init__`.)",
-        BEFORE: "After the backward the parameters are still whole. Free them, in "
-        "every step.",
-        LEFT: "The whole gradients are still in memory after the backward. Set `.grad` "
-        "of each parameter to None when its part is in the shard.",
-        SENT: "More was sent than a reduce-scatter of one flat gradient needs. Is "
-        "yours of task 4 called once, with all gradients together? (An all-reduce "
-        "sends twice as much: it brings every rank the whole gradient.)",
-        NOTHING_LEFT: "Something as large as all gradients is left after the backward. "
-        "Is it kept as an attribute? Or is the shard's gradient a view of it, which "
-        "keeps all of its memory? `clone()` it.",
+        "in the forward": "One all-gather, before the module computes, is what a "
+        "forward takes.",
+        "between forward": "After the forward the parameters are still whole. Free "
+        "them: until the backward comes to this unit, others need the memory.",
+        "no copy": "The parameters are freed after the forward, but something as large "
+        "is still there: a copy? An attribute may hold it, or the graph: what the "
+        "module computed with, autograd keeps until the backward.",
+        "gathers in the backward": "One all-gather, before the unit's backward, is "
+        "what it takes: `output.register_hook(...)`. (A hook on the module stays, so "
+        "that there are more with each step: register it once, in `__init__`.)",
+        "after the backward": "After the backward the parameters are still whole. Free "
+        "them, in every step.",
+        "whole gradients": "The whole gradients are still in memory after the "
+        "backward. Set `.grad` of each parameter to None.",
+        "bytes sent": "More was sent than a reduce-scatter of one flat gradient needs. "
+        "Call yours of task 4 once, with all gradients together. (An all-reduce sends "
+        "twice as much.)",
+        "nothing as large": "Something as large as all gradients is left after the "
+        "backward. Is it an attribute? Or is the shard's gradient a view of it? "
+        "`clone()` it.",
         "the output": "forward must return what the module returns, as it is.",
-        "of the input": "The layers before this unit do not get their gradient: what "
-        "it is called with is cut off from the graph. Call the module with the "
-        "arguments themselves, not with copies or `detach()`.",
-        "after the step": "The gradient is right, but the shard has changed by "
-        "something else than the optimizer's step.",
-        SEEN: NOT_SEEN,
+        "of the input": "The layers before this unit get no gradient. Call the module "
+        "with the arguments themselves, not with copies or `detach()`.",
+        "after the step": "The gradient is right, but something else than the "
+        "optimizer has changed the shard.",
+        "were seen": NOT_SEEN,
     },
     errors={
-        "SIGSEGV": GONE,
-        "SIGBUS": GONE,
-        "out of bounds for storage": GONE,
+        **dict.fromkeys(("SIGSEGV", "SIGBUS", "out of bounds for storage"), GONE),
         "name 'FlatShard' is not defined": BUILT_ON,
         "name 'reduce_scatter' is not defined": BUILT_ON,
-        "takes 1 positional argument but 2 were given": "The hook is called with the "
-        "gradient of the output, and `gather` takes nothing: "
-        "`output.register_hook(lambda grad: self.gather())`.",
+        "takes 1 positional argument but 2": "A hook is called with the gradient, and "
+        "`gather` takes nothing: `output.register_hook(lambda grad: self.gather())`.",
         "'NoneType' object is not callable": "`register_hook(self.gather())` gathers "
-        "at once, and registers None. Hand over a function: `lambda grad: "
-        "self.gather()`.",
-        "but hook returned": "What a hook on a tensor returns takes the place of the "
-        "gradient. It must return None.",
-        **dict.fromkeys(
-            (
-                "must match the size of tensor",
-                "must match the existing size",
-                "stack expects each tensor to be equal size",
-                "is invalid for input of size",
-                "Sizes of tensors must match",
-                "does not divide equally",
-                "must be divisible",
-                "the same number of elements",  # of a send and a recv
-            ),
-            PADDED,
-        ),
-        "same number of dimensions": "The gradients have the shapes of their "
-        "parameters: a matrix and a vector cannot be put behind each other. Make each "
+        "at once. Hand over a function: `lambda grad: self.gather()`.",
+        "but hook returned": "What a hook returns takes the place of the gradient. It "
+        "must return None.",
+        "must match the size of tensor": PADDED,
+        "must match the existing size": PADDED,
+        "equal size": PADDED,
+        "is invalid for input of size": PADDED,
+        "Sizes of tensors must match": PADDED,
+        "divi": PADDED,  # "does not divide equally", "must be divisible"
+        "the same number of elements": PADDED,  # of a send and a recv
+        "same number of dimensions": "Matrices and vectors cannot be joined. Make each "
         "flat first: `p.grad.reshape(-1)`.",
-        "assign a gradient of size": "What is put into `self.shard.grad` must be as "
-        "long as the shard: the rank's part of a flat gradient that is as long as "
-        "`self.whole`.",
+        "assign a gradient of size": "The gradient must be as long as the shard: the "
+        "rank's part of a flat gradient that is as long as `self.whole`.",
         "'NoneType' object has no attribute": "Something is None that should be a "
-        "gradient. Put the gradients behind each other before you set `.grad` to None.",
+        "gradient. Join the gradients before you set `.grad` to None.",
         "+=: 'NoneType'": "In the first step the shard has no gradient yet: then put "
-        "the part there. Add to one that is there already.",
-        "cannot register a hook on a tensor": NO_GRAPH,
+        "the part there.",
+        "cannot register a hook": NO_GRAPH,
         "does not have a grad_fn": NO_GRAPH,
-        "must be Tensor, not tuple": "`args` is a tuple of what forward was called "
-        "with. Hand them on one by one: `self.module(*args)`.",
-        OUT_OF_STEP: "The ranks have called different collectives, or with other "
-        "sizes. All must gather and reduce-scatter at the same places, a flat gradient "
-        "as long as `self.whole`.",
+        "must be Tensor, not tuple": "`args` is a tuple. Hand them on one by one: "
+        "`self.module(*args)`.",
+        OUT_OF_STEP: "The ranks' collectives do not fit. All must gather and "
+        "reduce-scatter at the same places, a flat gradient as long as `self.whole`.",
     },
     otherwise="The gradient of the shard is this rank's part of the flat mean "
-    "gradient, with zeros for the padding. In a later step the parameters' own "
-    "gradients of the one before must be gone.",
+    "gradient, with zeros for the padding. Those of the step before must be gone.",
     hints=(
         "Four moments: before the forward, after it, before the backward, after it. "
         "Which method of Unit belongs to each?",
@@ -782,103 +639,36 @@ ONE_UNIT = Task(
 
 # ----------------------------------------------------------------- spot_the_optimizer
 
-STEPS_TRAINED = 4
-FEW = 4  # whole tensors, of the ten; one is left from the last round of a loop
-GATHERS = "layers are gathered"
-WHOLE_LAYERS = "the largest layer is gathered, whole and in float32"
-LARGEST = "bytes of the largest all-gather"
-RESULT = "rank 0's result"
-FREED = "layers are gathered again in the backward"
-OF_OTHERS = "the result of the other ranks"
-KEPT_WHOLE = "whole tensors that a rank keeps which returns nothing"
-
-
-def network():
-    """The same on every rank. Two ranks can't share its last layer evenly."""
-    generator = torch.Generator().manual_seed(4)
-    layers = []
-    for inputs, outputs in ((6, 16), (16, 16), (16, 3)):
-        layer = nn.Linear(inputs, outputs)
-        with torch.no_grad():
-            for p in layer.parameters():
-                p.copy_(torch.randn(p.shape, generator=generator) / inputs**0.5)
-        layers += [layer, nn.LayerNorm(outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-2])
-
-
-def rows_of(rank, step):
-    generator = torch.Generator().manual_seed(100 * rank + step)
-    x = torch.randn(8, 6, generator=generator)
-    return x, (torch.arange(8) + step + rank) % 3
-
-
-class Gathers(Watch):
-    """Notes the bytes of the largest all-gather, and how many a backward calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.nbytes = self.in_backward = 0
-
-    def note(self, name, nbytes):
-        n = dist.get_world_size()
-        if name == GATHERED:  # a rank sends its part to n - 1 others
-            self.nbytes = max(self.nbytes, round(nbytes * n / (n - 1)))
-            self.in_backward += torch._C._current_graph_task_id() != -1
-
-
-@contextlib.contextmanager
-def announced():
-    """Let a `full_tensor()` that others do not call be found within seconds.
-
-    Its all-gather does not pass torch.distributed, where a rank is seen to wait.
-
-    Yields a list: of each call, how many of the tensors before it were still there.
-    """
-    from torch.distributed.tensor import DTensor
-
-    original, made, kept = DTensor.full_tensor, [], []
-
-    def full_tensor(self, *args, **kwargs):
-        gathered = [torch.empty(1) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, torch.ones(1))
-        kept.append(
-            settled(lambda: sum(not one.expired() for one in made), FEW, seconds=0.2)
-        )
-        whole = original(self, *args, **kwargs)
-        made.append(StorageWeakRef(whole.untyped_storage()))
-        return whole
-
-    DTensor.full_tensor = full_tensor
-    try:
-        yield kept
-    finally:
-        DTensor.full_tensor = original
+STEPS = 4
 
 
 def observe_training(answer):
-    rank, model = dist.get_rank(), network()
-    layers = [sum(p.nbytes for p in layer.parameters()) for layer in model]
-    batches = [rows_of(rank, step) for step in range(STEPS_TRAINED)]
+    rank = dist.get_rank()
+    torch.manual_seed(
+        4
+    )  # the same model everywhere; 2 ranks can't halve its last layer
+    first, middle = [nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh()], nn.Linear(16, 16)
+    model = nn.Sequential(*first, middle, nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))
+    largest = sum(p.nbytes for p in middle.parameters())
+    torch.manual_seed(rank)
+    labels = torch.arange(rank, rank + 8) % 3
+    batches = [(torch.randn(8, 6), (labels + step) % 3) for step in range(STEPS)]
     with Gathers() as gathers, announced() as kept:
         state = answer(model, batches, 0.05)
-    # The last layer may stay whole.
-    again = STEPS_TRAINED * (sum(size > 0 for size in layers) - 1)
-    if isinstance(state, dict) and rank == 0:
+    others = "None" if rank == 0 or state is None else f"a {type(state).__name__}"
+    if rank == 0 and isinstance(state, dict):
         own = {k: v.to_local() for k, v in state.items() if hasattr(v, "to_local")}
         state = state | own
     return {
-        GATHERS: gathers.nbytes > 0,
-        WHOLE_LAYERS: gathers.nbytes >= max(layers),
-        LARGEST: AtMost(gathers.nbytes),
-        RESULT: "of rank 0" if rank else state,
-        FREED: gathers.in_backward >= again,
-        OF_OTHERS: "None" if rank == 0 or state is None else f"a {kind_of(state)}",
-        KEPT_WHOLE: AtMost(max([FEW, *kept] if rank else [0])),
+        "layers are gathered": gathers.nbytes > 0,
+        "the largest layer is gathered in float32": gathers.nbytes >= largest,
+        "bytes of the largest all-gather": AtMost(gathers.nbytes),
+        "rank 0's result": "of rank 0" if rank else state,
+        # Of five layers, the last may stay whole: its backward comes next.
+        "layers are gathered again": gathers.in_backward >= STEPS * 4,
+        "the result of the other ranks": others,
+        "whole tensors that others keep": AtMost(max([FEW, *kept] if rank else [0])),
     }
-
-
-def kind_of(value):
-    return type(value).__name__
 
 
 UNITS = """\
@@ -889,7 +679,7 @@ UNITS = """\
 """
 OPTIMIZER = "    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)\n"
 CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.5)"
-BY_OWN_NORM = """\
+CLIP_BY_ITSELF = """\
 own = [p.grad.to_local() for p in model.parameters()]
         norm = torch.cat([grad.reshape(-1) for grad in own]).norm()
         [grad.mul_((0.5 / (norm + 1e-6)).clamp(max=1.0)) for grad in own]"""
@@ -905,20 +695,11 @@ SPOT_THE_OPTIMIZER = Task(
     tolerance=1e-4,
     misses=(
         Miss(
-            UNITS,
-            "    fully_shard(model)\n",
-            "Several layers were gathered together, and are in memory together. The "
-            "unit of the whole model takes all that are in no other one. Each layer "
-            "should be a unit of its own: `fully_shard(layer)` for the layers first, "
-            "then for the model.",
-        ),
-        Miss(
             UNITS + OPTIMIZER,
             OPTIMIZER + UNITS,
             "The parameters are those of the start. Was the optimizer made before "
-            "`fully_shard`? Then it holds parameters that nobody uses any more. They "
-            "get no gradient, so its steps do nothing. (Nor do they if zero_grad() "
-            "comes before step().)",
+            "`fully_shard`? Then it holds parameters that nobody uses any more, and "
+            "its steps do nothing. (Nor do they after zero_grad().)",
         ),
         Miss(
             "p.full_tensor()",
@@ -933,49 +714,41 @@ SPOT_THE_OPTIMIZER = Task(
         ),
         Miss(
             CLIP,
-            BY_OWN_NORM,
+            CLIP_BY_ITSELF,
             "Each rank has clipped by the norm of its own shards. What counts is the "
             "norm over all ranks: `clip_grad_norm_` of torch takes it.",
         ),
         Miss(
             "optimizer.zero_grad()",
             "break",
-            "The result is right for the first batch, but not all of them were trained "
-            "with. Does a `return` or a `break` stand inside the loop?",
+            "Only the first batch was trained with. Does a `return` or a `break` stand "
+            "inside the loop?",
         ),
         Miss(
             "in batches",
             "in batches[1:]",
-            "The result is right for the last batches alone. Train with every batch of "
-            "the list.",
-        ),
-        Miss(
-            "            fully_shard(layer)",
-            "            fully_shard(layer, reshard_after_forward=False)",
-            "Layers stay whole from the forward to the backward. That is what "
-            "`reshard_after_forward=False` does. It also comes of leaving out "
-            "`fully_shard(model)`: then each layer is a root, and a root stays whole.",
+            "The first batches were left out. Train with every batch of the list.",
         ),
     ),
     because={
-        GATHERS: "No layer was gathered. Is the model still sharded?",
-        WHOLE_LAYERS: "Layers were gathered, but the largest one never whole and in "
-        "float32. Is it sharded? Or is there a MixedPrecisionPolicy, with which half "
-        "of the bytes are gathered? This script computes in float32.",
-        LARGEST: "Several layers were gathered together, and are in memory together. "
-        "The unit of the whole model takes all that are in no other one. Each layer "
-        "should be a unit of its own: `fully_shard(layer)` for the layers first, then "
-        "for the model.",
-        FREED: "Too few layers are gathered again: they stay whole from the forward to "
-        "the backward. A layer that is no unit of its own (every one with parameters "
-        "counts, not nn.Linear alone) goes to the root, and a root stays whole.",
-        OF_OTHERS: "All ranks call full_tensor(), but only rank 0 keeps the result. "
-        "The others return None: else each of them holds the whole model. (An empty "
-        "dictionary, which get_model_state_dict returns there, is not None.)",
-        KEPT_WHOLE: "All ranks call full_tensor(), as they must. But this one returns "
-        "nothing, and still keeps one whole tensor after the other: in the end the "
-        "whole model, on every rank. Go tensor by tensor, and let only rank 0 put them "
-        "into a dictionary.",
+        "layers are gathered again": "Layers stay whole from the forward to the "
+        "backward. That is what `reshard_after_forward=False` does. It also comes of "
+        "leaving out `fully_shard(model)`: then each layer is a root, and a root "
+        "stays whole. And a layer that is no unit of its own (every one with "
+        "parameters counts, not nn.Linear alone) goes to the root.",
+        "layers are gathered": "No layer was gathered. Is the model still sharded?",
+        "in float32": "The largest layer was never gathered whole and in float32. Is "
+        "it sharded? Or is there a MixedPrecisionPolicy?",
+        "largest all-gather": "Several layers were gathered together, and are in "
+        "memory together. The unit of the whole model takes all that are in no other "
+        "one. Each layer should be a unit of its own: `fully_shard(layer)` for the "
+        "layers first, then for the model.",
+        "other ranks": "All ranks call full_tensor(), but only rank 0 keeps the "
+        "result. The others return None. (An empty dictionary, which "
+        "get_model_state_dict returns there, is not None.)",
+        "others keep": "This rank returns nothing, and still keeps one whole tensor "
+        "after the other: in the end the whole model. Go tensor by tensor, and let "
+        "only rank 0 put them into a dictionary.",
     },
     errors={
         "can only be applied to a module once": "fully_shard was called twice for the "
@@ -1004,103 +777,12 @@ SPOT_THE_OPTIMIZER = Task(
 
 # --------------------------------------------------------------------- spot_the_pile
 
-ROWS, WIDTH = 3, 12
-UNITS_AT_ONCE = "whole units at once"
-GRADIENTS_AT_ONCE = "whole gradients at once"
-WHOLE_IN_THE_END = "whole units in the end"
-WITHOUT_GRADIENT = "units without a gradient"
-
-
-class Counts:
-    """What of a model is in memory, counted in units.
-
-    Attributes:
-        handed_out: weak references to the memory of the gradients that units returned.
-        on_their_way: the tensors of the requests that nobody has waited for.
-        most_gradients: different ones of these in memory at once, at most.
-    """
-
-    def __init__(self):
-        self.whole = self.most_whole = self.requests = self.most_gradients = 0
-        self.handed_out, self.on_their_way = [], []
-
-    def note_gradients(self):
-        """Count whole gradients: those on their way, and those that somebody keeps."""
-        kept = {one.cdata for one in self.handed_out if not one.expired()}
-        sent = {one.untyped_storage()._cdata for one in self.on_their_way}
-        self.most_gradients = max(self.most_gradients, len(kept | sent))
-
-
-class Request:
-    """A reduce-scatter on its way; it keeps the whole gradient until it is awaited."""
-
-    def __init__(self, gradient, counts):
-        n = dist.get_world_size()
-        self._whole, self._counts = gradient, counts
-        counts.on_their_way.append(gradient)
-        counts.requests += 1
-        counts.note_gradients()
-        self._rows = torch.empty(n, gradient.numel() // n)
-        send = gradient.reshape(-1).clone()  # gloo lets go of it late
-        self._work = dist.all_to_all_single(self._rows.view(-1), send, async_op=True)
-
-    def wait(self):
-        """This rank's part of the sum over the ranks. Frees the whole gradient."""
-        self._work.wait()
-        under_way = self._counts.on_their_way
-        under_way[:] = [one for one in under_way if one is not self._whole]
-        self._whole = None
-        return self._rows.sum(0)
-
-
-class LinearUnit:
-    """x @ weight, where each rank has a part of the weight's rows."""
-
-    def __init__(self, number, counts):
-        n, rank = dist.get_world_size(), dist.get_rank()
-        weight = whole_numbers((WIDTH, WIDTH), 60 + number) / 8
-        self.shard = weight.reshape(n, -1)[rank].clone()
-        self.grad = None
-        self._counts, self._whole = counts, None
-
-    def gather(self):
-        if self._whole is not None:
-            raise RuntimeError("This unit is whole already.")
-        pieces = [torch.empty_like(self.shard) for _ in range(dist.get_world_size())]
-        dist.all_gather(pieces, self.shard)
-        self._whole = torch.cat(pieces).view(-1, WIDTH)
-        self._counts.whole += 1
-        self._counts.most_whole = max(self._counts.most_whole, self._counts.whole)
-
-    def free(self):
-        if self._whole is None:
-            raise RuntimeError("This unit is not whole: there is nothing to free.")
-        self._whole = None
-        self._counts.whole -= 1
-
-    def forward(self, x):
-        self._input = x
-        return x @ self._need()
-
-    def backward(self, grad):
-        gradient = self._input.t() @ grad
-        self._counts.handed_out.append(StorageWeakRef(gradient.untyped_storage()))
-        self._counts.note_gradients()
-        return grad @ self._need().t(), gradient
-
-    def reduce_scatter(self, gradient):
-        return Request(gradient, self._counts)
-
-    def _need(self):
-        if self._whole is None:
-            raise RuntimeError("This unit is not whole: call gather() first.")
-        return self._whole
-
 
 def observe_backward(answer, n_units):
     counts = Counts()
-    units = [LinearUnit(number, counts) for number in range(n_units)]
-    x = whole_numbers((ROWS, WIDTH), 70 + dist.get_rank())
+    weights = [whole_numbers((12, 12), 60 + i) / 8 for i in range(n_units)]
+    units = [LinearUnit(weight, counts) for weight in weights]
+    x = whole_numbers((3, 12), 70 + dist.get_rank())
     for unit in units:
         unit.gather()
         x = unit.forward(x)
@@ -1108,11 +790,11 @@ def observe_backward(answer, n_units):
     counts.most_whole = 0
     answer(units, torch.ones_like(x))
     return {
-        UNITS_AT_ONCE: AtMost(max(2, counts.most_whole)),
+        "whole units at once": AtMost(max(2, counts.most_whole)),
         "reduce-scatters": counts.requests,
-        GRADIENTS_AT_ONCE: AtMost(max(2, counts.most_gradients)),
-        WHOLE_IN_THE_END: counts.whole,
-        WITHOUT_GRADIENT: sum(unit.grad is None for unit in units),
+        "whole gradients at once": AtMost(max(2, counts.most_gradients)),
+        "whole units in the end": counts.whole,
+        "units without a gradient": sum(unit.grad is None for unit in units),
     } | {f"gradient of unit {i}": unit.grad for i, unit in enumerate(units)}
 
 
@@ -1123,19 +805,6 @@ SPOT_THE_PILE = Task(
     cases=((6,), (1,), (3,)),
     observe=observe_backward,
     misses=(
-        Miss(
-            "        unit.free()\n",
-            "",
-            "Nobody frees the units, so in the end the whole model is in memory. A "
-            "unit's weight is not needed any more when its backward is over.",
-        ),
-        Miss(
-            "if on_its_way",
-            "if False",
-            "The whole gradients pile up. A request keeps its gradient until you wait "
-            "for it: wait for the one before when the next one is ready to go, or at "
-            "once. And keep no gradient yourself, in a list for example.",
-        ),
         Miss(
             "reduce_scatter(gradient)",
             "reduce_scatter(gradient / n)",
@@ -1152,8 +821,7 @@ SPOT_THE_PILE = Task(
         Miss(
             " / n",
             " / len(units)",
-            "It is divided by the number of units. A mean over the ranks is divided by "
-            "the world size.",
+            "It is divided by the number of units, not by the world size.",
         ),
         Miss(
             "before.grad =",
@@ -1161,39 +829,30 @@ SPOT_THE_PILE = Task(
             "That is the gradient of another unit. A request belongs to the unit that "
             "started it: keep both together, as a pair.",
         ),
-        Miss(
-            "gradient = unit.backward(grad)",
-            "gradient = unit.backward(grad)\n        dist.all_reduce(gradient); "
-            "unit.grad = gradient.view(n, -1)[dist.get_rank()] / n; unit.free(); "
-            "continue",
-            "An all-reduce brings every rank the whole gradient, with twice the "
-            "traffic. Each unit's gradient goes through "
-            "`unit.reduce_scatter(gradient)`, once.",
-        ),
     ),
     because={
-        UNITS_AT_ONCE: "Too many units are whole at the same time. Gather a unit when "
-        "its turn comes, and free it when its backward is over.",
+        "whole units at once": "Too many units are whole at the same time. Gather a "
+        "unit when its turn comes, and free it when its backward is over.",
         "reduce-scatters": "Each unit's gradient goes through "
-        "`unit.reduce_scatter(gradient)`, once.",
-        GRADIENTS_AT_ONCE: "The whole gradients pile up. A request keeps its gradient "
+        "`unit.reduce_scatter(gradient)`, once. An all-reduce would bring every rank "
+        "the whole gradient.",
+        "whole gradients": "The whole gradients pile up. A request keeps its gradient "
         "until you wait for it: wait for the one before when the next one is ready to "
         "go, or at once. And keep no gradient yourself, in a list for example.",
-        WHOLE_IN_THE_END: "A unit is still whole when the backward is over.",
-        WITHOUT_GRADIENT: "A unit has no gradient in the end. What wait() returns goes "
-        "into `unit.grad`, on every rank. Is the last reduce-scatter awaited as well, "
-        "after the loop?",
+        "in the end": "A unit is still whole when the backward is over.",
+        "without a gradient": "A unit has no gradient in the end. What wait() returns "
+        "goes into `unit.grad`, on every rank. Is the last one awaited, too, after "
+        "the loop?",
     },
     errors={
-        "there is nothing to free": "free() was called for a unit that is not whole. "
-        "Call it once for each gather().",
+        "nothing to free": "free() was called for a unit that is not whole. Call it "
+        "once for each gather().",
         "call gather() first": "A unit computes with its whole weight: gather it "
         "before its backward, and free it after that.",
-        "whole already": "gather() was called for a unit that is whole. Call it once, "
-        "before its backward.",
+        "whole already": "This unit is whole. Call gather() once, before its backward.",
     },
     otherwise="Each unit's grad is this rank's part of the mean gradient: what wait() "
-    "of its own request returns, divided by the world size.",
+    "returns, divided by the world size.",
     hints=(
         "Count, line by line: what is whole after two rounds of the loop, and what "
         "after six?",
