@@ -7,19 +7,9 @@ from torch import nn
 from course_utils.messages import recorded
 from course_utils.notebook.compare import difference
 from course_utils.questions import NumberTask, Slip
-from course_utils.tasks.inputs import linear, whole_numbers
+from course_utils.tasks import sharding
+from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.memory import alive, listed_in, new_bytes, settled
-from course_utils.tasks.sharding import (
-    FEW,
-    GATHERED,
-    Counts,
-    Gathers,
-    LinearUnit,
-    announced,
-    bytes_behind,
-    called,
-    sent_bytes,
-)
 from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
 from course_utils.traffic import Sent
 
@@ -28,25 +18,18 @@ ZERO_TABLE = Task(
     title="The ZeRO table",
     stars=1,
     where="here",
-    cases=(
-        (7.5e9, 64, 12),
-        (1.3e9, 8, 12),
-        (1000, 1, 12),
-        (350e6, 4, 8),
-        (1e12, 99, 4),
-    ),
+    cases=((7.5e9, 64, 12), (1000, 1, 12), (350e6, 4, 8), (1e12, 99, 4)),
     instead="Four lines of arithmetic are enough.",
     misses=(
         Miss(
             "optimizer_bytes * parameters",
             "12 * parameters",
-            "The optimizer's bytes are an argument, optimizer_bytes: not always 12.",
+            "The optimizer's bytes are an argument. They are not always 12.",
         ),
         Miss(
             "weights + gradients + optimizer / n",
             "weights + gradients / n + optimizer",
-            "Stage 1 shards the optimizer's state, the largest part. The gradients "
-            "follow in stage 2.",
+            "Stage 1 shards the optimizer's state. The gradients follow in stage 2.",
         ),
         Miss(
             "        (weights + gradients + optimizer) / n",
@@ -56,29 +39,13 @@ ZERO_TABLE = Task(
         Miss(
             "weights + gradients + optimizer / n,\n        weights + (",
             "optimizer / n, (",
-            "What is not shared out is still there, whole: in stage 1 weights and "
-            "gradients, in stage 2 the weights.",
+            "What is not shared out is still there, whole. Add it.",
         ),
-        Miss(
-            "2 * parameters",
-            "4 * parameters",
-            "Weights and gradients are in bfloat16: 2 bytes each, not 4.",
-        ),
-        Miss(
-            "/ n",
-            "/ parameters // n * parameters",
-            "`//` rounds down: 12 // 64 is 0. Divide with `/`.",
-        ),
-        Miss(
-            "world_size\n    return [",
-            "world_size; parameters = 1; weights = gradients = 2; optimizer = "
-            "optimizer_bytes\n    return [",
-            "That is for one parameter. The model has `parameters` of them.",
-        ),
+        Miss("2 * parameters", "4 * parameters", "bfloat16 has 2 bytes, not 4."),
+        Miss("/ n", "/ parameters // n * parameters", "`//` rounds down. Take `/`."),
     ),
     otherwise="In bytes: each parameter has 2 of weight, 2 of gradient, and "
-    "optimizer_bytes. Each stage keeps what the one before has shared out, and adds a "
-    "part.",
+    "optimizer_bytes. Each stage shares out one part more.",
     hints=(
         "In stage 0 (DDP) everything is on each GPU. Stage 1 shares out one part, "
         "stage 2 a second one, stage 3 the last one.",
@@ -176,16 +143,10 @@ def observe_shard(answer, kind):
 
 
 PIECE = "flat[rank * size : (rank + 1) * size]"
-EACH = (
-    "torch.cat([F.pad(t.view(-1), (0, -t.numel() % n)).chunk(n)[rank] for t in "
-    "tensors])"
-)
-FLAT_FIRST = (
-    "Tensors have several shapes, or none. Flatten each first: `tensor.reshape(-1)`."
-)
+FLAT_FIRST = "Make each tensor flat before you join them: `tensor.reshape(-1)`."
 CUT_OFF = (
-    "Is the padding still there after the all-gather? Cut it off before you split. Or "
-    "numbers got lost: the size of a shard must be rounded *up*."
+    "Is the padding still there? Cut it off before you split. Or are numbers lost? "
+    "Round the size of a shard *up*."
 )
 
 FLAT_SHARD = Task(
@@ -206,47 +167,29 @@ FLAT_SHARD = Task(
         Miss(
             "-(-len(flat) // n)",
             "len(flat) // n + 1",
-            "world_size divides the length already, and still zeros were appended. `n "
-            "- len(flat) % n` is n then; `-len(flat) % n` is 0.",
+            "Where world_size divides the length, no zeros are needed: `-len(flat) % "
+            "n` is 0, `n - len(flat) % n` is n.",
         ),
         Miss(
             "(0, n * size - len(flat))",
             "(n * size - len(flat), 0)",
-            "The zeros stand in front. They belong behind: `F.pad(flat, (0, zeros))`.",
+            "The zeros stand in front. They belong behind.",
         ),
         Miss(
             PIECE,
             "flat[rank::n]",
-            "That is every n-th number. A shard is a piece without gaps: rank 0 has "
-            "the first size numbers, rank 1 the next, and so on.",
+            "That is every n-th number. A shard is a piece without gaps.",
         ),
-        Miss(
-            PIECE,
-            "flat[:size]",
-            "Each rank has rank 0's shard. Which piece is this rank's?",
-        ),
-        Miss(
-            PIECE,
-            EACH,
-            "You sharded each tensor by itself. Make one flat tensor of all of them "
-            "first: it needs less padding, and one all-gather.",
-        ),
-        Miss(
-            PIECE, "flat", "That is the whole flat tensor. Cut out this rank's piece."
-        ),
-        Miss(
-            "part.view(s)",
-            "part",
-            "The numbers are there. Give them the shapes of the given tensors.",
-        ),
+        Miss(PIECE, "flat[:size]", "Each rank has rank 0's shard. Cut out its own."),
+        Miss(PIECE, "flat", "That is the whole flat tensor. Cut out a piece."),
     ),
     because={
         "in the shard": "Each shard has ceil(numbers / world_size) numbers. Append "
-        "zeros until world_size divides the length, then cut.",
-        "as they were": "The given tensors have changed. They are not yours: copy from "
-        "them. It is enough to keep no reference to them.",
-        "object keeps": "The shard is right, but more than the shard stays in memory. "
-        "Of the given tensors, keep the shapes only.",
+        "zeros, then cut.",
+        "as they were": "The given tensors have changed. It is enough to keep no "
+        "reference to them.",
+        "object keeps": "More than the shard stays in memory. Of the given tensors, "
+        "keep the shapes only.",
         "are kept": "What unshard() has gathered stays in memory. Keep it in a local "
         "variable.",
         "the same": "unshard() has changed the shard. Gather into other memory.",
@@ -254,16 +197,12 @@ FLAT_SHARD = Task(
         "still returns the old numbers. It must gather what is in them now.",
     },
     errors={
-        "no attribute 'shard'": "This rank's piece must be in `self.shard`: there an "
-        "optimizer finds it.",
-        "Sizes of tensors must match": FLAT_FIRST,
-        "same number of dimensions": FLAT_FIRST,
-        "zero-dimensional tensor": FLAT_FIRST,
-        "split_sizes to sum": CUT_OFF,
-        "is invalid for input of size": CUT_OFF,
-        OUT_OF_STEP: "An all-gather wants a shard of the same size from every rank: "
-        "append zeros before you cut, then cut from rank · size to (rank + 1) · size. "
-        "And every rank must call it, also one that has nothing but padding.",
+        "no attribute 'shard'": "The piece must be in `self.shard`.",
+        "split_sizes": CUT_OFF,
+        "for input of size": CUT_OFF,
+        "dimension": FLAT_FIRST,
+        OUT_OF_STEP: "An all-gather wants a shard of the same size from every rank, "
+        "also from one that has nothing but padding: append zeros before you cut.",
     },
     otherwise="Make one flat tensor of all, append zeros until world_size divides it, "
     "and keep a copy of this rank's piece. unshard() gathers the pieces, cuts the "
@@ -296,12 +235,13 @@ def gradient_of(size, rank, n):
 
 
 def observe_part(answer, gradient):
-    with called("recv_anysource", "barrier") as methods:
+    with sharding.called("recv_anysource", "barrier") as methods:
         with Sent() as sent, recorded() as calls:
             part = answer(gradient)
     if not torch.is_tensor(part):
         return part
-    n, nbytes = dist.get_world_size(), sent_bytes(sent, calls)
+    n, nbytes = dist.get_world_size(), sharding.sent_bytes(sent, calls)
+    limit = gradient.nbytes * (n - 1) // n
     sources = {call.peer for call in calls if call.kind == "recv"}
     from_anybody = "recv_anysource" in methods and len(sources) > 1  # not in a ring
     return {
@@ -309,19 +249,12 @@ def observe_part(answer, gradient):
         "torch's own reduce-scatters": sent.count("reduce-scatter"),
         "bytes sent": AtMost(nbytes),
         # Not every byte is: an all-to-all with sizes is counted as one without.
-        "the numbers were seen to be sent": nbytes
-        >= gradient.nbytes * (n - 1) // n // 2,
+        "the numbers were seen to be sent": 2 * nbytes >= limit,
         "each recv names its source": not from_anybody or "barrier" in methods,
         "bytes of memory that it holds on to": AtMost(part.untyped_storage().nbytes()),
     }
 
 
-# Only what the installed version has: their names have changed.
-NAMES = "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"
-REDUCE_SCATTERS = (
-    *(name for name in NAMES if hasattr(dist, name)),
-    "torch.distributed._functional_collectives.reduce_scatter_tensor",
-)
 NOT_SEEN = (
     "The result is right, but this rank was seen to send less than the others need of "
     "it. Did the numbers go another way, by the store or by a backend's own methods? "
@@ -337,39 +270,25 @@ REDUCE_SCATTER = Task(
     inputs=gradient_of,
     cases=(4, 1, 1000),
     observe=observe_part,
-    forbids=REDUCE_SCATTERS,
+    forbids=sharding.REDUCE_SCATTERS,
     instead="`isend` and `irecv` to and from every other rank, or a ring, or "
     "`all_to_all_single`.",
     misses=(
-        Miss(
-            "rows.mean(0)",
-            "rows.sum(0)",
-            "That is the sum over the ranks. A gradient is averaged: divide by the "
-            "world size.",
-        ),
         Miss(FIRST, "rows[rank] = 0", "This rank's own part is missing in the sum."),
         Miss(
             "rows.mean(0)",
             "(rows.sum(0) + pieces[rank]) / n",
-            "This rank's own part is in the sum twice.",
+            "The rank's own part is added twice.",
         ),
         Miss(
             "isend(pieces[other]",
             "isend(pieces[rank]",
-            "Each rank has sent its own piece, rank r the r-th. But rank j needs the "
-            "j-th piece of every gradient: send it that one.",
+            "Each rank has sent its own piece. But rank j needs the j-th.",
         ),
         Miss(
             "rows.mean(0)",
             "pieces[rank].clone()",
-            "That is this rank's own piece: nothing of the others is in it.",
-        ),
-        Miss(
-            "rows.mean(0)",
-            "rows.cumsum(0)[-1].div_(n)",
-            "The result is right, but it is a view of a larger tensor, and keeps all "
-            "of that in memory. Return a tensor of its own: `clone()`, or what a sum "
-            "or a division that is not in place makes.",
+            "Nothing of the other ranks is in it.",
         ),
     ),
     because={
@@ -390,8 +309,7 @@ REDUCE_SCATTER = Task(
         "is this rank itself": ITSELF,
         "there is no rank": "There is no such rank: they go from 0 to world size - 1.",
         OUT_OF_STEP: "Somebody waits for a message that nobody sends, or everybody "
-        "sends and nobody receives. Start all with `isend` and `irecv`, then wait for "
-        "all.",
+        "sends and nobody receives. Start all, then wait for all.",
     },
     otherwise="Rank r gets the r-th of n pieces of the mean over all ranks' gradients, "
     "in float32 all the way.",
@@ -415,51 +333,37 @@ REDUCE_SCATTER = Task(
 
 # --------------------------------------------------------------------------- one_unit
 
-TWO_LAYERS = "two linear layers, 242 numbers"
-TIED = "two layers with one weight"
-NORMED = "a linear layer and a layer norm, without zero_grad()"
-
-
-def module_of(kind):
-    """The same on every rank."""
-    if kind == NORMED:
-        return nn.Sequential(linear(3, 4, 13, divided_by=8), nn.LayerNorm(4))
-    width, outputs = (3, 3) if kind == TIED else (40, 2)
-    first = linear(3, width, 11, divided_by=8)
-    last = linear(width, outputs, 12, divided_by=8)
-    if kind == TIED:
-        last.weight = first.weight
-    return nn.Sequential(first, nn.Tanh(), last, nn.Tanh())
-
 
 def observe_unit(answer, kind):
-    rank, before, module = dist.get_rank(), alive(), module_of(kind)
+    rank, before, module = dist.get_rank(), alive(), sharding.module_of(kind)
     numbers = sum(p.numel() for p in module.parameters())
     unit, report = answer(module), {}
     room = unit.shard.nbytes + 2 * numbers  # half as much as the whole, for trifles
     for step in range(3):
-        if kind != NORMED:
+        if kind != sharding.NORMED:
             unit.shard.grad = None
         batch = whole_numbers((2, 3), 200 + 10 * rank + step) / 8
-        batch.requires_grad_(kind != TWO_LAYERS)  # as in the midst of a model
+        batch.requires_grad_(kind != sharding.TWO_LAYERS)  # as in the midst of a model
         with Sent() as forward:
             output = unit(batch)
         if output is None:
             return None
         seen = {
-            "all-gathers in the forward": forward.count(GATHERED),
-            "whole bytes between forward and backward": bytes_behind(module),
+            "all-gathers in the forward": forward.count("all-gather"),
+            "whole bytes between forward and backward": sharding.bytes_behind(module),
         }
-        if step == 0 and kind == TWO_LAYERS:  # larger than what its layers note
+        if (
+            step == 0 and kind == sharding.TWO_LAYERS
+        ):  # larger than what its layers note
             no_copy = settled(lambda: new_bytes(before), room) <= room
             seen["no copy of the parameters between them"] = no_copy
         with Sent() as backward, recorded() as calls:
             output.sum().backward()
-        gathered = sum(nbytes for name, nbytes in backward.calls if name == GATHERED)
-        sent = sent_bytes(backward, calls) - round(gathered)
+        gathered = sum(part for name, part in backward.calls if name == "all-gather")
+        sent = sharding.sent_bytes(backward, calls) - round(gathered)
         seen |= {
-            "all-gathers in the backward": backward.count(GATHERED),
-            "whole bytes after the backward": bytes_behind(module),
+            "all-gathers in the backward": backward.count("all-gather"),
+            "whole bytes after the backward": sharding.bytes_behind(module),
             "whole gradients": sum(p.grad is not None for p in module.parameters()),
             "bytes sent in the backward": AtMost(sent),
         }
@@ -485,7 +389,6 @@ def observe_unit(answer, kind):
 
 
 ADD = "part if grad is None else grad + part"
-SCATTER = "reduce_scatter(flat)"
 MODULE = "self.module(*args)"
 GONE = (
     "Somebody computed with parameters whose memory had been given back. Gather before "
@@ -493,72 +396,51 @@ GONE = (
     "module, hooks work from its next call on: register them in `__init__`, and a full "
     "backward pre-hook, which comes before the backward.)"
 )
-PADDED = (
-    "Is the flat gradient padded before the reduce-scatter? It must be as long as "
-    "`self.whole`, so that the ranks can share it equally."
-)
-BUILT_ON = "This unit is built on tasks 3 and 4. Solve them first, and run their cells."
-NO_GRAPH = (
-    "There is no graph. A hook belongs on the output, not on an input. And was the "
-    "forward run under no_grad?"
-)
+BUILT_ON = "This unit is built on tasks 3 and 4. Solve them, and run their cells."
+PADDED = "Join all gradients to one, padded: it must be as long as `self.whole`."
+NO_GRAPH = "No graph: is the hook on an input? Or was the forward run under no_grad?"
 
 ONE_UNIT = Task(
     id="08.one_unit",
     title="FSDP for one unit",
     stars=3,
     ranks=(3, 1, 2),
-    cases=((TWO_LAYERS,), (TIED,), (NORMED,)),
+    cases=((sharding.TWO_LAYERS,), (sharding.TIED,), (sharding.NORMED,)),
     observe=observe_unit,
     seconds=15.0,
-    forbids=REDUCE_SCATTERS,
+    forbids=sharding.REDUCE_SCATTERS,
     instead="The methods of Unit, a hook on the output, and your tasks 3 and 4.",
     misses=(
         Miss(
-            SCATTER,
-            f"{SCATTER} * dist.get_world_size()",
-            "That is the sum over the ranks, not their mean.",
-        ),
-        Miss(
-            SCATTER,
-            f"{SCATTER} / dist.get_world_size()",
-            "It is divided by the world size twice: your reduce_scatter returns the "
-            "mean.",
-        ),
-        Miss(
-            SCATTER,
+            "reduce_scatter(flat)",
             "flat.chunk(dist.get_world_size())[dist.get_rank()].clone()",
-            "That is the rank's own gradient: nothing of the others is in it.",
+            "That is the rank's own gradient. Nothing of the others is in it.",
         ),
         Miss(
             ADD,
             "part",
-            "Step 0 is right, a later one is not. Here nobody called zero_grad(): a "
-            "gradient that is there already must be added to, not replaced. (And "
-            "`self.zero_grad()` drops that of the shard, too; "
+            "Nobody called zero_grad(): a gradient that is there already must be added "
+            "to, not replaced. (`self.zero_grad()` drops that of the shard, too; "
             "`self.module.zero_grad()` does not.)",
         ),
         Miss(
             f"self.shard.grad = {ADD}",
             "pass",
-            "The shard has no gradient after the backward. Put the rank's part into "
-            "`self.shard.grad`.",
+            "The shard has no gradient: put the rank's part into `self.shard.grad`.",
         ),
         Miss(
             "self.free()\n        flat",
             "flat",
-            "After the backward the parameters are still whole. Free them, too.",
+            "The parameters are still whole after the backward. Free them.",
         ),
         Miss(
             MODULE,
             f"{MODULE}.detach().requires_grad_()",
-            "The backward did not come to the module: what forward returns is cut off "
-            "from the graph, by `detach()` for example.",
+            "The backward did not come to the module: is the output cut off?",
         ),
     ),
     because={
-        "in the forward": "One all-gather, before the module computes, is what a "
-        "forward takes.",
+        "in the forward": "A forward takes one all-gather, before the module computes.",
         "between forward": "After the forward the parameters are still whole. Free "
         "them: until the backward comes to this unit, others need the memory.",
         "no copy": "The parameters are freed after the forward, but something as large "
@@ -567,54 +449,44 @@ ONE_UNIT = Task(
         "gathers in the backward": "One all-gather, before the unit's backward, is "
         "what it takes: `output.register_hook(...)`. (A hook on the module stays, so "
         "that there are more with each step: register it once, in `__init__`.)",
-        "after the backward": "After the backward the parameters are still whole. Free "
-        "them, in every step.",
-        "whole gradients": "The whole gradients are still in memory after the "
-        "backward. Set `.grad` of each parameter to None.",
+        "after the backward": "Free the parameters after each backward, too.",
+        "whole gradients": "Set `.grad` of each parameter to None.",
         "bytes sent": "More was sent than a reduce-scatter of one flat gradient needs. "
         "Call yours of task 4 once, with all gradients together. (An all-reduce sends "
         "twice as much.)",
-        "nothing as large": "Something as large as all gradients is left after the "
-        "backward. Is it an attribute? Or is the shard's gradient a view of it? "
-        "`clone()` it.",
+        "nothing as large": "Something as large as all gradients is left. Is it an "
+        "attribute? Or is the shard's gradient a view of it? `clone()` it.",
         "the output": "forward must return what the module returns, as it is.",
-        "of the input": "The layers before this unit get no gradient. Call the module "
-        "with the arguments themselves, not with copies or `detach()`.",
-        "after the step": "The gradient is right, but something else than the "
-        "optimizer has changed the shard.",
+        "of the input": "The layers before this unit get no gradient: is the input cut "
+        "off by `detach()`?",
+        "after the step": "Something else than the optimizer has changed the shard.",
         "were seen": NOT_SEEN,
     },
     errors={
-        **dict.fromkeys(("SIGSEGV", "SIGBUS", "out of bounds for storage"), GONE),
-        "name 'FlatShard' is not defined": BUILT_ON,
-        "name 'reduce_scatter' is not defined": BUILT_ON,
-        "takes 1 positional argument but 2": "A hook is called with the gradient, and "
-        "`gather` takes nothing: `output.register_hook(lambda grad: self.gather())`.",
-        "'NoneType' object is not callable": "`register_hook(self.gather())` gathers "
-        "at once. Hand over a function: `lambda grad: self.gather()`.",
+        OUT_OF_STEP: "The ranks' collectives do not fit: others, or of another size. "
+        "Is the flat gradient padded? It must be as long as `self.whole`.",
+        "SIG": GONE,  # SIGSEGV or SIGBUS
+        "out of bounds for storage": GONE,
+        "name 'FlatShard' is": BUILT_ON,
+        "name 'reduce_scatter' is": BUILT_ON,
+        "argument but 2 were given": "A hook is called with the gradient, `gather` "
+        "with nothing: `output.register_hook(lambda grad: self.gather())`.",
+        "'NoneType' object is not": "`register_hook(self.gather())` gathers at once. "
+        "Hand over a function: `lambda grad: self.gather()`.",
         "but hook returned": "What a hook returns takes the place of the gradient. It "
         "must return None.",
-        "must match the size of tensor": PADDED,
-        "must match the existing size": PADDED,
-        "equal size": PADDED,
-        "is invalid for input of size": PADDED,
-        "Sizes of tensors must match": PADDED,
-        "divi": PADDED,  # "does not divide equally", "must be divisible"
-        "the same number of elements": PADDED,  # of a send and a recv
-        "same number of dimensions": "Matrices and vectors cannot be joined. Make each "
-        "flat first: `p.grad.reshape(-1)`.",
-        "assign a gradient of size": "The gradient must be as long as the shard: the "
-        "rank's part of a flat gradient that is as long as `self.whole`.",
-        "'NoneType' object has no attribute": "Something is None that should be a "
-        "gradient. Join the gradients before you set `.grad` to None.",
-        "+=: 'NoneType'": "In the first step the shard has no gradient yet: then put "
-        "the part there.",
+        " size": PADDED,
+        "Sizes": PADDED,
+        "divide equally": PADDED,
+        "divisible": PADDED,
+        "number of dimensions": "Make each gradient flat before you join them: "
+        "`p.grad.reshape(-1)`.",
+        "'NoneType' object has no": "Is a gradient None? Join the gradients before you "
+        "set `.grad` to None.",
+        "+=: 'NoneType'": "At first the shard has no gradient: put the part there.",
         "cannot register a hook": NO_GRAPH,
         "does not have a grad_fn": NO_GRAPH,
-        "must be Tensor, not tuple": "`args` is a tuple. Hand them on one by one: "
-        "`self.module(*args)`.",
-        OUT_OF_STEP: "The ranks' collectives do not fit. All must gather and "
-        "reduce-scatter at the same places, a flat gradient as long as `self.whole`.",
+        "not tuple": "`args` is a tuple. Hand them on: `self.module(*args)`.",
     },
     otherwise="The gradient of the shard is this rank's part of the flat mean "
     "gradient, with zeros for the padding. Those of the step before must be gone.",
@@ -639,35 +511,33 @@ ONE_UNIT = Task(
 
 # ----------------------------------------------------------------- spot_the_optimizer
 
-STEPS = 4
-
 
 def observe_training(answer):
     rank = dist.get_rank()
-    torch.manual_seed(
-        4
-    )  # the same model everywhere; 2 ranks can't halve its last layer
+    torch.manual_seed(4)  # everywhere the same; 2 ranks can't halve the last layer
     first, middle = [nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh()], nn.Linear(16, 16)
     model = nn.Sequential(*first, middle, nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))
     largest = sum(p.nbytes for p in middle.parameters())
     torch.manual_seed(rank)
     labels = torch.arange(rank, rank + 8) % 3
-    batches = [(torch.randn(8, 6), (labels + step) % 3) for step in range(STEPS)]
-    with Gathers() as gathers, announced() as kept:
+    batches = [(torch.randn(8, 6), (labels + step) % 3) for step in range(4)]
+    with sharding.Gathers() as gathers, sharding.announced() as kept:
         state = answer(model, batches, 0.05)
+    if rank == 0 and not isinstance(state, dict):
+        return state
+    mine = state.items() if rank == 0 else ()
     others = "None" if rank == 0 or state is None else f"a {type(state).__name__}"
-    if rank == 0 and isinstance(state, dict):
-        own = {k: v.to_local() for k, v in state.items() if hasattr(v, "to_local")}
-        state = state | own
     return {
-        "layers are gathered": gathers.nbytes > 0,
         "the largest layer is gathered in float32": gathers.nbytes >= largest,
         "bytes of the largest all-gather": AtMost(gathers.nbytes),
-        "rank 0's result": "of rank 0" if rank else state,
-        # Of five layers, the last may stay whole: its backward comes next.
-        "layers are gathered again": gathers.in_backward >= STEPS * 4,
+        **{
+            f"rank 0's {k}": p.to_local() if hasattr(p, "to_local") else p
+            for k, p in mine
+        },
+        # In 4 steps, of five layers; the last may stay whole: its backward comes next.
+        "layers are gathered again": gathers.in_backward >= 4 * 4,
         "the result of the other ranks": others,
-        "whole tensors that others keep": AtMost(max([FEW, *kept] if rank else [0])),
+        "whole tensors that others keep": AtMost(max(4, *kept) if rank else 0),
     }
 
 
@@ -678,11 +548,6 @@ UNITS = """\
     fully_shard(model)
 """
 OPTIMIZER = "    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)\n"
-CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 0.5)"
-CLIP_BY_ITSELF = """\
-own = [p.grad.to_local() for p in model.parameters()]
-        norm = torch.cat([grad.reshape(-1) for grad in own]).norm()
-        [grad.mul_((0.5 / (norm + 1e-6)).clamp(max=1.0)) for grad in own]"""
 
 SPOT_THE_OPTIMIZER = Task(
     id="08.spot_the_optimizer",
@@ -704,30 +569,17 @@ SPOT_THE_OPTIMIZER = Task(
         Miss(
             "p.full_tensor()",
             "p.to_local()",
-            "Rank 0 returns its shards. `full_tensor()` makes a parameter whole.",
+            "These are shards. `full_tensor()` makes a tensor whole.",
         ),
         Miss(
-            CLIP,
+            "nn.utils.clip_grad_norm_(model.parameters(), 0.5)",
             "pass",
-            "The optimizer's steps were made with gradients that were not clipped. "
-            "Leave that line between `backward()` and `step()`.",
-        ),
-        Miss(
-            CLIP,
-            CLIP_BY_ITSELF,
-            "Each rank has clipped by the norm of its own shards. What counts is the "
-            "norm over all ranks: `clip_grad_norm_` of torch takes it.",
+            "The gradients were not clipped. Do it between `backward()` and `step()`.",
         ),
         Miss(
             "optimizer.zero_grad()",
             "break",
-            "Only the first batch was trained with. Does a `return` or a `break` stand "
-            "inside the loop?",
-        ),
-        Miss(
-            "in batches",
-            "in batches[1:]",
-            "The first batches were left out. Train with every batch of the list.",
+            "Only the first batch was trained with. Does the loop end too soon?",
         ),
     ),
     because={
@@ -736,9 +588,8 @@ SPOT_THE_OPTIMIZER = Task(
         "leaving out `fully_shard(model)`: then each layer is a root, and a root "
         "stays whole. And a layer that is no unit of its own (every one with "
         "parameters counts, not nn.Linear alone) goes to the root.",
-        "layers are gathered": "No layer was gathered. Is the model still sharded?",
         "in float32": "The largest layer was never gathered whole and in float32. Is "
-        "it sharded? Or is there a MixedPrecisionPolicy?",
+        "the model still sharded? Or is there a MixedPrecisionPolicy?",
         "largest all-gather": "Several layers were gathered together, and are in "
         "memory together. The unit of the whole model takes all that are in no other "
         "one. Each layer should be a unit of its own: `fully_shard(layer)` for the "
@@ -751,10 +602,9 @@ SPOT_THE_OPTIMIZER = Task(
         "only rank 0 put them into a dictionary.",
     },
     errors={
-        "can only be applied to a module once": "fully_shard was called twice for the "
-        "same module. Call it for each layer, then for the model, once.",
-        "Invariant encountered": "fully_shard of the whole model takes all parameters "
-        "that are in no unit yet. Layers first, then the model.",
+        "to a module once": "Call fully_shard once for a layer, and for the model.",
+        "Invariant encountered": "fully_shard takes all parameters that are in no unit "
+        "yet. Layers first, then the model.",
         OUT_OF_STEP: "`full_tensor()` is an all-gather: every rank must call it, for "
         "every parameter, also those ranks that return nothing.",
     },
@@ -779,9 +629,9 @@ SPOT_THE_OPTIMIZER = Task(
 
 
 def observe_backward(answer, n_units):
-    counts = Counts()
+    counts = sharding.Counts()
     weights = [whole_numbers((12, 12), 60 + i) / 8 for i in range(n_units)]
-    units = [LinearUnit(weight, counts) for weight in weights]
+    units = [sharding.LinearUnit(weight, counts) for weight in weights]
     x = whole_numbers((3, 12), 70 + dist.get_rank())
     for unit in units:
         unit.gather()
@@ -815,24 +665,18 @@ SPOT_THE_PILE = Task(
         Miss(
             " / n",
             "",
-            "The memory is right. But that is the sum over the ranks: wait() returns "
-            "the sum, and a gradient is the mean.",
+            "wait() returns the sum over the ranks. A gradient is their mean.",
         ),
-        Miss(
-            " / n",
-            " / len(units)",
-            "It is divided by the number of units, not by the world size.",
-        ),
+        Miss(" / n", " / len(units)", "It is divided by the number of units."),
         Miss(
             "before.grad =",
             "unit.grad =",
-            "That is the gradient of another unit. A request belongs to the unit that "
-            "started it: keep both together, as a pair.",
+            "That is another unit's gradient. Keep a request and its unit together.",
         ),
     ),
     because={
-        "whole units at once": "Too many units are whole at the same time. Gather a "
-        "unit when its turn comes, and free it when its backward is over.",
+        "whole units at once": "Too many units are whole. Gather a unit when its turn "
+        "comes, and free it when its backward is over.",
         "reduce-scatters": "Each unit's gradient goes through "
         "`unit.reduce_scatter(gradient)`, once. An all-reduce would bring every rank "
         "the whole gradient.",
@@ -845,11 +689,10 @@ SPOT_THE_PILE = Task(
         "the loop?",
     },
     errors={
-        "nothing to free": "free() was called for a unit that is not whole. Call it "
-        "once for each gather().",
-        "call gather() first": "A unit computes with its whole weight: gather it "
-        "before its backward, and free it after that.",
-        "whole already": "This unit is whole. Call gather() once, before its backward.",
+        "nothing to free": "Call free() once for each gather().",
+        "call gather() first": "A unit computes with its whole weight. Gather it "
+        "before, free it after.",
+        "whole already": "Call gather() once, before its backward.",
     },
     otherwise="Each unit's grad is this rank's part of the mean gradient: what wait() "
     "returns, divided by the world size.",

@@ -4,14 +4,38 @@ import contextlib
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from course_utils.messages import put_back
+from course_utils.tasks.inputs import linear
 from course_utils.tasks.memory import settled
 from course_utils.traffic import Watch
 
 GATHERED = "all-gather"
 FEW = 4  # tensors; one is left from the last round of a loop
+# Only what the installed version has: their names have changed.
+NAMES = "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"
+REDUCE_SCATTERS = (
+    *(name for name in NAMES if hasattr(dist, name)),
+    "torch.distributed._functional_collectives.reduce_scatter_tensor",
+)
+
+TWO_LAYERS = "two linear layers, 242 numbers"
+TIED = "two layers with one weight"
+NORMED = "a linear layer and a layer norm, without zero_grad()"
+
+
+def module_of(kind):
+    """The same on every rank."""
+    if kind == NORMED:
+        return nn.Sequential(linear(3, 4, 13, divided_by=8), nn.LayerNorm(4))
+    width, outputs = (3, 3) if kind == TIED else (40, 2)
+    first = linear(3, width, 11, divided_by=8)
+    last = linear(width, outputs, 12, divided_by=8)
+    if kind == TIED:
+        last.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), last, nn.Tanh())
 
 
 def sent_bytes(sent, calls):
