@@ -120,11 +120,11 @@ def observe_shard(answer, kind):
     untouched = difference(tensors, tensors_of(kind), 0.0) is None
     del tensors
     size = unit.shard.detach().nbytes
-    kept = settled(lambda: new_bytes(before), size, seconds=0.2) + listed_in(unit)
+    held, listed = settled(lambda: new_bytes(before), size, 0.2), listed_in(unit)
     shard = unit.shard.detach().clone()
     unit.unshard()  # what it returns is thrown away
-    later = settled(lambda: new_bytes(before) - shard.nbytes, size) + listed_in(unit)
-    whole = unit.unshard()
+    left = settled(lambda: new_bytes(before) - shard.nbytes - held, 0)
+    more, whole = listed_in(unit) - listed, unit.unshard()
     if isinstance(whole, list | tuple):  # on one rank, perhaps views of the shard
         whole = [one.detach().clone() if torch.is_tensor(one) else one for one in whole]
     same = torch.equal(unit.shard.detach(), shard)
@@ -134,11 +134,11 @@ def observe_shard(answer, kind):
         "numbers in the shard": shard.numel(),
         "the shard": shard,
         "the given tensors are as they were": untouched,
-        "bytes that the object keeps": AtMost(kept),
+        "bytes that the object keeps": AtMost(held + listed),
         "unshard()": whole,
         "the shard is the same after unshard()": same,
         "unshard() when each rank r has added r + 1 to its shard": unit.unshard(),
-        "bytes that are kept between two unshard()": AtMost(later),
+        "bytes that unshard() leaves behind": AtMost(left + more),
     }
 
 
@@ -190,8 +190,7 @@ FLAT_SHARD = Task(
         "reference to them.",
         "object keeps": "More than the shard stays in memory. Of the given tensors, "
         "keep the shapes only.",
-        "are kept": "What unshard() has gathered stays in memory. Keep it in a local "
-        "variable.",
+        "leaves behind": "What unshard() has gathered stays. Keep it in a local variable.",
         "the same": "unshard() has changed the shard. Gather into other memory.",
         "has added": "The shards have been changed in the meantime, but unshard() "
         "still returns the old numbers. It must gather what is in them now.",
@@ -371,6 +370,7 @@ def observe_unit(answer, kind):
         del output, batch
         if step == 0:
             mine = sum(t.nbytes for t in (result, of_input, grad) if t is not None)
+            mine += sharding.bytes_behind(module)  # told above
             left = settled(lambda mine=mine: new_bytes(before) - mine, room)
             seen["nothing as large as all gradients is left"] = left <= room
         seen |= {
@@ -537,7 +537,7 @@ def observe_training(answer):
         # In 4 steps, of five layers; the last may stay whole: its backward comes next.
         "layers are gathered again": gathers.in_backward >= 4 * 4,
         "the result of the other ranks": others,
-        "whole tensors that others keep": AtMost(max(4, *kept) if rank else 0),
+        "whole tensors that others keep": AtMost(max([4, *kept]) if rank else 0),
     }
 
 
