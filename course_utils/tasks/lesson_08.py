@@ -190,7 +190,7 @@ FLAT_SHARD = Task(
         "reference to them.",
         "object keeps": "More than the shard stays in memory. Of the given tensors, "
         "keep the shapes only.",
-        "leaves behind": "What unshard() has gathered stays. Keep it in a local variable.",
+        "behind": "What unshard() has gathered stays. Keep it in a local variable.",
         "the same": "unshard() has changed the shard. Gather into other memory.",
         "has added": "The shards have been changed in the meantime, but unshard() "
         "still returns the old numbers. It must gather what is in them now.",
