@@ -61,8 +61,6 @@ ZERO_TABLE = Task(
     ),
 )
 
-SHARDS_TOO = "Those are whole layers. The shards of all layers lie there, too."
-OWN_SHARD = "A layer's shard stays beside the whole layer: the optimizer needs it."
 PREDICT_PEAK = NumberTask(
     "08.predict_peak",
     "FSDP on 8 GPUs. A model has 32 layers with 500 MB of weights each. Each layer is "
@@ -79,12 +77,10 @@ PREDICT_PEAK = NumberTask(
     "whole while a layer computes.",
     slips=[
         Slip(2500, "You left out the next layer: it needs memory for a whole one."),
-        Slip(500, SHARDS_TOO),
-        Slip(1000, SHARDS_TOO),
+        Slip(1000, "Those are whole layers. The shards of all layers lie there, too."),
         Slip(2000, "Those are the shards. Two layers are whole in other memory."),
         Slip(2562.5, "What is gathered ahead is a whole layer, not one shard of it."),
-        Slip(2875, OWN_SHARD),
-        Slip(2750, OWN_SHARD),
+        Slip(2875, "A layer's shard stays beside the whole layer."),
         Slip(16000, "That is the whole model. Never is all of it there at once."),
         Slip(17000, "Only an eighth of each layer lies there all the time."),
     ],
@@ -175,21 +171,14 @@ FLAT_SHARD = Task(
             "(n * size - len(flat), 0)",
             "The zeros stand in front. They belong behind.",
         ),
-        Miss(
-            PIECE,
-            "flat[rank::n]",
-            "That is every n-th number. A shard is a piece without gaps.",
-        ),
+        Miss(PIECE, "flat[rank::n]", "That is every n-th number. A shard has no gaps."),
         Miss(PIECE, "flat[:size]", "Each rank has rank 0's shard. Cut out its own."),
         Miss(PIECE, "flat", "That is the whole flat tensor. Cut out a piece."),
     ),
     because={
-        "in the shard": "Each shard has ceil(numbers / world_size) numbers. Append "
-        "zeros, then cut.",
-        "as they were": "The given tensors have changed. It is enough to keep no "
-        "reference to them.",
-        "object keeps": "More than the shard stays in memory. Of the given tensors, "
-        "keep the shapes only.",
+        "in the shard": "Append zeros: each shard has ceil(numbers / world_size).",
+        "as they were": "The given tensors have changed. Let them be.",
+        "object keeps": "More than the shard is kept. Of the tensors keep the shapes.",
         "behind": "What unshard() has gathered stays. Keep it in a local variable.",
         "the same": "unshard() has changed the shard. Gather into other memory.",
         "has added": "The shards have been changed in the meantime, but unshard() "
@@ -275,20 +264,14 @@ REDUCE_SCATTER = Task(
     misses=(
         Miss(FIRST, "rows[rank] = 0", "This rank's own part is missing in the sum."),
         Miss(
-            "rows.mean(0)",
-            "(rows.sum(0) + pieces[rank]) / n",
-            "The rank's own part is added twice.",
+            "mean(0)", "sum(0).add(rows[rank]).div(n)", "Its own piece is added twice."
         ),
         Miss(
             "isend(pieces[other]",
             "isend(pieces[rank]",
             "Each rank has sent its own piece. But rank j needs the j-th.",
         ),
-        Miss(
-            "rows.mean(0)",
-            "pieces[rank].clone()",
-            "Nothing of the other ranks is in it.",
-        ),
+        Miss("rows.mean(0)", "pieces[rank].clone()", "Nothing of the others is in it."),
     ),
     because={
         "torch's own": "It would work: but it is what you build here. Send the pieces.",
@@ -450,15 +433,13 @@ ONE_UNIT = Task(
         "what it takes: `output.register_hook(...)`. (A hook on the module stays, so "
         "that there are more with each step: register it once, in `__init__`.)",
         "after the backward": "Free the parameters after each backward, too.",
-        "whole gradients": "Set `.grad` of each parameter to None.",
+        "whole gradients": "Whole ones are left: set each parameter's `.grad` to None.",
         "bytes sent": "More was sent than a reduce-scatter of one flat gradient needs. "
-        "Call yours of task 4 once, with all gradients together. (An all-reduce sends "
-        "twice as much.)",
+        "Call yours of task 4 once. (An all-reduce sends twice as much.)",
         "nothing as large": "Something as large as all gradients is left. Is it an "
         "attribute? Or is the shard's gradient a view of it? `clone()` it.",
         "the output": "forward must return what the module returns, as it is.",
-        "of the input": "The layers before this unit get no gradient: is the input cut "
-        "off by `detach()`?",
+        "of the input": "The layers before get no gradient: is the input cut off?",
         "after the step": "Something else than the optimizer has changed the shard.",
         "were seen": NOT_SEEN,
     },
@@ -473,16 +454,13 @@ ONE_UNIT = Task(
         "with nothing: `output.register_hook(lambda grad: self.gather())`.",
         "'NoneType' object is not": "`register_hook(self.gather())` gathers at once. "
         "Hand over a function: `lambda grad: self.gather()`.",
-        "but hook returned": "What a hook returns takes the place of the gradient. It "
-        "must return None.",
+        "but hook returned": "A hook must return None: all else replaces the gradient.",
         " size": PADDED,
         "Sizes": PADDED,
         "divide equally": PADDED,
         "divisible": PADDED,
-        "number of dimensions": "Make each gradient flat before you join them: "
-        "`p.grad.reshape(-1)`.",
-        "'NoneType' object has no": "Is a gradient None? Join the gradients before you "
-        "set `.grad` to None.",
+        "number of dimensions": "Join flat gradients: `p.grad.reshape(-1)`.",
+        "'NoneType' object has no": "A gradient is None. Join them before you drop them.",
         "+=: 'NoneType'": "At first the shard has no gradient: put the part there.",
         "cannot register a hook": NO_GRAPH,
         "does not have a grad_fn": NO_GRAPH,
@@ -678,20 +656,17 @@ SPOT_THE_PILE = Task(
         "whole units at once": "Too many units are whole. Gather a unit when its turn "
         "comes, and free it when its backward is over.",
         "reduce-scatters": "Each unit's gradient goes through "
-        "`unit.reduce_scatter(gradient)`, once. An all-reduce would bring every rank "
-        "the whole gradient.",
+        "`unit.reduce_scatter(gradient)`, once, not through an all-reduce.",
         "whole gradients": "The whole gradients pile up. A request keeps its gradient "
         "until you wait for it: wait for the one before when the next one is ready to "
         "go, or at once. And keep no gradient yourself, in a list for example.",
         "in the end": "A unit is still whole when the backward is over.",
         "without a gradient": "A unit has no gradient in the end. What wait() returns "
-        "goes into `unit.grad`, on every rank. Is the last one awaited, too, after "
-        "the loop?",
+        "goes into `unit.grad`, on every rank. Is the last one awaited, too?",
     },
     errors={
         "nothing to free": "Call free() once for each gather().",
-        "call gather() first": "A unit computes with its whole weight. Gather it "
-        "before, free it after.",
+        "call gather() first": "Gather a unit before its backward.",
         "whole already": "Call gather() once, before its backward.",
     },
     otherwise="Each unit's grad is this rank's part of the mean gradient: what wait() "
