@@ -460,7 +460,7 @@ ONE_UNIT = Task(
         "divide equally": PADDED,
         "divisible": PADDED,
         "number of dimensions": "Join flat gradients: `p.grad.reshape(-1)`.",
-        "'NoneType' object has no": "A gradient is None. Join them before you drop them.",
+        "'NoneType' object has no": "A gradient is None. Join, then drop them.",
         "+=: 'NoneType'": "At first the shard has no gradient: put the part there.",
         "cannot register a hook": NO_GRAPH,
         "does not have a grad_fn": NO_GRAPH,
