@@ -1,6 +1,5 @@
 """Lesson 08: right answers as people write them, and wrong ones no near miss covers."""
 
-import math
 import pickle
 import threading
 
@@ -9,11 +8,14 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
+from torch.distributed.checkpoint import state_dict
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
 from torch.nn import functional as F
 
 from course_utils import costs
 from course_utils.notebook.check import find_task
+from course_utils.notebook.ours import definitions_before
 from course_utils.tasks.memory import alive, new_bytes
 from tests.answers import Answers
 
@@ -52,11 +54,6 @@ def part_by_part(parameters, world_size, optimizer_bytes):
 def saved_by_stage(parameters, world_size, optimizer_bytes):
     saved = np.cumsum([0, optimizer_bytes, 2, 2]) * (1 - 1 / world_size)
     return parameters * (4 + optimizer_bytes - saved)
-
-
-@ANSWERS.wrong("08.zero_table", "wrong", "right numbers in another order")
-def stage_three_first(psi, n, k):
-    return right_table(psi, n, k)[::-1]
 
 
 def test_the_predicted_peak_is_that_of_the_formula():
@@ -154,17 +151,10 @@ class IntoOneTensor(Shard):
 
 @ANSWERS.right("08.flat_shard")
 class ByBroadcasts(Shard):
-    """A parameter is sharded, and each rank broadcasts its own."""
-
-    def __init__(self, tensors):
-        super().__init__([nn.Parameter(tensor) for tensor in tensors])
-        self.shard = nn.Parameter(self.shard.detach())
-
     def gathered(self):
-        pieces = []
-        for owner in range(dist.get_world_size()):
-            pieces.append(self.shard.detach().clone())
-            dist.broadcast(pieces[-1], owner)
+        pieces = [self.shard.clone() for _ in range(dist.get_world_size())]
+        for owner, piece in enumerate(pieces):
+            dist.broadcast(piece, owner)
         return torch.hstack(pieces)
 
 
@@ -180,14 +170,6 @@ class KeepsTheWholeInNumPy(Shard):
     def gathered(self):
         self.whole = super().gathered().numpy().copy()
         return torch.tensor(self.whole)
-
-
-@ANSWERS.wrong("08.flat_shard", "wrong", "The given tensors have changed")
-class FreesWhatItWasGiven(Shard):
-    def __init__(self, tensors):
-        super().__init__(tensors)
-        for tensor in tensors:
-            tensor.zero_()
 
 
 # ---------------------------------------------------------------- 08.reduce_scatter
@@ -320,15 +302,6 @@ def all_reduced(gradient):
     return total.chunk(n)[dist.get_rank()] / n
 
 
-@ANSWERS.wrong("08.reduce_scatter", "wrong", "or by a backend's own methods?")
-def by_the_backend(gradient):
-    n = dist.get_world_size()
-    piece = torch.empty(len(gradient) // n)
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    backend._reduce_scatter_base(piece, gradient).wait()
-    return piece / n
-
-
 @ANSWERS.wrong("08.reduce_scatter", "wrong", "by the store or by")
 def through_the_store(gradient):
     store, n = dist.distributed_c10d._get_default_store(), dist.get_world_size()
@@ -338,52 +311,12 @@ def through_the_store(gradient):
     return total.chunk(n)[dist.get_rank()] / n
 
 
-@ANSWERS.wrong("08.reduce_scatter", "wrong", "in float32 all the way")
-def in_16_bits(gradient):
-    return direct(gradient.half()).float()
-
-
 # ---------------------------------------------------------------------- 08.one_unit
 
 
-class Flat(nn.Module):
-    """As given in the notebook."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.members = module, list(module.parameters())
-        flat = Shard([p.detach() for p in self.members])
-        self.shard = nn.Parameter(flat.shard)
-        self.whole = torch.zeros(dist.get_world_size() * len(flat.shard))
-        start = 0
-        for p in self.members:
-            p.data = self.whole[start : start + p.numel()].view_as(p)
-            start += p.numel()
-
-
-class Unit(Flat):
-    """As given in the notebook."""
-
-    def __init__(self, module):
-        super().__init__(module)
-        self.free()
-        self.missing = len(self.members)
-        for p in self.members:
-            p.register_post_accumulate_grad_hook(self.ready)
-
-    def gather(self):
-        self.whole.untyped_storage().resize_(self.whole.nbytes)
-        pieces = list(self.whole.chunk(dist.get_world_size()))
-        dist.all_gather(pieces, self.shard.detach())
-
-    def free(self):
-        self.whole.untyped_storage().resize_(0)
-
-    def ready(self, parameter):
-        self.missing -= 1
-        if self.missing == 0:
-            self.missing = len(self.members)
-            self.after_backward()
+# As given in the notebook.
+exec("\n".join(definitions_before("08.one_unit")), given := {"__name__": "__main__"})
+Unit = given["Unit"]
 
 
 @ANSWERS.right("08.one_unit")
@@ -431,7 +364,7 @@ class Recomputes(GathersTwice):
 
 
 @ANSWERS.right("08.one_unit")
-class WithHooksOnTheModule(Unit):
+class WithHooksOnTheModule(GathersTwice):
     """Forward hooks, and a pre-hook for the backward, where others call methods."""
 
     def __init__(self, module):
@@ -443,27 +376,20 @@ class WithHooksOnTheModule(Unit):
     def forward(self, *args):
         return self.module(*args)
 
-    def after_backward(self):
-        grads = [p.grad.flatten() for p in self.members]
-        self.module.zero_grad(set_to_none=True)
-        padding = len(self.whole) - sum(map(len, grads))
-        self.free()
-        part = by_all_to_all(torch.cat([*grads, torch.zeros(padding)]))
-        if self.shard.grad is not None:
-            part = part + self.shard.grad
-        self.shard.grad = part
+    def reduce(self, flat):
+        return by_all_to_all(flat)
 
 
 @ANSWERS.right("08.one_unit")
 class FillsZeros(GathersTwice):
-    """Copies the gradients into zeros, gives each back at once, and adds in place."""
+    """Gives each gradient back when it is copied, and adds in place."""
 
     def after_backward(self):
         flat, start = torch.zeros(self.whole.shape), 0
         for p in self.members:
             flat[start : start + p.numel()] = p.grad.ravel()
-            start, p.grad = start + p.numel(), None
-        self.free()
+            start += p.numel()
+        self.clean()
         if self.shard.grad is None:
             self.shard.grad = torch.zeros_like(self.shard)
         self.shard.grad += in_a_ring(flat)
@@ -486,12 +412,6 @@ class KeepsAViewOfTheGradient(GathersTwice):
     def reduce(self, flat):
         mine = flat.clone().chunk(dist.get_world_size())[dist.get_rank()]
         return mine.copy_(direct(flat))
-
-
-@ANSWERS.wrong("08.one_unit", "wrong", "by a backend's own methods?")
-class ReducedByTheBackend(GathersTwice):
-    def reduce(self, flat):
-        return by_the_backend(flat)
 
 
 @ANSWERS.wrong("08.one_unit", "wrong", "autograd keeps until the backward")
@@ -547,21 +467,15 @@ def every_layer(model, batches, lr):
 @ANSWERS.right("08.spot_the_optimizer")
 def last_layer_stays(model, batches, lr):
     """Its backward comes next, so it need not be freed."""
-    from torch.distributed.checkpoint.state_dict import (
-        StateDictOptions,
-        get_model_state_dict,
-    )
-
     fully_shard(model[-1], reshard_after_forward=False)
     train(model, batches, lr, units=model[:-1])
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return get_model_state_dict(model, options=options) or None  # {} on other ranks
+    options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = state_dict.get_model_state_dict(model, options=options)
+    return whole or None  # {} on other ranks
 
 
 @ANSWERS.right("08.spot_the_optimizer")
 def redistributed(model, batches, lr):
-    from torch.distributed.tensor import Replicate
-
     train(
         model, batches, lr, units=[m for m in model[::-1] if not isinstance(m, nn.Tanh)]
     )
@@ -588,14 +502,6 @@ def an_empty_dictionary_elsewhere(model, batches, lr):
     return last_layer_stays(model, batches, lr) or {}
 
 
-@ANSWERS.wrong(
-    "08.spot_the_optimizer", "wrong", "Each layer should be a unit of its own"
-)
-def one_unit_still(model, batches, lr):
-    train(model, batches, lr, units=[nn.Tanh()])
-    return whole_on_rank_0(model)
-
-
 @ANSWERS.wrong("08.spot_the_optimizer", "wrong", "and a root stays whole")
 def never_freed_between(model, batches, lr):
     train(model, batches, lr, reshard_after_forward=False)
@@ -612,13 +518,19 @@ def whole_on_all_ranks_and_thrown_away(model, batches, lr):
 # ----------------------------------------------------------------- 08.spot_the_pile
 
 
-@ANSWERS.right("08.spot_the_pile")
-def divided_in_place(units, grad):
-    before = None
+def each(units, grad):
+    """Each unit and its whole gradient, in the order of the backward."""
     for unit in reversed(units):
         unit.gather()
         grad, gradient = unit.backward(grad)
         unit.free()
+        yield unit, gradient
+
+
+@ANSWERS.right("08.spot_the_pile")
+def divided_in_place(units, grad):
+    before = None
+    for unit, gradient in each(units, grad):
         gradient /= dist.get_world_size()
         if before:
             before[0].grad = before[1].wait()
@@ -628,19 +540,13 @@ def divided_in_place(units, grad):
 
 @ANSWERS.right("08.spot_the_pile")
 def quotient_awaited_at_once(units, grad):
-    for unit in reversed(units):
-        unit.gather()
-        grad, gradient = unit.backward(grad)
-        unit.free()
+    for unit, gradient in each(units, grad):
         unit.grad = unit.reduce_scatter(gradient / dist.get_world_size()).wait()
 
 
 @ANSWERS.right("08.spot_the_pile")
 def at_once(units, grad):
-    for unit in reversed(units):
-        unit.gather()
-        grad, gradient = unit.backward(grad)
-        unit.free()
+    for unit, gradient in each(units, grad):
         unit.grad = unit.reduce_scatter(gradient).wait() / dist.get_world_size()
 
 
@@ -662,48 +568,29 @@ def one_on_its_way(units, grad):
 
 @ANSWERS.right("08.spot_the_pile")
 def the_mean_in_a_second_loop(units, grad):
-    awaited = None
-    for unit in units[::-1]:
-        unit.gather()
-        grad, gradient = unit.backward(grad)
-        unit.free()
-        if awaited is not None:
-            last.grad = awaited.wait()  # noqa: F821
-        last, awaited = unit, unit.reduce_scatter(gradient)  # noqa: F841
-    last.grad = awaited.wait()
+    for unit, gradient in each(units, grad):
+        unit.grad = unit.reduce_scatter(gradient).wait()
     for unit in units:
         unit.grad /= dist.get_world_size()
 
 
 @ANSWERS.right("08.spot_the_pile")
 def one_after_the_other(units, grad):
-    if units:
-        *others, unit = units
-        unit.gather()
-        below, gradient = unit.backward(grad)
-        unit.free()
-        request = unit.reduce_scatter(gradient)
-        del gradient
-        unit.grad = torch.mul(request.wait(), math.pow(dist.get_world_size(), -1))
+    *others, unit = units
+    unit.gather()
+    below, gradient = unit.backward(grad)
+    unit.free()
+    request = unit.reduce_scatter(gradient)
+    del gradient
+    unit.grad = torch.mul(request.wait(), 1 / dist.get_world_size())
+    if others:
         one_after_the_other(others, below)
 
 
 @ANSWERS.wrong("08.spot_the_pile", "wrong", "keep no gradient yourself")
 def keeps_gradients(units, grad):
-    kept = []
-    for unit in reversed(units):
-        unit.gather()
-        grad, gradient = unit.backward(grad)
-        unit.free()
-        kept.append(gradient)
-        unit.grad = unit.reduce_scatter(gradient).wait() / dist.get_world_size()
-
-
-@ANSWERS.wrong("08.spot_the_pile", "wrong", "and free it when its backward is over")
-def never_freed(units, grad):
-    for unit in reversed(units):
-        unit.gather()
-        grad, gradient = unit.backward(grad)
+    kept = list(each(units, grad))
+    for unit, gradient in kept:
         unit.grad = unit.reduce_scatter(gradient).wait() / dist.get_world_size()
 
 

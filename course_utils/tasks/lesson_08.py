@@ -321,6 +321,10 @@ def observe_unit(answer, kind):
     numbers = sum(p.numel() for p in module.parameters())
     unit, report = answer(module), {}
     room = unit.shard.nbytes + 2 * numbers  # half as much as the whole, for trifles
+
+    def others():  # than the parameters
+        return new_bytes(before) - sharding.bytes_behind(module)
+
     for step in range(3):
         if kind != sharding.NORMED:
             unit.shard.grad = None
@@ -337,8 +341,7 @@ def observe_unit(answer, kind):
         if (
             step == 0 and kind == sharding.TWO_LAYERS
         ):  # larger than what its layers note
-            no_copy = settled(lambda: new_bytes(before), room) <= room
-            seen["no copy of the parameters between them"] = no_copy
+            seen["no copy of the parameters"] = settled(others, room) <= room
         with Sent() as backward, recorded() as calls:
             output.sum().backward()
         gathered = sum(part for name, part in backward.calls if name == "all-gather")
@@ -353,8 +356,7 @@ def observe_unit(answer, kind):
         del output, batch
         if step == 0:
             mine = sum(t.nbytes for t in (result, of_input, grad) if t is not None)
-            mine += sharding.bytes_behind(module)  # told above
-            left = settled(lambda mine=mine: new_bytes(before) - mine, room)
+            left = settled(lambda mine=mine: others() - mine, room)
             seen["nothing as large as all gradients is left"] = left <= room
         seen |= {
             "gradient of the shard": None if grad is None else grad.clone(),
