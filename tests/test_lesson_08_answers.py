@@ -158,7 +158,7 @@ class ByBroadcasts(Shard):
         return torch.hstack(pieces)
 
 
-@ANSWERS.wrong("08.flat_shard", "wrong", "Of the given tensors, keep the shapes only")
+@ANSWERS.wrong("08.flat_shard", "wrong", "Of the tensors keep the shapes")
 class KeepsTheNumbersInTheClass(Shard):
     def __init__(self, tensors):
         super().__init__(tensors)
