@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
 from torch.distributed.checkpoint import state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.nn import functional as F
 
@@ -158,7 +158,7 @@ class ByBroadcasts(Shard):
         return torch.hstack(pieces)
 
 
-@ANSWERS.wrong("08.flat_shard", "wrong", "Of the tensors keep the shapes")
+@ANSWERS.wrong("08.flat_shard", "wrong", "of the given tensors, keep the shapes only")
 class KeepsTheNumbersInTheClass(Shard):
     def __init__(self, tensors):
         super().__init__(tensors)
@@ -500,6 +500,12 @@ def returns_early(model, batches, lr):
 @ANSWERS.wrong("08.spot_the_optimizer", "wrong", "An empty dictionary, which")
 def an_empty_dictionary_elsewhere(model, batches, lr):
     return last_layer_stays(model, batches, lr) or {}
+
+
+@ANSWERS.wrong("08.spot_the_optimizer", "wrong", "is there a MixedPrecisionPolicy?")
+def in_bfloat16(model, batches, lr):
+    train(model, batches, lr, mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+    return whole_on_rank_0(model)
 
 
 @ANSWERS.wrong("08.spot_the_optimizer", "wrong", "and a root stays whole")

@@ -139,8 +139,7 @@ def observe_shard(answer, kind):
 
 
 PIECE = "flat[rank * size : (rank + 1) * size]"
-FLAT_FIRST = "Make each tensor flat before you join them: `tensor.reshape(-1)`."
-CUT_OFF = (
+FLAT_CUT_OFF = (
     "Is the padding still there? Cut it off before you split. Or are numbers lost? "
     "Round the size of a shard *up*."
 )
@@ -154,12 +153,6 @@ FLAT_SHARD = Task(
     cases=tuple((kind,) for kind in SHAPES),
     instead="`torch.cat`, `F.pad`, slices and an all-gather are enough.",
     misses=(
-        Miss(
-            ".clone()",
-            "",
-            "The numbers are right, but the shard is a slice. A slice is a view: it "
-            "keeps the memory of the whole flat tensor. `clone()` it.",
-        ),
         Miss(
             "-(-len(flat) // n)",
             "len(flat) // n + 1",
@@ -176,9 +169,13 @@ FLAT_SHARD = Task(
         Miss(PIECE, "flat", "That is the whole flat tensor. Cut out a piece."),
     ),
     because={
-        "in the shard": "Append zeros: each shard has ceil(numbers / world_size).",
-        "as they were": "The given tensors have changed. Let them be.",
-        "object keeps": "More than the shard is kept. Of the tensors keep the shapes.",
+        "in the shard": "Each shard has ceil(numbers / world_size) numbers. Append "
+        "zeros, then cut.",
+        "as they were": "The given tensors have changed. It is enough to keep no "
+        "reference to them.",
+        "object keeps": "The shard is right, but more is kept. Is it a slice? A slice "
+        "is a view: it keeps the memory of the whole flat tensor. `clone()` it. And "
+        "of the given tensors, keep the shapes only.",
         "behind": "What unshard() has gathered stays. Keep it in a local variable.",
         "the same": "unshard() has changed the shard. Gather into other memory.",
         "has added": "The shards have been changed in the meantime, but unshard() "
@@ -262,7 +259,9 @@ REDUCE_SCATTER = Task(
     instead="`isend` and `irecv` to and from every other rank, or a ring, or "
     "`all_to_all_single`.",
     misses=(
-        Miss(FIRST, "rows[rank] = 0", "This rank's own part is missing in the sum."),
+        Miss(
+            "rows[rank] = pieces[rank]", "rows[rank] = 0", "Its own piece is missing."
+        ),
         Miss(
             "mean(0)", "sum(0).add(rows[rank]).div(n)", "Its own piece is added twice."
         ),
@@ -493,11 +492,11 @@ ONE_UNIT = Task(
 
 
 def observe_training(answer):
-    rank = dist.get_rank()
+    rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(4)  # everywhere the same; 2 ranks can't halve the last layer
     first, middle = [nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh()], nn.Linear(16, 16)
     model = nn.Sequential(*first, middle, nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))
-    largest = sum(p.nbytes for p in middle.parameters())
+    largest = 4 * 17 * n * -(-16 // n)  # weight and bias of the middle one, padded
     torch.manual_seed(rank)
     labels = torch.arange(rank, rank + 8) % 3
     batches = [(torch.randn(8, 6), (labels + step) % 3) for step in range(3)]
