@@ -139,7 +139,8 @@ def observe_shard(answer, kind):
 
 
 PIECE = "flat[rank * size : (rank + 1) * size]"
-FLAT_CUT_OFF = (
+FLAT_FIRST = "Make each tensor flat before you join them: `tensor.reshape(-1)`."
+CUT_OFF = (
     "Is the padding still there? Cut it off before you split. Or are numbers lost? "
     "Round the size of a shard *up*."
 )
@@ -246,7 +247,6 @@ NOT_SEEN = (
     "Send with `isend` and `irecv`, or `all_to_all_single`."
 )
 ITSELF = "A rank cannot send to itself. Its own piece does not travel."
-FIRST = "rows[rank] = pieces[rank]"
 
 REDUCE_SCATTER = Task(
     id="08.reduce_scatter",
