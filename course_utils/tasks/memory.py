@@ -31,7 +31,7 @@ def new_bytes(before):
     return sum(one.nbytes() for key, one in alive().items() if key not in before)
 
 
-def settled(count, limit, seconds=1.0):
+def settled(count, limit, seconds=2.0):
     """The count when it is no more than the limit, or after some time.
 
     gloo lets go of the tensors of a collective a little after its end.
