@@ -89,21 +89,13 @@ class Shard:
 
 
 @ANSWERS.right("08.flat_shard")
-class WithSizesInATensor(Shard):
-    """Whole numbers, of which each tensor has one: no copy of anything."""
+class WithSizesAndTemplates(Shard):
+    """Whole numbers, and tensors without memory: no copy of anything."""
 
     def __init__(self, tensors):
         super().__init__(tensors)
         self.sizes = torch.tensor([tensor.numel() for tensor in tensors])
         self.ends = np.cumsum([tensor.numel() for tensor in tensors])
-
-
-@ANSWERS.right("08.flat_shard")
-class WithTemplates(Shard):
-    """Keeps tensors without memory, for the shapes."""
-
-    def __init__(self, tensors):
-        super().__init__(tensors)
         self.templates = [tensor.to("meta") for tensor in tensors]
 
 

@@ -1,7 +1,8 @@
 """What learners build: the tasks of each lesson, in ``lesson_NN.py``.
 
 ``task.py`` has the words in which a task is written down. What checks have in common to
-look at is in the other files: small inputs, virtual GPUs, messages, requests.
+look at is in the other files: small inputs, virtual GPUs, messages, requests, memory,
+and what FSDP gathers and sends (``sharding.py``).
 """
 
 from __future__ import annotations
