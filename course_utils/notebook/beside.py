@@ -9,6 +9,7 @@ import itertools
 import pickle
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,12 +254,21 @@ def quiet():
 
 
 def is_wrong(mine: Any, right: Any, tolerance: float) -> bool:
-    if isinstance(right, AtMost):
-        return not isinstance(mine, AtMost) or not mine.value <= right.value
-    return difference(mine, right, tolerance) is not None
+    if isinstance(mine, AtMost) and isinstance(right, AtMost):
+        return not mine.value <= right.value
+    return is_other(mine, right, tolerance)
 
 
-def first_wrong(task: Task, seen: Seen, want: Seen) -> tuple[int, str] | None:
+def is_other(mine: Any, theirs: Any, tolerance: float) -> bool:
+    """Does an answer show something else than a near miss?"""
+    if isinstance(mine, AtMost) and isinstance(theirs, AtMost):
+        mine, theirs = mine.value, theirs.value
+    return difference(mine, theirs, tolerance) is not None
+
+
+def first_wrong(
+    task: Task, seen: Seen, want: Seen, differs: Callable = is_wrong
+) -> tuple[int, str] | None:
     """The first rank and observation that are not as with our solution."""
     names = dict.fromkeys(
         name for s in (want, seen) for o in s.observed for name in parts(o)
@@ -272,7 +282,7 @@ def first_wrong(task: Task, seen: Seen, want: Seen) -> tuple[int, str] | None:
                 continue
             if name not in mine or name not in right:
                 return rank, name
-            if is_wrong(mine[name], right[name], task.tolerance):
+            if differs(mine[name], right[name], task.tolerance):
                 return rank, name
     return None
 
@@ -368,7 +378,7 @@ class Look:
         found = self._difference(got[rank], right[rank], is_strange)
         says = lazy(self.answer) or self._forgot_to_return(name, got[rank], rank)
         if not says and self.unwaited:
-            says = "\n".join((*self.unwaited, self._because(name)))
+            says = "\n".join(filter(None, (*self.unwaited, self._because(name))))
         says = says or self._near_miss(seen, want, name) or self._because(name)
         if not says:
             looks = diagnosis.diagnose(
@@ -422,7 +432,7 @@ class Look:
             wrong = None if other.error else first_wrong(self.task, other, want)
             if wrong is None or wrong[1] != name:
                 continue
-            if not first_wrong(self.task, seen, other):
+            if not first_wrong(self.task, seen, other, is_other):
                 in_all.append(miss)
             elif self._are_alike(seen, other, name):
                 in_this.append(miss)
@@ -431,7 +441,7 @@ class Look:
 
     def _are_alike(self, seen: Seen, other: Seen, name: str) -> bool:
         return not any(
-            is_wrong(
+            is_other(
                 seen.parts(rank).get(name),
                 other.parts(rank).get(name),
                 self.task.tolerance,

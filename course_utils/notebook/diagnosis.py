@@ -112,17 +112,15 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
 
 def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
     """Is it the right value times a number that tells something?"""
-    if not is_number(mine) or not is_number(right):
+    mine, right = numbers_of(mine), numbers_of(right)
+    if mine is None or right is None or mine.shape != right.shape:
         return ""
-    mine, right = torch.as_tensor(mine).double(), torch.as_tensor(right).double()
-    if mine.shape != right.shape or not right.any() or not mine.any():
+    if not right.any() or not mine.any():
         return ""
     if alike(mine, -right):
         return "The sign is the other one."
     if n > 1 and alike(mine, n * right):
-        return (
-            f"It is {n} times as large as it should be: a sum where a mean is wanted?"
-        )
+        return f"It is {n} times too large: a sum where a mean is wanted?"
     if n > 1 and alike(n * mine, right):
         return f"It is {n} times too small: is it divided by the world size twice?"
     if n > 1 and alike(mine, n * n * right):
@@ -139,27 +137,23 @@ def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
 
 def about_order(mine: Any, right: Any, alike: Any) -> str:
     """Are they the right numbers at other places?"""
-    if not is_list(mine) or not is_list(right):
+    mine, right = numbers_of(mine), numbers_of(right)
+    if mine is None or right is None or mine.shape != right.shape or mine.numel() < 2:
         return ""
-    mine, right = torch.as_tensor(mine), torch.as_tensor(right)
-    if mine.numel() != right.numel() or mine.numel() < 2:
-        return ""
-    mine, right = (tensor.flatten().double() for tensor in (mine, right))
-    if alike(mine, right):
-        return ""  # the order is right: the shape or the dtype is not
-    if alike(mine.sort().values, right.sort().values):
+    ordered = (tensor.flatten().sort().values for tensor in (mine, right))
+    if alike(*ordered):
         return "These are the right numbers in another order."
     return ""
 
 
-def is_number(value: Any) -> bool:
+def numbers_of(value: Any) -> torch.Tensor | None:
+    """A number, a list of numbers or a tensor in float64; None for all else."""
+    items = value if isinstance(value, list | tuple) else [value]
     if isinstance(value, torch.Tensor):
-        return value.dtype != torch.bool and not value.is_complex()
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_list(value: Any) -> bool:
-    """Numbers in a tensor or a list."""
-    if isinstance(value, list | tuple):
-        return all(isinstance(item, int | float) for item in value)
-    return isinstance(value, torch.Tensor) and not value.is_complex()
+        plain = value.dtype != torch.bool and not value.is_complex()
+    else:
+        plain = all(type(item) in (int, float) for item in items)
+    try:
+        return torch.as_tensor(value, dtype=torch.float64) if plain else None
+    except OverflowError:  # a whole number of more than 308 digits
+        return None
