@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import operator
 import re
 import threading
@@ -49,9 +48,7 @@ PREDICT_TRAFFIC = NumberTask(
         Slip(100, "That is one copy. Seven GPUs get one, and send gradients back."),
         Slip(2100, "The update sends nothing: the next forward sends the parameters."),
         Slip(175, "That is what each GPU sends in a ring all-reduce, as in DDP."),
-        Slip(350, "That is what each GPU sends and receives in a ring, as in DDP."),
         Slip(1.4, "In MB, please."),
-        Slip(1.4e9, "In MB, please."),
     ],
     hints=(
         "How many of the eight GPUs get a copy from GPU 0?",
@@ -100,8 +97,6 @@ def gradients(outputs, tensors):
     return [tensor.grad for tensor in tensors]
 
 
-# Gradients come last in each task: the sentence may say that all else is right.
-GRADIENTS = "gradients"
 CUT_OFF = (
     "The values are right, but the gradients do not find their way back. "
     "`.to(device)`, `chunk`, `cat` and `stack` can be differentiated. `detach`, "
@@ -109,14 +104,6 @@ CUT_OFF = (
 )
 
 # ----------------------------------------------------------------------------- scatter
-
-WHOLE = "tensors that came whole"
-EMPTY = "pieces without rows"
-PARTS = "parts"
-FORM = "form"
-DEVICES = "devices"
-UNTOUCHED = "the inputs are as they were"
-ONLY_PIECES = "each GPU was sent its piece only"
 
 
 @on_gpus(4)
@@ -127,18 +114,18 @@ def observe_parts(answer, gpus, inputs, target_gpus, dim=0):
     if not isinstance(parts, (list, tuple)):
         return parts
     pieces, shapes = tensors_in(parts), [tensor.shape for tensor in tensors]
+    kept = map(operator.is_, tensors_in(inputs), tensors)
     sent = sum(copy.bytes for copy in gpus.transfers)
-    same = map(operator.is_, tensors_in(inputs), tensors)
     return {
-        WHOLE: sum(piece.shape in shapes for piece in pieces),
-        EMPTY: sum(piece.numel() == 0 for piece in pieces),
-        PARTS: parts,
-        FORM: form(parts[0]) if parts else None,
-        DEVICES: list(map(devices_of, parts)),
-        UNTOUCHED: form(inputs) == before and all(same),
+        "tensors that came whole": sum(piece.shape in shapes for piece in pieces),
+        "pieces without rows": sum(piece.numel() == 0 for piece in pieces),
+        "parts": parts,
+        "form of part 0": form(parts[0]) if parts else None,
+        "devices": list(map(devices_of, parts)),
+        "the inputs are as they were": form(inputs) == before and all(kept),
         # To one GPU first, and from there to the others, is less than twice as much.
-        ONLY_PIECES: sent <= 2 * sum(tensor.nbytes for tensor in tensors),
-        GRADIENTS: gradients(pieces, tensors),
+        "only pieces were sent": sent <= 2 * sum(tensor.nbytes for tensor in tensors),
+        "gradients": gradients(pieces, tensors),
     }
 
 
@@ -148,12 +135,11 @@ CUBE = whole_numbers((2, 3, 6), rank=31)
 WORDS = {"name": "a batch", "scale": 3}
 CHUNK = "inputs.chunk(len(target_gpus), dim)"
 FEWER = (
-    "There are fewer pieces than GPUs here: 9 rows on 4 GPUs are 3 + 3 + 3. Go on with "
-    "the pieces that are there, and leave the other GPUs out."
+    "There are fewer pieces than GPUs here: 9 rows on 4 GPUs are 3 + 3 + 3. Leave the "
+    "other GPUs out."
 )
 NO_TENSOR = (
-    "Only tensors can be cut and moved. Ask `isinstance(inputs, torch.Tensor)` first; "
-    "tuples, lists and dicts have tensors inside."
+    "Only tensors can be cut and moved. Ask `isinstance(inputs, torch.Tensor)` first."
 )
 DIM_LOST = (
     "Inside a tuple, list or dict another dimension is used. Pass `dim` on when the "
@@ -204,8 +190,8 @@ SCATTER = Task(
         Miss(
             "inputs.chunk",
             "inputs.split",
-            "Each piece has as many rows as there are GPUs. `split` takes how many "
-            "rows a piece has, `chunk` how many pieces there are.",
+            "`split` takes how many rows a piece has, `chunk` how many pieces there "
+            "are.",
         ),
         Miss(
             CHUNK,
@@ -254,20 +240,19 @@ SCATTER = Task(
         ),
     ),
     because={
-        WHOLE: "Nothing was cut: each part has all the rows. Are tensors, tuples, "
+        "whole": "Nothing was cut: each part has all the rows. Are tensors, tuples, "
         "lists and dicts all handled? (`values()` of a dict is none of them.)",
-        EMPTY: "A GPU got an empty piece: 9 rows on 4 GPUs are 3 + 3 + 3, and then no "
-        "rows are left. Where that is so, there is no part.",
-        FORM: "Each part must have the form of the inputs: a tuple for a tuple, a list "
-        "for a list, a dict with the same keys for a dict.",
-        DEVICES: "The rows are right, but they are on other devices: part i belongs on "
-        "device `target_gpus[i]`, which need not be cuda:i.",
-        UNTOUCHED: "The parts are right, but something was put into a list or dict "
-        "that was given. Make new ones.",
-        ONLY_PIECES: "The parts are right, but each GPU was sent all rows and cut out "
-        "its own: that takes the memory of the whole batch on every GPU. Cut first, "
-        "and copy only the piece.",
-        GRADIENTS: CUT_OFF,
+        "without rows": "A GPU got an empty piece: 9 rows on 4 GPUs are 3 + 3 + 3, and "
+        "then no rows are left. Where that is so, there is no part.",
+        "form": "Each part must have the form of the inputs: a tuple for a tuple, a "
+        "list for a list, a dict with the same keys for a dict.",
+        "devices": "The rows are right, but on other devices: part i belongs on device "
+        "`target_gpus[i]`, which need not be cuda:i.",
+        "as they were": "The parts are right, but something was put into a list or "
+        "dict that was given. Make new ones.",
+        "only pieces": "The parts are right, but each GPU was sent all rows, and cut "
+        "out its own. Cut first, and copy only the piece.",
+        "gradients": CUT_OFF,
     },
     errors={
         "has no attribute 'chunk'": NO_TENSOR,
@@ -275,14 +260,13 @@ SCATTER = Task(
         "zip() argument": FEWER,
         "index out of range": FEWER,
         "RecursionError": "It calls itself without end. Does it take a text apart? A "
-        "text consists of texts, and a loop over a dict gives its keys. Only tuples "
-        "and lists are for `for item in inputs`.",
+        "text consists of texts. Only tuples and lists are for `for item in inputs`.",
         "'NoneType' object": "Something is None: is it an item of the inputs, or what "
-        "`scatter` returned for an item? For what is no tensor, tuple, list or dict it "
-        "must return a list, too: the thing itself, once for each GPU.",
+        "`scatter` returned for an item? What is no tensor, tuple, list or dict goes "
+        "into a list, too: the thing itself, once for each GPU.",
     },
-    otherwise="Each GPU gets ceil(rows / GPUs) rows while there are any. What is no "
-    "tensor goes to every GPU as it is.",
+    otherwise="Each GPU gets ceil(rows / GPUs) rows while there are any. What holds no "
+    "tensor (a text, None, an empty list) goes to every GPU as it is.",
     hints=(
         "Begin with a single tensor: cut it, and copy each piece to its device. Then "
         "let the function call itself for what is inside a tuple, list or dict.",
@@ -304,9 +288,6 @@ SCATTER = Task(
 
 # ------------------------------------------------------------------------------ gather
 
-DIMENSIONS = "dimensions of what is joined"
-JOINED = "joined"
-
 
 @on_gpus(4)
 def observe_joined(answer, gpus, outputs, target, dim=0):
@@ -319,11 +300,11 @@ def observe_joined(answer, gpus, outputs, target, dim=0):
         return None
     tensors = tensors_in(joined)
     return {
-        FORM: form(joined),
-        DIMENSIONS: [tensor.dim() for tensor in tensors],
-        JOINED: joined,
-        DEVICES: devices_of(joined),
-        GRADIENTS: gradients(tensors, tensors_in(there)),
+        "form": form(joined),
+        "dimensions of the tensors": [tensor.dim() for tensor in tensors],
+        "joined": joined,
+        "devices": devices_of(joined),
+        "gradients": gradients(tensors, tensors_in(there)),
     }
 
 
@@ -339,8 +320,7 @@ NESTED = (
     "output to see which, and let the function call itself for what is inside."
 )
 ADDED = (
-    "The outputs belong to different rows: they are joined, not added and not "
-    "averaged. (What is added up are the gradients, and autograd does that.)"
+    "The outputs belong to different rows: they are joined, not added and not averaged."
 )
 
 GATHER = Task(
@@ -381,12 +361,6 @@ GATHER = Task(
             "torch.cat(here)",
             "You joined along dimension 0. The third argument says which one.",
         ),
-        Miss(
-            CAT,
-            "torch.stack(here, dim)",
-            "torch.stack makes a new dimension. Rows are joined along one that is "
-            "there already: `torch.cat`.",
-        ),
         Miss(CAT, "sum(here)", ADDED),
         Miss(CAT, "sum(here) / len(here)", ADDED),
         Miss(
@@ -397,14 +371,14 @@ GATHER = Task(
         Miss("(group, target_device, dim)", "(group, target_device)", DIM_LOST),
     ),
     because={
-        FORM: "The result must have the form of one output: a tuple for tuples, a list "
-        "for lists, a dict with the same keys for dicts, None for None.",
-        DIMENSIONS: "Rows are joined along a dimension that is there, by torch.cat. "
+        "form": "The result must have the form of one output: a tuple for tuples, a "
+        "list for lists, a dict with the same keys for dicts, None for None.",
+        "dimensions": "Rows are joined along a dimension that is there, by torch.cat. "
         "Losses have none: return all of them, as a vector with one number for each "
         "GPU, by torch.stack. The caller decides what to make of them.",
-        DEVICES: "The values are right, but not all on `target_device`. Is it passed "
+        "devices": "The values are right, but not all on `target_device`. Is it passed "
         "on when the function calls itself?",
-        GRADIENTS: CUT_OFF,
+        "gradients": CUT_OFF,
     },
     errors={
         "zero-dimensional tensor": "A loss has no dimension along which torch.cat "
@@ -475,21 +449,6 @@ class Network(nn.Module):
         return tensors_in([weights, self.scale, self.rows, self.twice[0].factor])
 
 
-REPLICAS = "number of replicas"
-HOME = "the network's device"
-KEPT = "the network has its parameters and buffers"
-DIFFERENT = "different replicas"
-CLASSES = "classes of the replicas"
-NEW = "modules of the network in a replica"
-STILL_IN_MODE = "the network is in its mode"
-MODES = "training mode of each replica"
-ONE_WEIGHT = "last.weight is first.weight"
-ONE_MODULE = "again is twice"
-OUTPUTS = "outputs"
-ARRIVED = "parameters that got a gradient"
-COUNTED = "rows counted in the network's buffer"
-
-
 @on_gpus(4)
 def observe_replicas(answer, gpus, kind, devices):
     network = Network(kind).to(f"cuda:{devices[0]}").train(kind != PLAIN)
@@ -498,21 +457,23 @@ def observe_replicas(answer, gpus, kind, devices):
     if not isinstance(replicas, (list, tuple)):
         return replicas
     seen = {
-        REPLICAS: len(replicas),
-        HOME: devices_of(network.tensors()),
-        KEPT: all(map(operator.is_, network.tensors(), tensors)),
-        DIFFERENT: len(set(map(id, replicas))),
-        CLASSES: [type(replica).__name__ for replica in replicas],
+        "different replicas": len(set(map(id, replicas))),
+        "the network has its own tensors": all(
+            map(operator.is_, network.tensors(), tensors)
+        ),
+        "device of the network": devices_of(network.tensors()),
+        "classes": [type(replica).__name__ for replica in replicas],
     }
     if not all(isinstance(replica, Network) for replica in replicas):
         return seen
     seen |= {
-        DEVICES: [devices_of(replica.tensors()) for replica in replicas],
-        NEW: [len(modules.intersection(replica.modules())) for replica in replicas],
-        STILL_IN_MODE: network.training == (kind != PLAIN),
-        MODES: [replica.training for replica in replicas],
+        "devices": [devices_of(replica.tensors()) for replica in replicas],
+        "the network's modules in them": [
+            len(modules.intersection(replica.modules())) for replica in replicas
+        ],
+        "training modes": [one.training for one in (network, *replicas)],
     }
-    if seen[DEVICES] != [[f"cuda:{device}"] for device in devices]:
+    if seen["devices"] != [[f"cuda:{device}"] for device in devices]:
         return seen  # running them would only raise an error
     outputs = [
         replica(whole_numbers((i + 1, 3), i).to(device))
@@ -520,16 +481,17 @@ def observe_replicas(answer, gpus, kind, devices):
     ]
     arrived = gradients(outputs, list(network.parameters()))
     return seen | {
-        ONE_WEIGHT: [one.first.weight is one.last.weight for one in replicas],
-        ONE_MODULE: [one.again is one.twice for one in replicas],
-        OUTPUTS: outputs,
-        ARRIVED: sum(gradient is not None for gradient in arrived),
-        GRADIENTS: arrived,
-        COUNTED: network.rows,
+        "last.weight is first.weight, again is twice": [
+            (one.last.weight is one.first.weight, one.again is one.twice)
+            for one in replicas
+        ],
+        "outputs": outputs,
+        "parameters that got a gradient": sum(grad is not None for grad in arrived),
+        "gradients": arrived,
+        "rows counted in the network's buffer": network.rows,
     }
 
 
-DEEPCOPY = "copy.deepcopy(network, copies)"
 CHAIN = "chain(network.parameters(), network.buffers())"
 COPIES = "        copies = {id(tensor): tensor.to(device) for tensor in tensors}"
 ON_ITS_DEVICE = (
@@ -559,13 +521,6 @@ REPLICATE = Task(
     instead="Copy the tensors with `.to(device)`.",
     misses=(
         Miss(
-            DEEPCOPY,
-            "copy.deepcopy(network).to(device)",
-            "The replicas compute the right outputs, but their gradients do not reach "
-            "the network: a deep copy has weights of its own. A replica's weight must "
-            "be `parameter.to(device)`, which autograd can follow back.",
-        ),
-        Miss(
             CHAIN,
             "network.state_dict().values()",
             f"{ON_ITS_DEVICE} (The keys of deepcopy's dict are the ids of the "
@@ -591,54 +546,45 @@ REPLICATE = Task(
         ),
     ),
     because={
-        REPLICAS: "Return a list, with one replica for each device.",
-        HOME: "The network itself has moved. `module.to(device)` and `.cpu()` change "
-        "the module that they are called on, and return it. (A tensor's `.to` leaves "
-        "the tensor where it is. And a shallow copy of a module, by `copy.copy`, has "
-        "the module's own parameters.)",
-        KEPT: "Afterwards the network has other parameters or buffers than before. A "
-        "shallow copy (`copy.copy`) of a module shares the dictionaries "
-        "`_parameters`, `_buffers` and `_modules` with it. Give the replica "
-        "dictionaries of its own.",
-        DIFFERENT: "One module stands in the list several times. (copy.deepcopy writes "
-        "into its second argument what it has copied, and the next call takes it from "
-        "there: give it a new dict for each device.)",
-        CLASSES: "A replica must be a module of the network's own class, with the same "
-        "names inside. A shallow or deep copy of the network is one.",
-        DEVICES: f"{ON_ITS_DEVICE} Submodules have buffers, too. And of a weight with "
-        "two names `named_parameters()` gives only the first, unless it is called with "
-        "`remove_duplicate=False`.",
-        NEW: "A module of the network stands in a replica: what a forward sets in it, "
-        "such as `self.calls += 1`, would stay in the network. Make new modules, also "
-        "for its own device.",
-        STILL_IN_MODE: "The network was put into another mode, by `train()` or "
-        "`eval()`. It stays as it is.",
-        MODES: "A replica is in training mode if the network is, and in eval mode if "
-        "the network is. A copy of a module has its mode.",
-        ONE_WEIGHT: "In this network two layers share one weight, and in a replica "
-        "they must share it, too. Copy each tensor once, and keep the copies in a "
-        "dict.",
-        ONE_MODULE: "In this network one module stands in two places, and in a replica "
-        "it must, too. Keep a dict from each module to its copy.",
-        ARRIVED: "The replicas compute the right outputs, but their gradients do not "
-        "reach the network. A replica's weight must be `parameter.to(device)`: "
-        "nn.Parameter(...), `detach`, `.data` and load_state_dict cut the graph.",
-        GRADIENTS: "The gradients of all replicas must add up in the network.",
+        "different replicas": "Return a list, with a module of its own for each "
+        "device. (deepcopy writes into its second argument what it has copied: give it "
+        "a new dict for each device.)",
+        "own tensors": "Afterwards the network has other parameters or buffers. A "
+        "shallow copy of a module shares the dictionaries `_parameters`, `_buffers` "
+        "and `_modules` with it. Give the replica dictionaries of its own.",
+        "device of the network": "The network itself has moved. `module.to(device)` "
+        "changes the module that it is called on, and returns it. (A tensor's `.to` "
+        "leaves the tensor where it is. And a shallow copy of a module, by "
+        "`copy.copy`, has the module's own parameters.)",
+        "classes": "A replica must be a module of the network's own class. A shallow "
+        "or deep copy of the network is one.",
+        "devices": f"{ON_ITS_DEVICE} Submodules have buffers, too. And of a weight "
+        "with two names `named_parameters()` gives only the first.",
+        "modules in them": "A module of the network stands in a replica: what a "
+        "forward sets in it would stay there. Make new modules, on its device, too.",
+        "modes": "The network stays in its mode (training or not), and its replicas "
+        "have the same.",
+        "again is twice": "Two layers may share a weight, and a module may stand in "
+        "two places. In a replica it must be so, too: copy each once, and keep the "
+        "copies in a dict.",
+        "got a gradient": "The outputs are right, but their gradients do not reach the "
+        "network: the replicas have weights of their own. A replica's weight must be "
+        "`parameter.to(device)`. copy.deepcopy alone, nn.Parameter(...), `detach`, "
+        "`.data` and load_state_dict cut it off.",
+        "gradients": "The gradients of all replicas must add up in the network.",
     },
     errors={
-        "'NoneType' object": "In `_parameters` and `_buffers` there may be None in the "
-        "place of a tensor, such as the bias of a layer without one. Leave it as it "
-        "is.",
+        "'NoneType' object": "In `_parameters` and `_buffers` there may be None, such "
+        "as the bias of a layer without one. Leave it as it is.",
         "Boolean value of Tensor": "Were two tensors compared, as keys of a dict are? "
         "The keys of deepcopy's dict are numbers: `id(tensor)`, not the tensor.",
         "Network.__init__() missing": "Nobody knows with which arguments the network "
         "was made. Copy it: with copy.deepcopy, or module by module.",
-        "cannot assign": "A module takes only an nn.Parameter as a new value of a "
-        "parameter, and that would be a new leaf. Put the copy into the replica's "
-        "dictionary: `replica._parameters[name] = copy`.",
-        "deepcopy protocol": "copy.deepcopy copies a tensor only if it is a leaf. Give "
-        "it the copies to use in their place: its second argument is a dict from "
-        "`id(tensor)` to the copy.",
+        "cannot assign": "A module takes only an nn.Parameter as a parameter, which "
+        "would be a new leaf. Write into its dictionary: "
+        "`replica._parameters[name] = copy`.",
+        "deepcopy protocol": "copy.deepcopy copies a tensor only if it is a leaf. Its "
+        "second argument says what to take instead: `{id(tensor): copy}`.",
     },
     otherwise="A replica is a module like the network, in which each tensor is "
     "`tensor.to(device)`.",
@@ -676,25 +622,15 @@ class Part(nn.Module):
         self.met, self.calls = False, []
 
     def forward(self, *args, scale=1):
-        here = torch.cuda.current_device(), torch.is_grad_enabled(), time.monotonic()
+        here = torch.cuda.current_device(), torch.is_grad_enabled()
         with contextlib.suppress(threading.BrokenBarrierError):
             self.meeting.wait()
             self.met = True
         time.sleep(self.pause)
-        self.calls.append((*here, time.monotonic()))
+        self.calls.append(here)
         if self.error:
             raise self.error
         return sum(args) * scale
-
-
-def how_they_ran(parts):
-    """Did they wait for each other, or has one ended before the next began?"""
-    calls = sorted((call for part in parts for call in part.calls), key=lambda c: c[2])
-    if all(part.met for part in parts):
-        return "all at the same time"
-    if all(one[3] <= two[2] for one, two in itertools.pairwise(calls)):
-        return "one after the other"
-    return "not all at the same time"
 
 
 RUN = threading.Thread.run
@@ -706,25 +642,16 @@ def run_later(thread):
     RUN(thread)
 
 
-STILL_RUNNING = "threads still running"
-SEVERAL_TIMES = "modules that ran several times"
-NOT_RUN = "modules that did not run"
-RAN = "the modules ran"
-RAISED = "raised"
-MISSING = "outputs that are None"
-CURRENT = "current device of each thread"
-WANTED = "gradients wanted in each thread"
-OUTPUTS_ON = "outputs are on"
-
-
 @on_gpus(4)
 def observe_threads(answer, gpus, kind, devices):
     n, meeting = len(devices), threading.Barrier(len(devices), timeout=MEETING)
-    parts = [Part(meeting, LATE * (n - 1 - i) / n, None) for i in range(n)]
+    pauses, errors = [LATE * (n - 1 - i) / n for i in range(n)], [None] * n
     if kind == FAILING:  # while others still run
-        for i, pause in ((0, LATE / 2), (n - 1, 0)):
-            error = ArithmeticError(f"replica {i} failed")
-            parts[i].pause, parts[i].error = pause, error
+        pauses = [LATE / 2, *[LATE] * (n - 2), 0]
+        errors[0], errors[-1] = (
+            ArithmeticError(f"part {i} failed") for i in (0, n - 1)
+        )
+    parts = [Part(meeting, *each) for each in zip(pauses, errors, strict=True)]
     inputs = [
         whole_numbers((2,), i).to(device).requires_grad_()
         for i, device in enumerate(devices)
@@ -741,8 +668,7 @@ def observe_threads(answer, gpus, kind, devices):
         try:
             outputs = listed(answer(parts, given, kwargs, devices=devices))
         except ArithmeticError as error:  # PyTorch puts it into another text
-            said = set(re.findall(r"replica \d+ failed", str(error)))
-            raised = said.pop() if len(said) == 1 else str(error)
+            raised = (re.findall(r"part \d+ failed", str(error)) or [str(error)])[-1]
         running = set(threading.enumerate()) - before
         for thread in running if all(part.calls for part in parts) else ():
             thread.join(GRACE)  # a pool's idle threads end a bit later
@@ -756,24 +682,19 @@ def observe_threads(answer, gpus, kind, devices):
         outputs = [outputs]
     calls = [part.calls[0] if part.calls else (None, None) for part in parts]
     return {
-        STILL_RUNNING: late,
-        SEVERAL_TIMES: sum(len(part.calls) > 1 for part in parts),
-        NOT_RUN: sum(not part.calls for part in parts),
-        RAN: how_they_ran(parts),
-        RAISED: raised,
-        MISSING: sum(output is None for output in outputs),
-        OUTPUTS: outputs,
-        CURRENT: [call[0] for call in calls],
-        WANTED: [call[1] for call in calls],
-        OUTPUTS_ON: list(map(devices_of, outputs)),
-        GRADIENTS: gradients(tensors_in(outputs), inputs),
+        "threads still running": late,
+        "modules that ran several times": sum(len(p.calls) > 1 for p in parts),
+        "modules that did not run": sum(not part.calls for part in parts),
+        "all at the same time": all(part.met for part in parts),
+        "raised": raised,
+        "outputs that are None": sum(output is None for output in outputs),
+        "output of each module": outputs,
+        "current devices": [device for device, _ in calls],
+        "gradients wanted": [wanted for _, wanted in calls],
+        "devices of the outputs": list(map(devices_of, outputs)),
+        "gradients of the inputs": gradients(tensors_in(outputs), inputs),
     }
 
-
-TUPLES = (
-    "An input may be a tuple of several arguments: `module(*input, **kwargs)`. One "
-    "that is no tuple is the only argument. Each input has its own form."
-)
 
 PARALLEL_APPLY = Task(
     id="03.parallel_apply",
@@ -794,14 +715,6 @@ PARALLEL_APPLY = Task(
     forbids=("torch.nn.parallel.parallel_apply.parallel_apply",),
     instead="Python's `threading.Thread` is all you need.",
     misses=(
-        Miss(
-            "thread.start()\n    for thread in threads:\n",
-            "thread.start()\n",
-            "The modules ran one after the other. Start all threads first, and "
-            "`join()` them in a second loop: `start(); join()` in one loop waits for "
-            "each thread before it starts the next. Nor may a lock let them in one by "
-            "one.",
-        ),
         Miss(
             "return outputs",
             "return outputs[::-1]",
@@ -829,35 +742,37 @@ PARALLEL_APPLY = Task(
         ),
     ),
     because={
-        STILL_RUNNING: "You returned or raised while threads were still running. "
+        "still running": "You returned or raised while threads were still running. "
         "`join()` all of them, and only then raise or return.",
-        SEVERAL_TIMES: "A module ran more than once. Did each thread use the variable "
-        "of your loop? It has moved on by the time the thread reads it. Give each "
-        "thread its number: `Thread(target=call, args=(i,))`.",
-        NOT_RUN: "A module was not run at all. If your function catches exceptions, "
-        "one of them may tell why: keep them, and raise the first when all threads "
-        "have ended.",
-        RAN: "The modules did not all run at the same time. Each needs a thread of its "
-        "own, however few cores there are, and all must be started before one is "
-        "waited for.",
-        MISSING: "Some output is missing. What the thread's function returns is lost: "
+        "several times": "A module ran more than once. Did each thread use the "
+        "variable of your loop? It has moved on by the time the thread reads it. Give "
+        "each thread its number: `Thread(target=call, args=(i,))`.",
+        "did not run": "A module was not run at all. If your function catches "
+        "exceptions, one of them may tell why: keep them, and raise the first at the "
+        "end.",
+        "same time": "The modules did not all run at the same time. Start all threads "
+        "first, and `join()` them in a second loop: `start(); join()` in one loop "
+        "waits for each thread before it starts the next. Nor may a lock or a small "
+        "pool let them in one by one.",
+        "None": "Some output is missing. What the thread's function returns is lost: "
         "write it into a list, at the place of the module.",
-        OUTPUTS: "Module i must get input i, with the keyword arguments in "
+        "output of each": "Module i must get input i, with the keyword arguments in "
         "`kwargs_tup[i]`: `module(*input, **kwargs_tup[i])`.",
-        CURRENT: "The outputs are right, but in a thread the current device was not "
-        "its own. Use `with torch.cuda.device(devices[i]):` in the thread.",
-        WANTED: "Whether gradients are wanted is for the caller to say, and each "
+        "current devices": "The outputs are right, but in a thread the current device "
+        "was not its own. Use `with torch.cuda.device(devices[i]):` there.",
+        "wanted": "Whether gradients are wanted is for the caller to say, and each "
         "thread has that setting for itself. Ask torch.is_grad_enabled() before you "
         "start the threads, and use `with torch.set_grad_enabled(...)` in each.",
-        OUTPUTS_ON: "The values are right, but the outputs are not on the devices on "
-        "which the modules made them. `gather` brings them together.",
-        GRADIENTS: CUT_OFF,
+        "of the outputs": "The values are right, but the outputs are not on the "
+        "devices on which the modules made them.",
+        "gradients of": CUT_OFF,
     },
     errors={
-        "for +: 'int' and 'tuple'": TUPLES,
+        "for +: 'int' and 'tuple'": "An input may be a tuple of several arguments: "
+        "`module(*input)`. One that is no tuple is the only argument.",
         "'NoneType'": "`kwargs_tup` is None where there are no keyword arguments.",
-        "replica ": "Raise the exception of the first module itself, and not another "
-        "one in its place, so that the caller can catch it by its type.",
+        "part 0 failed": "Raise the exception of the first module itself, and not "
+        "another one in its place, so that the caller can catch it by its type.",
     },
     otherwise="Return a list: output i is what module i makes of input i.",
     hints=(
@@ -899,11 +814,6 @@ class Noting(nn.Module):
         return {"out": out, "hidden": (x,)} if self.as_dict else out
 
 
-TRAINS = "the module is in training mode"
-ROWS_ON = "rows on each device"
-OUTPUT = "output"
-
-
 @on_gpus(4)
 def observe_data_parallel(answer, gpus, kind, rows, device_ids, output_device):
     network = Noting(as_dict=kind == DICT).to(device_ids[0])
@@ -913,17 +823,17 @@ def observe_data_parallel(answer, gpus, kind, rows, device_ids, output_device):
     if output is None:
         return None
     seen = {
-        HOME: devices_of(list(network.parameters())),
-        TRAINS: network.training,
-        ROWS_ON: sorted(_seen_rows),
-        FORM: form(output),
-        OUTPUT: output,
-        DEVICES: devices_of(output),
+        "device of the module": devices_of(list(network.parameters())),
+        "the module is in training mode": network.training,
+        "rows on each device": sorted(_seen_rows),
+        "form": form(output),
+        "output": output,
+        "devices": devices_of(output),
     }
-    if seen[HOME] != [f"cuda:{device_ids[0]}"]:
+    if seen["device of the module"] != [f"cuda:{device_ids[0]}"]:
         return seen  # its backward would only raise an error
-    tensors = tensors_in(output)[:1]
-    return seen | {GRADIENTS: gradients(tensors, list(network.parameters()))}
+    arrived = gradients(tensors_in(output)[:1], list(network.parameters()))
+    return seen | {"gradients": arrived}
 
 
 DICT, PAIR, SIMPLE = "a network that returns a dict", "two inputs", "a network"
@@ -931,13 +841,10 @@ TOO_MANY = (
     "A small batch gives fewer parts than there are GPUs: 9 rows on 4 GPUs are 3 "
     "parts. Make only as many replicas, on as many devices, as there are parts."
 )
-A_TUPLE = (
-    "The inputs may be a tuple of several arguments. Then a part is a tuple, too, and "
-    "the replica must be called with all of it."
-)
+A_TUPLE = "The inputs may be a tuple of several arguments. Then a part is a tuple, too."
 A_DICT = (
-    "This module returns a dictionary of tensors. An output may be a tensor, or "
-    "tuples, lists and dicts of them: `gather` joins them all."
+    "This module returns a dictionary of tensors. `gather` joins tuples, lists and "
+    "dicts, too."
 )
 
 DATA_PARALLEL = Task(
@@ -991,16 +898,13 @@ DATA_PARALLEL = Task(
         ),
     ),
     because={
-        HOME: "The module itself has moved: `module.to(device)` changes the module "
-        "that it is called on. It stays where it is, and `replicate` makes copies.",
-        TRAINS: "The module was put into another mode, by `eval()`. It stays as it is, "
-        "and its replicas have its mode.",
-        ROWS_ON: "Each row is for one GPU, and part i for device_ids[i]. Scatter the "
+        "of the module": "The module itself has moved: `module.to(device)` changes the "
+        "module that it is called on. `replicate` makes copies.",
+        "rows on": "Each row is for one GPU, and part i for device_ids[i]. Scatter the "
         "inputs, replicate the module, and run each replica on its part.",
-        DEVICES: "The output is right, but not on `output_device`.",
-        GRADIENTS: "The output is right, but the gradients in the module are not. Do "
-        "all replicas come from `replicate`, and is nothing detached, or under "
-        "`torch.no_grad()`?",
+        "devices": "The output is right, but not on `output_device`.",
+        "gradients": "The output is right, but the gradients in the module are not. Do "
+        "all replicas come from `replicate`, and is nothing detached?",
     },
     errors={
         "number of modules": TOO_MANY,
@@ -1015,12 +919,12 @@ DATA_PARALLEL = Task(
         "must be on devices[0]": "The module is on the first of `device_ids`. Use "
         "these numbers, not 0, 1, 2, ...",
         "wrapper_CUDA_cat": "The outputs were joined while they were on different "
-        "devices. Where `output_device` is None, gather them on the first of "
-        "`device_ids`: `.to(None)` copies nothing.",
+        "devices. `.to(None)` copies nothing: is `output_device` None?",
         "same device": "A replica got rows that are on another device. Replica i and "
         "part i are both for device_ids[i].",
     },
-    otherwise="What comes out is what the module returns for the whole batch.",
+    otherwise="What comes out is what the module returns for the whole batch. The "
+    "module stays as it is.",
     hints=(
         "Four calls, in the order of the picture in the lesson.",
         "First scatter the inputs: now you know how many parts there are. Then "
@@ -1038,7 +942,7 @@ DATA_PARALLEL = Task(
 
 # ----------------------------------------------------------------------- spot_the_mean
 
-CLASSES_OF_ROWS = 64
+CLASSES = 64
 FEW = 64  # bytes for each row: some numbers, but no outputs of 64 classes
 
 
@@ -1047,7 +951,7 @@ class Classifier(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer = in_eighths(3, CLASSES_OF_ROWS, seed=1)
+        self.layer = in_eighths(3, CLASSES, seed=1)
 
     def forward(self, x):
         _seen_rows.append((str(x.device), len(x)))
@@ -1078,18 +982,11 @@ def replicas_tell():
         raise
 
 
-ROWS_SEEN = "rows that the model has seen"
-LOSS = "loss"
-STAY = "the outputs stay on their GPUs"
-AGAIN = "the same step again"
-GRADIENT = "gradient of the weight"
-
-
 @on_gpus(4)
 def observe_steps(answer, gpus, rows, device_ids):
     # Rows that are the harder to classify the later they come.
     x = whole_numbers((rows, 3), 5) * torch.linspace(0.1, 1, rows)[:, None]
-    x, y = x.to(0), (torch.arange(rows) * 7 % CLASSES_OF_ROWS).to(0)
+    x, y = x.to(0), (torch.arange(rows) * 7 % CLASSES).to(0)
     model = Classifier().to(0)
     _seen_rows.clear()
     with_loss, before = answer(model), len(gpus.transfers)
@@ -1098,23 +995,21 @@ def observe_steps(answer, gpus, rows, device_ids):
         seen_rows, transfers = sorted(_seen_rows), gpus.transfers[before:]
         gradient, model.layer.weight.grad = model.layer.weight.grad, None
         again = with_loss.training_step(x, y, device_ids)
-    left = [
+    if loss is None:
+        return None
+    left = sum(
         copy.bytes
         for copy in transfers
         if copy.phase == "forward" and copy.source not in ("cpu", "cuda:0")
-    ]
-    return (
-        None
-        if loss is None
-        else {
-            ROWS_SEEN: sum(count for _, count in seen_rows),
-            LOSS: loss,
-            STAY: sum(left) <= FEW * rows,
-            ROWS_ON: seen_rows,
-            AGAIN: again,
-            GRADIENT: gradient,
-        }
     )
+    return {
+        "rows that the model has seen": sum(count for _, count in seen_rows),
+        "loss": loss,
+        "the outputs stay where they are": left <= FEW * rows,
+        "rows on each device": seen_rows,
+        "the same step again": again,
+        "gradient": gradient,
+    }
 
 
 PIECES = "losses.chunk(len(device_ids))"
@@ -1167,15 +1062,15 @@ SPOT_THE_MEAN = Task(
         ),
     ),
     because={
-        ROWS_SEEN: "The model must see each row of the batch, and each once. Add no "
+        "rows that": "The model must see each row of the batch, and each once. Add no "
         "rows, and leave none out.",
-        STAY: "The loss is right. But the outputs of all rows travel to GPU 0 again. "
+        "stay": "The loss is right. But the outputs of all rows travel to GPU 0 again. "
         "Return one number for each row, or for each GPU.",
-        ROWS_ON: "The loss is right, but the batch is not spread over all "
-        "`device_ids`, and only these. Keep nn.DataParallel, and pass `device_ids` on.",
-        AGAIN: "The first step is right. The same step again, from the same weights, "
+        "rows on": "The loss is right, but the batch is not spread over `device_ids`, "
+        "all of them and no others. Keep nn.DataParallel, and pass `device_ids` on.",
+        "again": "The first step is right. The same step again, from the same weights, "
         "has another loss: what does the model keep from one step to the next?",
-        GRADIENT: "The loss is right, but the gradients are not those of this loss. "
+        "gradient": "The loss is right, but the gradients are not those of this loss. "
         "Call `loss.backward()` on the loss that you return.",
     },
     errors={
