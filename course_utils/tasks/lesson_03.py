@@ -133,13 +133,9 @@ ROWS = [whole_numbers((rows, 2), rank=rows) for rows in range(31)]
 WIDE = ROWS[6].T.contiguous()
 CUBE = whole_numbers((2, 3, 6), rank=31)
 WORDS = {"name": "a batch", "scale": 3}
-CHUNK = "inputs.chunk(len(target_gpus), dim)"
 FEWER = (
     "There are fewer pieces than GPUs here: 9 rows on 4 GPUs are 3 + 3 + 3. Leave the "
     "other GPUs out."
-)
-NO_TENSOR = (
-    "Only tensors can be cut and moved. Ask `isinstance(inputs, torch.Tensor)` first."
 )
 DIM_LOST = (
     "Inside a tuple, list or dict another dimension is used. Pass `dim` on when the "
@@ -194,19 +190,7 @@ SCATTER = Task(
             "are.",
         ),
         Miss(
-            CHUNK,
-            "inputs.split(max(inputs.size(dim) // len(target_gpus), 1), dim)",
-            "Rows are lost: with rows // GPUs rows in a part, the rest of the division "
-            "belongs to no part. Round up, as `torch.chunk` does.",
-        ),
-        Miss(
-            CHUNK,
-            "[inputs[i :: len(target_gpus)] for i in range(len(target_gpus))]",
-            "You dealt the rows out one by one, like cards. Each GPU gets rows that "
-            "follow each other, so that gather can put them back in order.",
-        ),
-        Miss(
-            CHUNK,
+            "inputs.chunk(len(target_gpus), dim)",
             "inputs.chunk(len(target_gpus))",
             "You cut along dimension 0. The third argument says which dimension.",
         ),
@@ -255,8 +239,6 @@ SCATTER = Task(
         "gradients": CUT_OFF,
     },
     errors={
-        "has no attribute 'chunk'": NO_TENSOR,
-        "has no attribute 'to'": NO_TENSOR,
         "zip() argument": FEWER,
         "index out of range": FEWER,
         "RecursionError": "It calls itself without end. Does it take a text apart? A "
@@ -264,9 +246,12 @@ SCATTER = Task(
         "'NoneType' object": "Something is None: is it an item of the inputs, or what "
         "`scatter` returned for an item? What is no tensor, tuple, list or dict goes "
         "into a list, too: the thing itself, once for each GPU.",
+        "object has no attribute": "Only tensors can be cut and moved. Ask "
+        "`isinstance(inputs, torch.Tensor)` first.",
     },
-    otherwise="Each GPU gets ceil(rows / GPUs) rows while there are any. What holds no "
-    "tensor (a text, None, an empty list) goes to every GPU as it is.",
+    otherwise="Each GPU gets ceil(rows / GPUs) rows that follow each other, while "
+    "there are any. What holds no tensor (a text, None, an empty list) goes to every "
+    "GPU as it is.",
     hints=(
         "Begin with a single tensor: cut it, and copy each piece to its device. Then "
         "let the function call itself for what is inside a tuple, list or dict.",
@@ -387,7 +372,7 @@ GATHER = Task(
         "tensors of different devices. Copy each of them to the target device first. "
         "(Output i need not be on cuda:i.)",
         "must be Tensor": NESTED,
-        "has no attribute 'to'": NESTED,
+        "object has no attribute": NESTED,
         "'NoneType' object": NESTED,
         "dictionary update sequence": NESTED,  # dict(...) of what it found in dicts
     },
@@ -457,11 +442,11 @@ def observe_replicas(answer, gpus, kind, devices):
     if not isinstance(replicas, (list, tuple)):
         return replicas
     seen = {
-        "different replicas": len(set(map(id, replicas))),
         "the network has its own tensors": all(
             map(operator.is_, network.tensors(), tensors)
         ),
         "device of the network": devices_of(network.tensors()),
+        "different replicas": len(set(map(id, replicas))),
         "classes": [type(replica).__name__ for replica in replicas],
     }
     if not all(isinstance(replica, Network) for replica in replicas):
@@ -679,7 +664,7 @@ def observe_threads(answer, gpus, kind, devices):
         if not isinstance(error, ArithmeticError):
             raise error  # else it is lost with its thread
     if not isinstance(outputs, (list, tuple)):
-        outputs = [outputs]
+        return outputs
     calls = [part.calls[0] if part.calls else (None, None) for part in parts]
     return {
         "threads still running": late,
@@ -841,12 +826,6 @@ TOO_MANY = (
     "A small batch gives fewer parts than there are GPUs: 9 rows on 4 GPUs are 3 "
     "parts. Make only as many replicas, on as many devices, as there are parts."
 )
-A_TUPLE = "The inputs may be a tuple of several arguments. Then a part is a tuple, too."
-A_DICT = (
-    "This module returns a dictionary of tensors. `gather` joins tuples, lists and "
-    "dicts, too."
-)
-
 DATA_PARALLEL = Task(
     id="03.data_parallel",
     title="data_parallel",
@@ -880,11 +859,6 @@ DATA_PARALLEL = Task(
             "They are not added and not averaged.",
         ),
         Miss(
-            "gather(outputs, output_device)",
-            "gather(outputs, device_ids[0])",
-            "The output is right, but not on `output_device`.",
-        ),
-        Miss(
             "output_device = device_ids[0]",
             "output_device = 0",
             "Without an output_device, the outputs are gathered on the first device of "
@@ -900,6 +874,7 @@ DATA_PARALLEL = Task(
     because={
         "of the module": "The module itself has moved: `module.to(device)` changes the "
         "module that it is called on. `replicate` makes copies.",
+        "mode": "The module stays in its mode (training or not).",
         "rows on": "Each row is for one GPU, and part i for device_ids[i]. Scatter the "
         "inputs, replicate the module, and run each replica on its part.",
         "devices": "The output is right, but not on `output_device`.",
@@ -910,21 +885,19 @@ DATA_PARALLEL = Task(
         "number of modules": TOO_MANY,
         "index out of range": TOO_MANY,
         "zip() argument": TOO_MANY,
-        "'dict'": A_DICT,
-        "got dict": A_DICT,
-        "'tuple' object": A_TUPLE,
-        "not tuple": A_TUPLE,
+        "dict": "This module returns a dictionary of tensors. `gather` joins tuples, "
+        "lists and dicts, too.",
+        "tuple": "The inputs may be a tuple of several arguments. Then a part is a "
+        "tuple, too.",
         "forward() takes from": "A replica got the rows of its part one by one. A part "
         "of a tensor is a tensor: a star belongs only before a tuple.",
         "must be on devices[0]": "The module is on the first of `device_ids`. Use "
         "these numbers, not 0, 1, 2, ...",
-        "wrapper_CUDA_cat": "The outputs were joined while they were on different "
-        "devices. `.to(None)` copies nothing: is `output_device` None?",
-        "same device": "A replica got rows that are on another device. Replica i and "
-        "part i are both for device_ids[i].",
+        "same device": "Tensors on different devices meet. Replica i and part i are "
+        "both for device_ids[i], and all outputs are joined on the output device. "
+        "(`.to(None)` copies nothing.)",
     },
-    otherwise="What comes out is what the module returns for the whole batch. The "
-    "module stays as it is.",
+    otherwise="What comes out is what the module returns for the whole batch.",
     hints=(
         "Four calls, in the order of the picture in the lesson.",
         "First scatter the inputs: now you know how many parts there are. Then "
@@ -962,21 +935,18 @@ class Classifier(nn.Module):
 def replicas_tell():
     """Raise what went wrong in a replica in its own words, with the learner's line.
 
-    nn.DataParallel raises it with the whole traceback as its text, and the text of the
-    exception itself comes last.
+    nn.DataParallel makes the whole traceback its text, which ends with these words.
     """
     try:
         yield
     except Exception as error:
         of_torch, _, text = str(error).rpartition("Traceback (most recent call last):")
-        frames = re.findall(r'^  File "(.*)", line (\d+), in (.*)$', text, re.MULTILINE)
         said = re.search(r"^\S.*", text, re.MULTILINE | re.DOTALL)
         if "Original " in of_torch and said:
-            words = said[0].removeprefix(f"{type(error).__name__}: ")
-            lines = words.splitlines()[:2]
-            frames = [(file, int(line), name) for file, line, name in frames]
-            for at in learner_lines(frames).splitlines()[-1:]:
-                lines.append(f"  {cut_off(at, 74)}")
+            frames = re.findall(r'^  File "(.*)", line (\d+), in (.*)$', text, re.M)
+            at = learner_lines([(file, int(line), name) for file, line, name in frames])
+            lines = said[0].removeprefix(f"{type(error).__name__}: ").splitlines()[:2]
+            lines += [f"  {cut_off(line, 74)}" for line in at.splitlines()[-1:]]
             # The same kind of text: that of a KeyError is shown without quotes.
             error.args = (type(error.args[0])("\n".join(lines)),)
         raise
@@ -1039,23 +1009,6 @@ SPOT_THE_MEAN = Task(
         ),
         Miss(
             "losses.mean()",
-            f"sum(piece.mean() for piece in {PIECES})",
-            "That is the sum of the GPUs' means: with two GPUs twice too much, with "
-            "four GPUs four times.",
-        ),
-        Miss(
-            "losses.mean()",
-            "losses.sum()",
-            "That is the sum over all rows. Divide it by the number of rows.",
-        ),
-        Miss(
-            "losses.mean()",
-            "losses.sum() / len(device_ids)",
-            "Each GPU returns its sum, and you divide by the number of GPUs. Divide "
-            "the sum of all by the number of rows.",
-        ),
-        Miss(
-            "losses.mean()",
             f"losses.mean() * len(device_ids) / len({PIECES})",
             "2 rows on 4 GPUs are 2 pieces, so two losses come back and not four. Does "
             "your formula count the GPUs?",
@@ -1090,7 +1043,8 @@ SPOT_THE_MEAN = Task(
         "'NoneType' object has no": "Something is None: is it the losses, and did "
         "`forward` forget its `return`?",
     },
-    otherwise="The loss of a batch is the mean of the losses of all its rows.",
+    otherwise="The loss of a batch is the mean of the losses of all its rows: their "
+    "sum, divided once by their number.",
     hints=(
         "Compute it for 3 rows on 2 GPUs, by hand: losses 1, 2 and 6. What does each "
         "GPU return, and what comes out at the end?",
