@@ -13,9 +13,8 @@ from torch import nn
 from torch._utils import ExceptionWrapper
 from torch.nn import functional as F
 from torch.nn import parallel
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
-from course_utils.from_scratch import data_parallel as ours
 from tests.answers import Answers
 
 ANSWERS = Answers()
@@ -66,18 +65,18 @@ def with_split(tensor, target_gpus, dim):
 @ANSWERS.right("03.scatter")
 def by_leaves(inputs, target_gpus, dim=0):
     leaves, form = tree_flatten(inputs)
+    n = len(target_gpus)
     pieces = [
-        leaf.chunk(len(target_gpus), dim)
-        if isinstance(leaf, torch.Tensor)
-        else [leaf] * len(target_gpus)
+        leaf.chunk(n, dim) if isinstance(leaf, torch.Tensor) else [leaf] * n
         for leaf in leaves
     ]
-    parts = []
-    for i, gpu in enumerate(target_gpus):
-        if all(i < len(one) for one in pieces):
-            mine = [getattr(one[i], "cuda", lambda _, x=one[i]: x) for one in pieces]
-            parts.append(tree_unflatten([move(gpu) for move in mine], form))
-    return parts
+    parts = [tree_unflatten(part, form) for part in zip(*pieces)]  # noqa: B905
+    if not leaves:
+        parts = [inputs] * n
+    return [
+        tree_map_only(torch.Tensor, lambda tensor, gpu=gpu: tensor.cuda(gpu), part)
+        for part, gpu in zip(parts, target_gpus)  # noqa: B905
+    ]
 
 
 @ANSWERS.right("03.scatter")
@@ -88,19 +87,12 @@ def scatter_as_a_generator(inputs, target_gpus, dim=0):
 @ANSWERS.right("03.scatter")
 def scatter_by_slices(inputs, target_gpus, dim=0):
     """Another way round: what part i of anything is."""
-
-    def sizes(value):
-        if isinstance(value, torch.Tensor):
-            rows = -(-value.size(dim) // n)
-            return [-(-value.size(dim) // rows)]
-        values = value.values() if isinstance(value, dict) else value
-        if not isinstance(value, (tuple, list, dict)):
-            return []
-        return [size for item in values for size in sizes(item)]
+    n, counts = len(target_gpus), [len(target_gpus)]
 
     def part(value, i):
         if isinstance(value, torch.Tensor):
             rows = -(-value.size(dim) // n)
+            counts.append(-(-value.size(dim) // rows))
             index = [slice(None)] * value.dim()
             index[dim] = slice(i * rows, (i + 1) * rows)
             return value[tuple(index)].to(f"cuda:{target_gpus[i]}")
@@ -110,8 +102,8 @@ def scatter_by_slices(inputs, target_gpus, dim=0):
             return type(value)(part(item, i) for item in value)
         return value
 
-    n = len(target_gpus)
-    return tuple(part(inputs, i) for i in range(min(sizes(inputs), default=n)))
+    first = part(inputs, 0)
+    return (first, *(part(inputs, i) for i in range(1, min(counts))))
 
 
 @ANSWERS.wrong("03.scatter", "not attempted", "It still raises NotImplementedError")
@@ -143,11 +135,6 @@ def lists_may_not_be_empty(inputs, target_gpus, dim=0):
     return [] if inputs == [] else scatter_by_recursion(inputs, target_gpus, dim)
 
 
-@ANSWERS.wrong("03.scatter", "wrong", "Your code calls scatter")
-def scatter_of_the_course(inputs, target_gpus, dim=0):
-    return ours.scatter(inputs, target_gpus, dim)
-
-
 # ----------------------------------------------------------------------- 03.gather
 
 
@@ -167,28 +154,25 @@ def gather_by_recursion(outputs, target_device, dim=0):
 
 
 @ANSWERS.right("03.gather")
-def gather_into_an_empty_tensor(outputs, target_device, dim=0):
-    """Copy by copy, with the numbers as vectors of one element."""
+def one_after_the_other(outputs, target_device, dim=0):
+    """With the numbers as vectors of one element."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
-        joined = first.reshape(1) if not first.dim() else first
-        joined = joined.to(f"cuda:{target_device}")
-        for output in outputs[1:]:
-            output = output.reshape(1) if not output.dim() else output
-            joined = torch.cat((joined, output.to(joined.device)), dim)
+        joined = torch.empty(0, device=f"cuda:{target_device}")
+        for i, output in enumerate(outputs):
+            output = output if output.dim() else output.reshape(1)
+            output = output.to(target_device)
+            joined = torch.cat((joined, output), dim) if i else output
         return joined
     if isinstance(first, dict):
-        keys = list(first)
-        values = [[output[key] for key in keys] for output in outputs]
-        joined = gather_into_an_empty_tensor(values, target_device, dim)
-        return dict(zip(keys, joined, strict=True))
-    if isinstance(first, (list, tuple)):
-        joined = []
-        for i in range(len(first)):
-            items = [output[i] for output in outputs]
-            joined.append(gather_into_an_empty_tensor(items, target_device, dim))
-        return joined if isinstance(first, list) else tuple(joined)
-    return first
+        values = [list(output.values()) for output in outputs]
+        joined = one_after_the_other(values, target_device, dim)
+        return dict(zip(first, joined, strict=True))
+    if not isinstance(first, (list, tuple)):
+        return first
+    items = ([output[i] for output in outputs] for i in range(len(first)))
+    joined = [one_after_the_other(item, target_device, dim) for item in items]
+    return joined if isinstance(first, list) else tuple(joined)
 
 
 @ANSWERS.right("03.gather")
@@ -218,15 +202,6 @@ def case_by_case(outputs, target_device, dim=0):
         case first:
             of_item = [[output[i] for output in outputs] for i in range(len(first))]
             return type(first)([case_by_case(o, target_device, dim) for o in of_item])
-
-
-@ANSWERS.wrong("03.gather", "wrong", "its dtype is float32; int64 was expected.")
-def into_a_float_tensor(outputs, target_device, dim=0):
-    joined = gather_by_recursion(outputs, target_device, dim)
-    if isinstance(joined, dict) and "deep" in joined:
-        first, others = joined["deep"][0], joined["deep"][1:]
-        joined["deep"] = (first, *([tensor.float() for tensor in o] for o in others))
-    return joined
 
 
 @ANSWERS.wrong("03.gather", "wrong", "a vector with one number for each GPU")
@@ -316,21 +291,6 @@ def pickled_without_its_tensors(network, devices):
     return tuple(read(device) for device in devices)
 
 
-@ANSWERS.wrong("03.replicate", "wrong", "A replica must be a module of the network's")
-def modules_that_call_the_network(network, devices):
-    class Replica(nn.Module):
-        def __init__(self, device):
-            super().__init__()
-            self.device = device
-
-        def forward(self, x):
-            named = [*network.named_parameters(), *network.named_buffers()]
-            weights = {name: tensor.to(self.device) for name, tensor in named}
-            return torch.func.functional_call(network, weights, x)
-
-    return [Replica(device) for device in devices]
-
-
 @ANSWERS.wrong("03.replicate", "wrong", "A module of the network stands in a replica")
 def the_network_itself(network, devices):
     return [network, *deepcopies_with_memo(network, devices[1:])]
@@ -356,17 +316,28 @@ def started_and_joined(call, n):
         thread.join()
 
 
+def run(module, x, kwargs, device, wanted):
+    """What a thread does in most of the answers."""
+    args = x if isinstance(x, tuple) else (x,)
+    with torch.set_grad_enabled(wanted), torch.cuda.device(device):
+        return module(*args, **(kwargs or {}))
+
+
+def calls_of(modules, inputs, kwargs_tup, devices):
+    """The arguments of `run` for each module."""
+    kwargs_tup = kwargs_tup or [None] * len(modules)
+    each = zip(modules, inputs, kwargs_tup, devices, strict=True)
+    return [(*arguments, torch.is_grad_enabled()) for arguments in each]
+
+
 @ANSWERS.right("03.parallel_apply")
 def with_threads(modules, inputs, kwargs_tup=None, devices=None):
     outputs, errors = {}, {}
-    wanted = torch.is_grad_enabled()
+    calls = calls_of(modules, inputs, kwargs_tup, devices)
 
     def call(i):
-        args = inputs[i] if isinstance(inputs[i], (tuple, list)) else (inputs[i],)
-        kwargs = kwargs_tup[i] if kwargs_tup is not None else {}
         try:
-            with torch.set_grad_enabled(wanted), torch.cuda.device(devices[i]):
-                outputs[i] = modules[i](*args, **kwargs)
+            outputs[i] = run(*calls[i])
         except Exception as error:
             errors[i] = error
 
@@ -379,14 +350,11 @@ def with_threads(modules, inputs, kwargs_tup=None, devices=None):
 @ANSWERS.right("03.parallel_apply")
 def as_pytorch_passes_exceptions_on(modules, inputs, kwargs_tup=None, *, devices):
     """By its ExceptionWrapper, which puts the traceback into the text."""
-    wanted, results = torch.is_grad_enabled(), {}
-    kwargs_tup = kwargs_tup or [{}] * len(modules)
+    results, calls = {}, calls_of(modules, inputs, kwargs_tup, devices)
 
     def call(i):
-        args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)
         try:
-            with torch.set_grad_enabled(wanted), torch.cuda.device(devices[i]):
-                results[i] = modules[i](*args, **kwargs_tup[i])
+            results[i] = run(*calls[i])
         except Exception:
             results[i] = ExceptionWrapper(where=f"in replica {i}")
 
@@ -406,76 +374,47 @@ def with_a_pool(modules, inputs, kwargs_tup=None, devices=None):
         torch.cuda.set_device(device)
         return module(*(x if isinstance(x, tuple) else (x,)), **kwargs)
 
-    kwargs_tup = kwargs_tup or itertools.repeat({})
+    each = zip(modules, inputs, kwargs_tup or itertools.repeat({}), devices)  # noqa: B905
     with concurrent.futures.ThreadPoolExecutor(len(modules)) as pool:
-        calls = [
-            pool.submit(call, *arguments)
-            for arguments in zip(modules, inputs, kwargs_tup, devices, strict=False)
-        ]
+        calls = [pool.submit(call, *arguments) for arguments in each]
     return [one.result() for one in calls]
 
 
 @ANSWERS.right("03.parallel_apply")
 def with_a_pool_of_idle_threads(modules, inputs, kwargs_tup=None, devices=None):
     """Its threads wait for more work, and end a moment after the `with`."""
-    wanted = torch.is_grad_enabled()
-
-    def call(module, x, kwargs, device):
-        with torch.set_grad_enabled(wanted), torch.cuda.device(device):
-            return module(*(x if isinstance(x, tuple) else (x,)), **kwargs)
-
-    kwargs_tup = kwargs_tup or [{}] * len(modules)
+    calls = calls_of(modules, inputs, kwargs_tup, devices)
     with multiprocessing.pool.ThreadPool(len(modules)) as pool:
-        calls = [
-            pool.apply_async(call, arguments)
-            for arguments in zip(modules, inputs, kwargs_tup, devices, strict=True)
-        ]
-        for one in calls:
-            one.wait()
-        return [one.get() for one in calls]
+        results = [pool.apply_async(run, arguments) for arguments in calls]
+        for result in results:
+            result.wait()
+        return [result.get() for result in results]
 
 
 @ANSWERS.right("03.parallel_apply")
 def mapped_over_a_pool(modules, inputs, kwargs_tup=None, *, devices):
-    wanted = torch.is_grad_enabled()
-
-    def call(module, x, kwargs, device):
-        x = x if type(x) is tuple else (x,)
-        with torch.cuda.device(device), torch.set_grad_enabled(wanted):
-            return module(*x, **(kwargs or {}))
-
+    calls = calls_of(modules, inputs, kwargs_tup, devices)
     with concurrent.futures.ThreadPoolExecutor(max_workers=len(modules)) as pool:
-        kwargs_tup = kwargs_tup or [None] * len(modules)
-        return list(pool.map(call, modules, inputs, kwargs_tup, devices))
+        return list(pool.map(run, *zip(*calls, strict=True)))
 
 
 class Call(threading.Thread):
-    def __init__(self, module, args, kwargs, device, wanted):
+    def __init__(self, *arguments):
         super().__init__(daemon=True)
-        self.call = lambda: module(*args, **kwargs)
-        self.settings, self.output, self.error = (device, wanted), None, None
+        self.arguments, self.output, self.error = arguments, None, None
 
     def run(self):
-        device, wanted = self.settings
-        torch.cuda.set_device(device)
         try:
-            with torch.set_grad_enabled(wanted):
-                self.output = self.call()
+            self.output = run(*self.arguments)
         except BaseException as error:
             self.error = error
 
 
 @ANSWERS.right("03.parallel_apply")
 def with_a_class_of_threads(modules, inputs, kwargs_tup=None, *, devices):
-    calls = []
-    for i, module in enumerate(modules):
-        args = inputs[i] if isinstance(inputs[i], tuple) else [inputs[i]]
-        kwargs = {} if kwargs_tup is None else kwargs_tup[i]
-        wanted = torch.is_grad_enabled()
-        calls.append(Call(module, args, kwargs, devices[i], wanted))
-        calls[-1].start()
-    for call in calls:
-        call.join()
+    calls = [Call(*one) for one in calls_of(modules, inputs, kwargs_tup, devices)]
+    [call.start() for call in calls]
+    [call.join() for call in calls]
     for call in calls:
         if call.error is not None:
             raise call.error
@@ -492,13 +431,8 @@ def joined_at_once(modules, inputs, kwargs_tup=None, *, devices):
 
 @ANSWERS.wrong("03.parallel_apply", "wrong", "returned or raised while threads were")
 def joins_and_raises_in_one_loop(modules, inputs, kwargs_tup=None, *, devices):
-    n, calls = len(modules), []
-    for i in range(n):
-        args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)
-        kwargs = kwargs_tup[i] if kwargs_tup else {}
-        wanted = torch.is_grad_enabled()
-        calls.append(Call(modules[i], args, kwargs, devices[i], wanted))
-        calls[-1].start()
+    calls = [Call(*one) for one in calls_of(modules, inputs, kwargs_tup, devices)]
+    [call.start() for call in calls]
     for call in calls:
         call.join()
         if call.error:
@@ -608,13 +542,6 @@ def joined_by_hand(module, inputs, device_ids, output_device=None):
     home = device_ids[0] if output_device is None else output_device
     outputs = one_replica_after_the_other(module, inputs, device_ids, output_device)
     return torch.cat([outputs.to(f"cuda:{home}")])
-
-
-@ANSWERS.wrong("03.data_parallel", "wrong", "The module itself has moved")
-def moves_the_module(module, inputs, device_ids, output_device=None):
-    parts = parallel.scatter((inputs,), device_ids)
-    outputs = [module.to(i)(*x) for x, i in zip(parts, device_ids, strict=True)]
-    return parallel.gather(outputs, device_ids[0])
 
 
 # ---------------------------------------------------------------- 03.spot_the_mean
