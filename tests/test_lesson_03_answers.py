@@ -106,11 +106,6 @@ def scatter_by_slices(inputs, target_gpus, dim=0):
     return (first, *(part(inputs, i) for i in range(1, min(counts))))
 
 
-@ANSWERS.wrong("03.scatter", "not attempted", "It still raises NotImplementedError")
-def scatter_stub(inputs, target_gpus, dim=0):
-    raise NotImplementedError("Write your code here.")
-
-
 @ANSWERS.wrong("03.scatter", "wrong", "each GPU was sent all rows")
 @with_pieces_from
 def copied_and_then_cut(tensor, target_gpus, dim):
@@ -192,16 +187,15 @@ def case_by_case(outputs, target_device, dim=0):
         case None:
             return None
         case torch.Tensor(ndim=0):
-            here = [loss.to(f"cuda:{target_device}")[None] for loss in outputs]
-            return torch.cat(here)
+            return torch.cat([loss[None].to(target_device) for loss in outputs])
         case torch.Tensor():
             return torch.cat([o.to(f"cuda:{target_device}") for o in outputs], dim)
-        case dict() as first:
-            values = [tuple(output[key] for key in first) for output in outputs]
-            return dict(zip(first, case_by_case(values, target_device, dim)))  # noqa: B905
+        case dict():
+            keys, values = list(outputs[0]), [[*o.values()] for o in outputs]
+            return dict(zip(keys, case_by_case(values, target_device, dim)))  # noqa: B905
         case first:
-            of_item = [[output[i] for output in outputs] for i in range(len(first))]
-            return type(first)([case_by_case(o, target_device, dim) for o in of_item])
+            groups = map(list, zip(*outputs, strict=True))
+            return type(first)(case_by_case(g, target_device, dim) for g in groups)
 
 
 @ANSWERS.wrong("03.gather", "wrong", "a vector with one number for each GPU")
@@ -442,18 +436,13 @@ def joins_and_raises_in_one_loop(modules, inputs, kwargs_tup=None, *, devices):
 
 @ANSWERS.wrong("03.parallel_apply", "wrong", "Give each thread its number")
 def by_the_variable_of_the_loop(modules, inputs, kwargs_tup=None, *, devices):
-    outputs, threads = [None] * len(modules), []
-
-    def call(i):
-        with torch.cuda.device(devices[i]):
-            outputs[i] = modules[i](inputs[i])
-
-    for i in range(len(modules)):
-        threads.append(threading.Thread(target=lambda: call(i)))  # noqa: B023
+    threads = []
+    for call in calls_of(modules, inputs, kwargs_tup, devices):
+        threads.append(threading.Thread(target=lambda: run(*call)))  # noqa: B023
         threads[-1].start()  # at once: by chance it might be early enough
     for thread in threads:
         thread.join()
-    return outputs
+    return inputs
 
 
 @ANSWERS.wrong("03.parallel_apply", "crashed", "NameError: name 'input_s' is not")
@@ -477,24 +466,19 @@ def from_torchs_primitives(module, inputs, device_ids, output_device=None):
 
 @ANSWERS.right("03.data_parallel")
 def one_replica_after_the_other(module, inputs, device_ids, output_device=None):
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     parts = parallel.scatter(inputs, device_ids)
     replicas = parallel.replicate(module, device_ids[: len(parts)])
-    outputs = [
-        replica(*part) if isinstance(part, tuple) else replica(part)
-        for replica, part in zip(replicas, parts, strict=True)
-    ]
+    outputs = [f(*part) for f, part in zip(replicas, parts, strict=True)]
     home = device_ids[0] if output_device is None else output_device
     return parallel.gather(outputs, home)
 
 
 @ANSWERS.right("03.data_parallel")
 def from_own_primitives(module, inputs, device_ids, output_device=None):
-    if not isinstance(inputs, tuple):
-        inputs = (inputs,)
     parts = scatter_by_recursion(inputs, device_ids)
     used = [gpu for gpu, _ in zip(device_ids, parts, strict=False)]
-    replicas = deepcopies_with_memo(module, used)
-    outputs = with_threads(replicas, parts, None, used)
+    outputs = with_threads(deepcopies_with_memo(module, used), parts, None, used)
     home = used[0] if output_device is None else output_device
     return gather_by_recursion(outputs, home)
 
@@ -506,31 +490,26 @@ def with_a_single_gpu_apart(module, inputs, device_ids, output_device=None):
     parts = parallel.scatter(inputs, device_ids)
     replicas = parallel.replicate(module, device_ids)[: len(parts)]
     outputs = parallel.parallel_apply(replicas, parts, devices=device_ids[: len(parts)])
-    return parallel.gather(
-        outputs, device_ids[0] if output_device is None else output_device
-    )
+    home = device_ids[0] if output_device is None else output_device
+    return parallel.gather(outputs, home)
 
 
 @ANSWERS.right("03.data_parallel")
 def with_scatter_kwargs(module, inputs, device_ids, output_device=None):
-    args, kwargs = parallel.scatter_gather.scatter_kwargs(
-        inputs if isinstance(inputs, tuple) else (inputs,), {}, device_ids
-    )
-    device_ids = [device_ids[i] for i in range(len(args))]
-    copies = parallel.replicate(module, device_ids, detach=False)
-    results = parallel.parallel_apply(copies, args, kwargs, device_ids)
-    return parallel.gather(
-        results, [output_device, device_ids[0]][output_device is None]
-    )
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    args, kwargs = parallel.scatter_gather.scatter_kwargs(inputs, {}, device_ids)
+    copies = parallel.replicate(module, device_ids[: len(args)])
+    outputs = parallel.parallel_apply(copies, args, kwargs, device_ids[: len(args)])
+    return parallel.gather(outputs, [output_device, *device_ids][output_device is None])
 
 
 @ANSWERS.right("03.data_parallel")
 def without_any_primitive(module, inputs, device_ids, output_device=None):
     target = output_device if output_device is not None else device_ids[0]
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    outputs = []
-    for gpu, *part in zip(device_ids, *(x.chunk(len(device_ids)) for x in inputs)):  # noqa: B905
-        tensors = [*module.named_parameters(), *module.named_buffers()]
+    outputs, pieces = [], [x.chunk(len(device_ids)) for x in inputs]
+    for gpu, *part in zip(device_ids, *pieces):  # noqa: B905
+        tensors = module.state_dict(keep_vars=True).items()
         weights = {name: tensor.to(gpu) for name, tensor in tensors}
         args = tuple(x.to(gpu) for x in part)
         outputs.append(torch.func.functional_call(module, weights, args))
@@ -548,55 +527,48 @@ def joined_by_hand(module, inputs, device_ids, output_device=None):
 
 
 class LossInside(nn.Module):
-    """What the learner is given, with the bug in it."""
+    """What the answers have in common; its loss is that of the learner's bug."""
+
+    reduction = "mean"
 
     def __init__(self, model):
         super().__init__()
         self.model = model
 
     def forward(self, x, y):
-        return F.cross_entropy(self.model(x), y)
+        return F.cross_entropy(self.model(x), y, reduction=self.reduction)
+
+    def loss(self, gathered, y):
+        return gathered.mean()
 
     def training_step(self, x, y, device_ids):
-        losses = nn.DataParallel(self, device_ids)(x, y)
-        loss = losses.mean()
+        loss = self.loss(nn.DataParallel(self, device_ids)(x, y), y)
         loss.backward()
         return loss
 
 
-ANSWERS.wrong("03.spot_the_mean", "not attempted", "Repair the code")(LossInside)
-
-
 @ANSWERS.right("03.spot_the_mean")
 class LossOfEachRow(LossInside):
-    def forward(self, x, y):
-        return F.cross_entropy(self.model(x), y, reduction="none")
+    reduction = "none"
 
 
 @ANSWERS.right("03.spot_the_mean")
 class LossesAndPredictions(LossInside):
     def forward(self, x, y):
         outputs = self.model(x)
-        losses = F.cross_entropy(outputs, y, reduction="none")
-        return losses, outputs.argmax(1)
+        return F.cross_entropy(outputs, y, reduction="none"), outputs.argmax(1)
 
-    def training_step(self, x, y, device_ids):
-        losses, predicted = nn.DataParallel(self, device_ids)(x, y)
-        self.right = (predicted == y).sum()
-        loss = losses.mean()
-        loss.backward()
-        return loss
+    def loss(self, gathered, y):
+        self.right = (gathered[1] == y).sum()
+        return gathered[0].mean()
 
 
 @ANSWERS.right("03.spot_the_mean")
 class SumsDividedOnce(LossInside):
-    def forward(self, x, y):
-        return F.cross_entropy(self.model(x), y, reduction="sum")
+    reduction = "sum"
 
-    def training_step(self, x, y, device_ids):
-        loss = nn.DataParallel(self, device_ids)(x, y).sum() / len(y)
-        loss.backward()
-        return loss
+    def loss(self, gathered, y):
+        return gathered.sum() / len(y)
 
 
 @ANSWERS.right("03.spot_the_mean")
@@ -604,14 +576,11 @@ class Weighted(LossInside):
     """Means, each with the number of its rows."""
 
     def forward(self, x, y):
-        rows = torch.tensor([len(y)], device=y.device)
-        return F.cross_entropy(self.model(x), y).reshape(1), rows
+        return super().forward(x, y).reshape(1), torch.tensor([len(y)], device=y.device)
 
-    def training_step(self, x, y, device_ids):
-        means, rows = nn.DataParallel(self, device_ids)(x, y)
-        loss = (means * rows).sum() / rows.sum()
-        loss.backward()
-        return loss
+    def loss(self, gathered, y):
+        means, rows = gathered
+        return (means * rows).sum() / rows.sum()
 
 
 @ANSWERS.right("03.spot_the_mean")
@@ -633,7 +602,7 @@ class ANumberByName(LossInside):
     """PyTorch gives it to all GPUs, also to those that get no rows."""
 
     def forward(self, x, y, rows):
-        return (F.cross_entropy(self.model(x), y) * len(x) / rows)[None]
+        return (super().forward(x, y) * len(x) / rows)[None]
 
     def training_step(self, x, y, device_ids):
         loss = nn.DataParallel(self, device_ids)(x, y, rows=len(x)).sum()
@@ -651,18 +620,14 @@ class ANumberByItsPosition(ANumberByName):
 
 @ANSWERS.wrong("03.spot_the_mean", "wrong", "keep from one step to the next?")
 class CountsOfAllSteps(LossInside):
-    def __init__(self, model):
-        super().__init__(model)
-        self.counts = []  # replicas have the list itself
+    reduction, counts = "sum", []  # replicas have the list itself
 
     def forward(self, x, y):
         self.counts.append(len(x))
-        return F.cross_entropy(self.model(x), y, reduction="sum")
+        return super().forward(x, y)
 
-    def training_step(self, x, y, device_ids):
-        loss = nn.DataParallel(self, device_ids)(x, y).sum() / sum(self.counts)
-        loss.backward()
-        return loss
+    def loss(self, gathered, y):
+        return gathered.sum() / sum(self.counts)
 
 
 @ANSWERS.right("03.spot_the_mean")
@@ -674,27 +639,22 @@ class CountsOfOneStep(CountsOfAllSteps):
 
 @ANSWERS.wrong("03.spot_the_mean", "wrong", "travel to GPU 0 again")
 class ThroughASideDoor(LossInside):
-    def __init__(self, model):
-        super().__init__(model)
-        self.outputs = {}
+    outputs = {}
 
     def forward(self, x, y):
         self.outputs[x.device.index] = self.model(x).to("cuda:0")
         return y
 
-    def training_step(self, x, y, device_ids):
-        nn.DataParallel(self, device_ids)(x, y)
+    def loss(self, gathered, y):
         outputs = torch.cat([self.outputs[i] for i in sorted(self.outputs)])
-        loss = F.cross_entropy(outputs, y)
-        loss.backward()
-        return loss
+        return F.cross_entropy(outputs, y)
 
 
 # What nn.DataParallel says of a replica begins with its own traceback.
 @ANSWERS.wrong("03.spot_the_mean", "crashed", "It raised KeyError: 'loss' line")
 class AKeyThatIsNotThere(LossInside):
     def forward(self, x, y):
-        return {"losses": F.cross_entropy(self.model(x), y)}["loss"]
+        return {"losses": super().forward(x, y)}["loss"]
 
 
 # -------------------------------------------------------------- 03.predict_traffic
