@@ -124,12 +124,6 @@ def writes_into_dicts(inputs, target_gpus, dim=0):
     return scatter_by_recursion(inputs, target_gpus, dim)
 
 
-# Its empty lists are wrong, and its empty tuples and dicts are not.
-@ANSWERS.wrong("03.scatter", "wrong", "What holds no tensor (a text, None, an empty")
-def lists_may_not_be_empty(inputs, target_gpus, dim=0):
-    return [] if inputs == [] else scatter_by_recursion(inputs, target_gpus, dim)
-
-
 # ----------------------------------------------------------------------- 03.gather
 
 
@@ -415,14 +409,6 @@ def with_a_class_of_threads(modules, inputs, kwargs_tup=None, *, devices):
     return [call.output for call in calls]
 
 
-@ANSWERS.wrong("03.parallel_apply", "wrong", "`start(); join()` in one loop waits")
-def joined_at_once(modules, inputs, kwargs_tup=None, *, devices):
-    outputs = []
-    for each in zip(modules, inputs, devices, strict=True):
-        outputs += with_threads(*([one] for one in each[:2]), None, [each[2]])
-    return outputs
-
-
 @ANSWERS.wrong("03.parallel_apply", "wrong", "returned or raised while threads were")
 def joins_and_raises_in_one_loop(modules, inputs, kwargs_tup=None, *, devices):
     calls = [Call(*one) for one in calls_of(modules, inputs, kwargs_tup, devices)]
@@ -590,6 +576,15 @@ class ByHand(LossInside):
 
 
 @ANSWERS.right("03.spot_the_mean")
+class RunsTheModelTwice(LossOfEachRow):
+    def forward(self, x, y):
+        return super().forward(x, y), super().forward(x, y).detach()
+
+    def loss(self, gathered, y):
+        return gathered[0].mean()
+
+
+@ANSWERS.right("03.spot_the_mean")
 class GradientsOfEachRow(LossOfEachRow):
     def training_step(self, x, y, device_ids):
         losses = nn.DataParallel(self, device_ids)(x, y)
@@ -635,19 +630,6 @@ class CountsOfOneStep(CountsOfAllSteps):
     def training_step(self, x, y, device_ids):
         self.counts.clear()
         return super().training_step(x, y, device_ids)
-
-
-@ANSWERS.wrong("03.spot_the_mean", "wrong", "travel to GPU 0 again")
-class ThroughASideDoor(LossInside):
-    outputs = {}
-
-    def forward(self, x, y):
-        self.outputs[x.device.index] = self.model(x).to("cuda:0")
-        return y
-
-    def loss(self, gathered, y):
-        outputs = torch.cat([self.outputs[i] for i in sorted(self.outputs)])
-        return F.cross_entropy(outputs, y)
 
 
 # What nn.DataParallel says of a replica begins with its own traceback.

@@ -447,13 +447,13 @@ def observe_replicas(answer, gpus, kind, devices):
         ),
         "device of the network": devices_of(network.tensors()),
         "different replicas": len(set(map(id, replicas))),
-        "classes": [type(replica).__name__ for replica in replicas],
+        "of its class": sum(isinstance(replica, Network) for replica in replicas),
     }
-    if not all(isinstance(replica, Network) for replica in replicas):
+    if seen["of its class"] < len(replicas):
         return seen
     seen |= {
         "devices": [devices_of(replica.tensors()) for replica in replicas],
-        "the network's modules in them": [
+        "modules of the network in them": [
             len(modules.intersection(replica.modules())) for replica in replicas
         ],
         "training modes": [one.training for one in (network, *replicas)],
@@ -538,10 +538,9 @@ REPLICATE = Task(
         "shallow copy of a module shares the dictionaries `_parameters`, `_buffers` "
         "and `_modules` with it. Give the replica dictionaries of its own.",
         "device of the network": "The network itself has moved. `module.to(device)` "
-        "changes the module that it is called on, and returns it. (A tensor's `.to` "
-        "leaves the tensor where it is. And a shallow copy of a module, by "
-        "`copy.copy`, has the module's own parameters.)",
-        "classes": "A replica must be a module of the network's own class. A shallow "
+        "changes the module that it is called on, and returns it; a tensor's `.to` "
+        "makes a copy. (A shallow copy of a module has the module's own parameters.)",
+        "of its class": "A replica must be a module of the network's own class. A shallow "
         "or deep copy of the network is one.",
         "devices": f"{ON_ITS_DEVICE} Submodules have buffers, too. And of a weight "
         "with two names `named_parameters()` gives only the first.",
@@ -810,8 +809,7 @@ def observe_data_parallel(answer, gpus, kind, rows, device_ids, output_device):
     seen = {
         "device of the module": devices_of(list(network.parameters())),
         "the module is in training mode": network.training,
-        "rows on each device": sorted(_seen_rows),
-        "form": form(output),
+        "rows on each device": dict(sorted(_seen_rows)),
         "output": output,
         "devices": devices_of(output),
     }
@@ -826,6 +824,7 @@ TOO_MANY = (
     "A small batch gives fewer parts than there are GPUs: 9 rows on 4 GPUs are 3 "
     "parts. Make only as many replicas, on as many devices, as there are parts."
 )
+
 DATA_PARALLEL = Task(
     id="03.data_parallel",
     title="data_parallel",
@@ -962,7 +961,7 @@ def observe_steps(answer, gpus, rows, device_ids):
     with_loss, before = answer(model), len(gpus.transfers)
     with replicas_tell():
         loss = with_loss.training_step(x, y, device_ids)
-        seen_rows, transfers = sorted(_seen_rows), gpus.transfers[before:]
+        seen_rows, transfers = dict(sorted(_seen_rows)), gpus.transfers[before:]
         gradient, model.layer.weight.grad = model.layer.weight.grad, None
         again = with_loss.training_step(x, y, device_ids)
     if loss is None:
@@ -973,7 +972,7 @@ def observe_steps(answer, gpus, rows, device_ids):
         if copy.phase == "forward" and copy.source not in ("cpu", "cuda:0")
     )
     return {
-        "rows that the model has seen": sum(count for _, count in seen_rows),
+        "rows that the model has seen": sum(seen_rows.values()),
         "loss": loss,
         "the outputs stay where they are": left <= FEW * rows,
         "rows on each device": seen_rows,
