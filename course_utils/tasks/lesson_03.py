@@ -540,11 +540,11 @@ REPLICATE = Task(
         "device of the network": "The network itself has moved. `module.to(device)` "
         "changes the module that it is called on, and returns it; a tensor's `.to` "
         "makes a copy. (A shallow copy of a module has the module's own parameters.)",
-        "of its class": "A replica must be a module of the network's own class. A shallow "
-        "or deep copy of the network is one.",
+        "of its class": "A replica must be a module of the network's own class. A "
+        "shallow or deep copy of the network is one.",
         "devices": f"{ON_ITS_DEVICE} Submodules have buffers, too. And of a weight "
         "with two names `named_parameters()` gives only the first.",
-        "modules in them": "A module of the network stands in a replica: what a "
+        "network in them": "A module of the network stands in a replica: what a "
         "forward sets in it would stay there. Make new modules, on its device, too.",
         "modes": "The network stays in its mode (training or not), and its replicas "
         "have the same.",
