@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from course_utils.notebook.compare import Strange, difference, plain, show
+from course_utils.tasks.compare import Strange, difference, plain, show
 
 
 class Backend(str, enum.Enum):

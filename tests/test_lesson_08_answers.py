@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from course_utils import costs
 from course_utils.notebook.check import find_task
-from course_utils.notebook.ours import definitions_before
+from course_utils.notebook.ours import solved
 from course_utils.tasks.memory import alive, new_bytes
 from tests.answers import Answers
 
@@ -307,7 +307,7 @@ def through_the_store(gradient):
 
 
 # As given in the notebook.
-exec("\n".join(definitions_before("08.one_unit")), given := {"__name__": "__main__"})
+exec("\n".join(solved("08.one_unit").before), given := {"__name__": "__main__"})
 Unit = given["Unit"]
 
 

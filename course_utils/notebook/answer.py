@@ -14,7 +14,8 @@ from typing import Any
 
 import cloudpickle
 
-from course_utils.ranks.report import is_learners, place
+from course_utils.ranks.report import is_learners
+from course_utils.tasks.task import core_of
 
 
 class CannotPack(Exception):
@@ -101,13 +102,6 @@ def _dumps(value: Any) -> bytes:
     return packed.getvalue()
 
 
-def core_of(answer: Any) -> Any:
-    """What is called in the end: without ``functools.partial`` around it."""
-    while isinstance(answer, functools.partial):
-        answer = answer.func
-    return answer
-
-
 def functions_of(answer: Any) -> list[types.FunctionType]:
     """The function itself, or the methods of a class or of an object's class."""
     core = core_of(answer)
@@ -176,47 +170,3 @@ def _code_of(node: ast.AST) -> str:
         return ast.dump(node)
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return ast.dump(node.args) + "".join(map(ast.dump, body))
-
-
-def forbidden_call(answer: Any, forbids: tuple[str, ...]) -> str | None:
-    """The first call of a forbidden function in the answer's own code: "f, line 4".
-
-    Or "f of torch.distributed", where the answer is the forbidden function itself.
-    Names are looked up as Python would, so a function of the learner's own with the
-    same name is fine. What can't be looked up without running the code is left to
-    the guard on the ranks.
-    """
-    originals = {}
-    for name in forbids:
-        module, _, attribute = name.rpartition(".")
-        if module in sys.modules:
-            original = getattr(sys.modules[module], attribute)
-            if any(original is one for one in (core_of(answer), *functions_of(answer))):
-                return f"{attribute} of {module}"
-            originals[id(original)] = attribute
-    for function in functions_of(answer) if originals else ():
-        tree = parsed(function)
-        names = {**function.__globals__, **enclosing(function)}
-        for node in ast.walk(tree) if tree else ():
-            if not isinstance(node, ast.Call):
-                continue
-            attribute = originals.get(id(_look_up(node.func, names)))
-            if attribute is not None:
-                line = function.__code__.co_firstlineno + node.lineno - 1
-                return f"{attribute}, {place(function.__code__.co_filename, line)}"
-    return None
-
-
-_UNKNOWN = object()
-
-
-def _look_up(node: ast.AST, names: dict[str, Any]) -> Any:
-    """The object that a name, or a chain such as ``dist.nn.f``, stands for."""
-    if isinstance(node, ast.Name):
-        return names.get(node.id, _UNKNOWN)
-    if isinstance(node, ast.Attribute):
-        owner = _look_up(node.value, names)
-        # Only into modules: an attribute of anything else might run code.
-        if isinstance(owner, types.ModuleType):
-            return vars(owner).get(node.attr, _UNKNOWN)
-    return _UNKNOWN

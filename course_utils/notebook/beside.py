@@ -16,20 +16,28 @@ from typing import Any
 from torch import nn
 
 from course_utils.notebook import diagnosis, ours
-from course_utils.notebook.answer import CannotPack, core_of, is_unchanged, pack
-from course_utils.notebook.compare import (
+from course_utils.notebook.answer import CannotPack, is_unchanged, pack
+from course_utils.notebook.on_rank import call_on_rank, forbidden_names
+from course_utils.notebook.outcome import Outcome, Status, cut_off
+from course_utils.notebook.processes import fresh_ranks
+from course_utils.ranks import RankFailure, Ranks, RanksError, RequestWarning
+from course_utils.ranks.report import rank_list, request_lines, sentences
+from course_utils.tasks.compare import (
     RETURNED_NONE,
     difference,
     kind,
     plain,
     show,
 )
-from course_utils.notebook.on_rank import call_on_rank, forbidden_names
-from course_utils.notebook.outcome import Outcome, Status, cut_off
-from course_utils.notebook.processes import fresh_ranks
-from course_utils.ranks import RankFailure, Ranks, RanksError, RequestWarning
-from course_utils.ranks.report import rank_list, request_lines, sentences
-from course_utils.tasks.task import OUT_OF_STEP, RULE, AtMost, Miss, Task, call_it
+from course_utils.tasks.task import (
+    OUT_OF_STEP,
+    RULE,
+    AtMost,
+    Miss,
+    Task,
+    call_it,
+    core_of,
+)
 
 RETURNED = "It returned"
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
@@ -642,7 +650,7 @@ def given_as(name: str, value: Any) -> str:
     """An argument in a sentence. A number says nothing without its name."""
     if isinstance(value, str):  # it describes what the check has made
         return value
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         return ", ".join(f"{key}: {show(item)}" for key, item in value.items())
     shown = show(value)
     return shown if "tensor" in shown else f"{name}={shown}"

@@ -16,8 +16,7 @@ The rest is the same for all:
 * ``ours.py`` packs our solution and its near misses, which come from ``solutions/``,
 * ``diagnosis.py`` has what can be said where no task says anything,
 * ``on_rank.py`` is the part that runs on the ranks; ``processes.py`` has the ranks,
-* ``answer.py`` reads the answer's source and packs it,
-* ``compare.py`` compares results and shows them short.
+* ``answer.py`` reads the answer's source and packs it.
 
 The answer runs in processes of its own: an endless loop, a deadlock or a crash in it
 cannot harm the notebook. What is right is worked out here, out of its reach. The text
@@ -77,11 +76,7 @@ def run_check(task_id: str, answer: Any) -> Outcome:
     task = find_task(task_id)
     if isinstance(task, NumberTask):
         return _check_number(task, answer)
-    # Here, because they import torch.
-    if isinstance(task, Task):
-        from course_utils.notebook.beside import run_task
-    else:
-        from course_utils.checks.runner import run_task
+    from course_utils.notebook.beside import run_task  # here: it imports torch
 
     return run_task(task, answer)
 

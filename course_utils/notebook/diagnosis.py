@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from course_utils.notebook.compare import difference, kind
 from course_utils.ranks import RankFailure
+from course_utils.tasks.compare import difference, kind
 
 IN_PLACE = (
     "recv, collectives and operations such as `x /= 2` work in place: take a `clone()` "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import dis
 import functools
 import gc
@@ -19,18 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
-import torch.distributed as dist
 
-from course_utils.checks.task import call_it
-from course_utils.notebook.compare import plain
 from course_utils.ranks.report import is_learners, place
 from course_utils.ranks.zygote import seed_here
-from course_utils.tasks.task import ForbiddenCall
-from course_utils.tasks.under_way import REDUCING, Log
+from course_utils.tasks.compare import plain
+from course_utils.tasks.task import FOLDER, ForbiddenCall
 
-TASKS = tuple(
-    os.path.join("", "course_utils", room, "") for room in ("tasks", "checks")
-)
 COURSE = os.path.join("course_utils", "")
 
 
@@ -41,19 +34,19 @@ class StillAStub(Exception):
 def call_on_rank(
     packed_answer: bytes,
     packed_inputs: list[bytes],
-    run: Callable[..., Any],
+    observe: Callable[..., Any],
     forbids: tuple[str, ...],
     seed: int,
 ) -> tuple[Any, tuple]:
     """Run one case on this rank; return its result and its arguments afterwards.
 
-    Both are plain data (:func:`~course_utils.notebook.compare.plain`), so that nothing
+    Both are plain data (:func:`~course_utils.tasks.compare.plain`), so that nothing
     which happens on the rank later, or in the notebook, changes them.
 
     Args:
         packed_answer: the learner's function, class or value, pickled.
         packed_inputs: the pickled arguments of every rank; a rank takes its own.
-        run: ``run(answer, *args)``.
+        observe: ``observe(answer, *args)``.
         forbids: full names of what the learner's code must not call.
         seed: ranks draw different random numbers, the same ones at every check.
 
@@ -69,11 +62,8 @@ def call_on_rank(
     with Guards(forbids) as guards:
         answer = cloudpickle.loads(packed_answer)
         guards.let_the_checks_pass()
-        # A result for which nobody has waited is there by chance: then it never is.
-        calls_it = run is call_it and dist.is_initialized()
         try:
-            with Log(*REDUCING) if calls_it else contextlib.nullcontext():
-                result = run(answer, *args)
+            result = observe(answer, *args)
         except NotImplementedError as error:
             stub = raised_by_learner(error)
             if stub is None:
@@ -274,17 +264,17 @@ class Guards:
         raise ForbiddenCall(self.caught[-1])
 
 
-def who_passes(name: str) -> tuple[str, ...]:
-    """The folders whose code may call a forbidden name: see :class:`Guards`."""
-    return (COURSE,) if name.startswith("course_utils.") else TASKS
+def who_passes(name: str) -> str:
+    """The folder whose code may call a forbidden name: see :class:`Guards`."""
+    return COURSE if name.startswith("course_utils.") else FOLDER
 
 
-def calling_learner(passes: tuple[str, ...]) -> str | None:
+def calling_learner(passes: str) -> str | None:
     """Where the learner's code makes the current call; None in a folder that passes."""
     for frame, line in traceback.walk_stack(sys._getframe(2)):
         file = frame.f_code.co_filename
         if is_learners(file):
             return place(file, line)
-        if any(folder in file for folder in passes):
+        if passes in file:
             return None
     return "in a thread"  # that the learner's code has started: a check starts none

@@ -15,11 +15,10 @@ from course_utils.lessons import LESSONS
 
 def tasks_of(number: str) -> tuple:
     """The tasks of a lesson ("00"), in the order of its notebook."""
-    for room in ("tasks", "checks"):
-        name = f"course_utils.{room}.lesson_{number}"
-        if importlib.util.find_spec(name) is not None:
-            return importlib.import_module(name).TASKS
-    return ()
+    name = f"{__name__}.lesson_{number}"
+    if importlib.util.find_spec(name) is None:
+        return ()
+    return importlib.import_module(name).TASKS
 
 
 def all_tasks() -> tuple:

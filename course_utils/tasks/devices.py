@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from course_utils.notebook.compare import plain
+from course_utils.tasks.compare import plain
 
 # Times that are the same on every machine; virtual even beside real GPUs.
 SETTINGS = {"memory": "1 GiB", "compute": "1 TFLOP/s", "force": True}

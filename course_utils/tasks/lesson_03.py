@@ -12,10 +12,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from course_utils.notebook.compare import plain
-from course_utils.notebook.outcome import cut_off
 from course_utils.questions import NumberTask, Slip
 from course_utils.ranks.report import learner_lines
+from course_utils.tasks.compare import plain
 from course_utils.tasks.devices import on_gpus
 from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.task import Miss, Task
@@ -944,7 +943,7 @@ def replicas_tell():
             frames = re.findall(r'^  File "(.*)", line (\d+), in (.*)$', text, re.M)
             at = learner_lines([(file, int(line), name) for file, line, name in frames])
             lines = said[0].removeprefix(f"{type(error).__name__}: ").splitlines()[:2]
-            lines += [f"  {cut_off(line, 74)}" for line in at.splitlines()[-1:]]
+            lines += [f"  {line[:74]}" for line in at.splitlines()[-1:]]
             # The same kind of text: that of a KeyError is shown without quotes.
             error.args = (type(error.args[0])("\n".join(lines)),)
         raise

@@ -23,14 +23,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # it must be there before a guard is
 
-from course_utils.checks.mistakes import says
-from course_utils.checks.task import Mistake
 from course_utils.messages import P2P, put_back, recorded
-from course_utils.notebook.answer import core_of
-from course_utils.notebook.compare import difference, plain
-from course_utils.notebook.on_rank import TASKS
 from course_utils.ranks.report import INNER_NAMES, is_learners, place
-from course_utils.tasks.task import ForbiddenCall
+from course_utils.tasks.compare import difference, plain
+from course_utils.tasks.task import FOLDER, ForbiddenCall, core_of
 
 # ------------------------------------------------------ what may not be called here
 
@@ -118,7 +114,7 @@ def call_of_learner(name):
         file = frame.f_code.co_filename
         if is_learners(file):
             return f"{name}, {place(file, line)}"
-        if any(folder in file for folder in TASKS):  # they call none while this is open
+        if FOLDER in file:  # they call none while this is open
             return f"{name}, which is what was handed in"
         if frame.f_code.co_name not in INNER_NAMES:
             name = frame.f_code.co_name
@@ -281,34 +277,3 @@ ERRORS = {
     "size and dtype. `torch.empty_like(tensor)` makes a buffer that fits. Or does one "
     "rank leave out a message, an empty one for example, that the other one expects?",
 }
-
-# The same for the lessons that have not moved yet.
-
-
-def waits(attempt):
-    """Was it stuck in a call that waits for another rank?"""
-    return attempt.error == "waiting"
-
-
-POLLED = Mistake(
-    when=lambda attempt: attempt.error == "PolledInVain", says=ERRORS["PolledInVain"]
-)
-NOT_WAITED_FOR = Mistake(
-    when=lambda attempt: attempt.got[WAITED] is False, says=WAIT_FOR_IT
-)
-TO_ITSELF = Mistake(
-    when=says(
-        "should not be the same as the rank",
-        "is this rank itself",
-        "Pair is not connected",
-    ),
-    says=ANOTHER_ONE,
-)
-NO_SUCH_RANK = Mistake(when=says("there is no rank"), says=ERRORS["there is no rank"])
-STILL_BUSY = Mistake(
-    when=lambda attempt: attempt.error == "running", says=ERRORS["running: "]
-)
-OTHER_SIZE = Mistake(
-    when=lambda attempt: attempt.error == "CollectiveMismatch",
-    says=ERRORS["CollectiveMismatch: "],
-)

@@ -24,6 +24,8 @@ what is observed. A mistake is the solution with a piece of it replaced.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -34,6 +36,7 @@ RULE = (
     "a ready-made version of what it is asked to build. It may call nothing in "
     "`course_utils`."
 )
+FOLDER = os.path.join("course_utils", "tasks", "")  # what observes an answer
 # A key of `Task.errors`: ranks that make different calls, or wait for nobody.
 OUT_OF_STEP = "out of step"
 
@@ -62,6 +65,13 @@ class AtMost:
     """Observed: a number that may be smaller than that of our solution, not larger."""
 
     value: float
+
+
+def core_of(answer: Any) -> Any:
+    """What is called in the end: without ``functools.partial`` around it."""
+    while isinstance(answer, functools.partial):
+        answer = answer.func
+    return answer
 
 
 def call_it(answer: Callable[..., Any], *args: Any) -> Any:

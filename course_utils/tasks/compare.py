@@ -12,21 +12,11 @@ from typing import Any
 
 import torch
 
-from course_utils.checks.task import Count, PythonNumber, Such
 from course_utils.tasks.task import AtMost
 
-NO_INDEX = (
-    "But it is a float, and nothing can be counted or indexed with one: `items[2.0]` "
-    "is a TypeError. Return a whole number, an int. `//` makes one of two others, `/` "
-    "a float."
-)
 FEW = 6  # values of a tensor or a list that are shown one by one
 RETURNED_NONE = "It returned None: did you forget `return`?"
 MANY_DIGITS = 30  # of a whole number that is still shown in full
-
-
-class OfNumPy(float):
-    """A float of NumPy's. It is compared as a number, and can be told from Python's."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,7 @@ def plain(value: Any, depth: int = 8) -> Any:
     Tensors lose their graph and get memory of their own, so that what happens to the
     originals later changes nothing. Other objects become :class:`Strange`.
     """
-    if value is None or isinstance(value, bool) or type(value) in (Strange, OfNumPy):
+    if value is None or isinstance(value, bool) or type(value) is Strange:
         return value
     if type(value) is AtMost:
         return AtMost(plain(value.value))
@@ -87,8 +77,7 @@ def plain(value: Any, depth: int = 8) -> Any:
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
         if value.ndim:
             return _array(value)
-        number = value.item()
-        return OfNumPy(number) if type(number) is float else number
+        return value.item()
     if inspect.iscoroutine(value):
         value.close()  # else Python warns that nobody has waited for it
     return Strange(type(value).__name__)
@@ -124,12 +113,6 @@ def difference(got: Any, want: Any, tolerance: float) -> str | None:
     int, float, or tensor or array of one element; a list may come as tuple, or as
     tensor or array of one dimension.
     """
-    if isinstance(want, Such):
-        is_array = isinstance(got, Strange) and got.array is not None
-        try:
-            return None if want.test(got.array if is_array else got) else ""
-        except Exception:
-            return ""
     if got is None and want is not None:
         return RETURNED_NONE
     is_plain = isinstance(want, (int, float, list, tuple))
@@ -165,16 +148,12 @@ def _other_kind(got: Any, want: Any) -> str:
 
 
 def _number_difference(got: Any, want: float, tolerance: float) -> str | None:
-    given = got
     if isinstance(got, torch.Tensor) and got.numel() == 1 and got.dtype != torch.bool:
         got = got.item()
     if isinstance(got, bool) or not isinstance(got, (int, float)):
         return _other_kind(got, want)
     if isinstance(want, int):
-        if got != want:
-            return _almost(got)
-        is_index = isinstance(got, int) or not isinstance(want, Count)
-        return None if is_index else f"The number is right. {NO_INDEX}"
+        return None if got == want else _almost(got)
     try:
         got = float(got)
     except OverflowError:  # a whole number of more than 308 digits
@@ -182,13 +161,6 @@ def _number_difference(got: Any, want: float, tolerance: float) -> str | None:
     close = math.isclose(
         got, want, rel_tol=tolerance, abs_tol=0.0 if want else tolerance
     ) or (math.isnan(got) and math.isnan(want))
-    if close and isinstance(want, PythonNumber) and type(given) not in (int, float):
-        whose = "a tensor" if isinstance(given, torch.Tensor) else "one of NumPy's"
-        return (
-            f"The number is right. But it is {whose}, and a Python number is wanted: "
-            "`.item()` makes one. (A tensor may hold on to its graph, and to all the "
-            "activations in it.)"
-        )
     return None if close else ""
 
 
@@ -294,8 +266,6 @@ def _dict_difference(got: Any, want: dict, tolerance: float) -> str | None:
 
 def kind(value: Any) -> str:
     """What sort of thing a value is, with its article: "a tensor", "text"."""
-    if isinstance(value, Such):
-        return value.description
     if isinstance(value, Strange):
         return str(value)
     for types, words in (
@@ -320,8 +290,6 @@ def name_of(dtype: torch.dtype) -> str:
 
 def show(value: Any, unit: str = "") -> str:
     """A value in a few words: short, and the same on every machine."""
-    if isinstance(value, Such):
-        return value.description
     if isinstance(value, torch.Tensor):
         return _show_tensor(value)
     if isinstance(value, float):

@@ -1,1 +1,0 @@
-"""The tasks of lessons that have not moved to `tasks/` yet, and what runs them."""
