@@ -6,7 +6,7 @@ marked in it:
 - lines between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` become
   ``raise NotImplementedError(...)``;
 - a cell with the tag ``solution`` is left out (where the learner changes given code,
-  or sets ``answer = ...``, the cell before it holds what is given);
+  or answers a ``quiz``, the cell before it holds what is given);
 - a cell with the tag ``why`` is left out: it explains the solution.
 
 A cell that belongs to a task also has the task's id as a tag. :func:`reference` finds

@@ -274,8 +274,8 @@ def minutes_of_tasks() -> dict[str, int]:
             text = source(cell)
             if heading := re.search(r"^## .*\(([*\\]+)\)$", text, re.MULTILINE):
                 stars = heading[1].count("*")
-            asked = re.findall(r"^(?:check|quiz)\(\"([^\"]+)\"", text, re.MULTILINE)
-            for task in asked:
+            asks = r"^(?:\w+ = )?(?:check|quiz)\(\"([^\"]+)\""
+            for task in re.findall(asks, text, re.MULTILINE):
                 found[task] = minutes[stars]
     assert set(found) == {task for lesson in LESSONS for task in lesson.tasks}
     return found
