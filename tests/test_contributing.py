@@ -205,7 +205,7 @@ python3 -m course_utils progress""")
         "test_tasks.py::test_a_near_miss_is_told_in_its_own_words"
         f"[{NUMBER}.global_norm-1]",
         f"test_lesson_{NUMBER}_answers.py::test_wrong"
-        f"[{NUMBER}.global_norm-on_rank_0-wrong-Only",
+        f"[{NUMBER}.global_norm-on_rank_0-wrong]",
         f"test_lesson_{NUMBER}_answers.py::test_right[{NUMBER}.global_norm-gathered]",
         f"test_truth.py::test_every_link_has_a_title_and_a_date[lesson {NUMBER}]",
         f"test_glossary.py::test_a_lesson_links_the_first_use_of_each_word[{NUMBER}]",
