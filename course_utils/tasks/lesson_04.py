@@ -138,9 +138,6 @@ def observe_hand_out(answer, rows):
     return seen
 
 
-ROWS_SENT = "rows[other], dst=other) for other in range(1, world_size)\n        ]"
-ONE_BUFFER = ROWS_SENT.replace("rows[other]", "row.copy_(rows[other])")
-
 SPOT_THE_WAIT = Task(
     id="04.spot_the_wait",
     title="Spot the missing wait",
@@ -150,11 +147,9 @@ SPOT_THE_WAIT = Task(
     inputs=lambda size, rank, world_size: (whole_numbers((world_size, size), rank),),
     misses=(
         Miss(
-            ROWS_SENT,
-            f"{ONE_BUFFER}\n        row.copy_(rows[0])",
-            "Every rank has row 0: what was sent is what stood in the buffer at last. "
-            "It must not be written while a message from it is under way: wait inside "
-            "the loop, or give each message memory of its own.",
+            "return row",
+            "return rows[rank]",
+            "That is the rank's row of its own tensor, not of rank 0's.",
         ),
         Miss("dist.irecv(row, src=0).wait()", "row = dist.recv(row, src=0)", FROM_RECV),
         Miss("dist.irecv(row", "row = dist.irecv(row", FROM_RECV),
@@ -165,8 +160,9 @@ SPOT_THE_WAIT = Task(
         "r to rank r, and nothing else.",
     },
     errors=ERRORS,
-    otherwise="Rank r returns row r of rank 0's tensor, not of its own. Is a buffer "
-    "written again while a message from it is under way?",
+    otherwise="Rank r returns row r of rank 0's tensor. If it is another row: a buffer "
+    "must not be written while a message from it is under way. Wait inside the loop, "
+    "or give each message memory of its own.",
     instead="Keep isend and irecv (or send and recv), and repair what is around them.",
     hints=(
         "isend and irecv return at once. What do they return, and what is it for?",
