@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from course_utils.lessons import LESSONS, Lesson, lesson_of
+from course_utils.questions import lessons, load
 from course_utils.written import exit_status
 
 VERSION = 1
@@ -349,7 +350,13 @@ def _row(lesson: Lesson, state: dict) -> tuple[str, str]:
     passed = sum(bool(task.get("passed")) for task in tasks)
     tried = sum(bool(task.get("tries")) for task in tasks) - passed
     begins = f"{lesson.number}."
-    quiz = [q for name, q in state["questions"].items() if name.startswith(begins)]
+    questions = load(lesson.number) if lesson.number in lessons() else {}
+    quiz = [
+        answered
+        for name, answered in state["questions"].items()
+        if name.startswith(begins)
+        and (name in questions or name not in lesson.tasks)  # not a task's number
+    ]
 
     facts = [f"{passed} of {len(tasks)} tasks done"]
     if tried:

@@ -102,7 +102,9 @@ def names(learners):
 
 
 PASSED_AVERAGE = progress({"00.average": "passed"})
-CHECKED = notebook(cell('check("00.average", average)', "✓ 00.average: passed\n"))
+CHECKED = notebook(
+    cell('check("00.average", average)', "\x1b[1;32m✓ 00.average: passed\x1b[0m\n")
+)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +222,14 @@ def test_states_of_a_progress_file(write):
     }
     assert learner.result("00.spot_the_hang").state == "not attempted"
     assert learner.notes == ["tasks that this course does not have: 1"]
+
+
+def test_the_number_of_a_task_counts_as_a_task_and_not_as_a_question(write):
+    number = "00.predict_sum"
+    write("anna.json", progress({number: "passed"}, {number: True}))
+    (learner,) = collect(write.folder)
+    assert list(learner.results) == [number]
+    assert learner.notes == []
 
 
 def test_states_of_a_notebook(write):

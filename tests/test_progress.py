@@ -448,6 +448,7 @@ def test_the_map_shows_done_tried_and_next(small_course):
     record_attempt("00.b", "stuck")
     record_answer("00.q", "a", False)
     record_answer("00.r", "a", True)
+    record_answer("00.a", 3, True)  # the number that a task asks for
     assert rows()["00"] == "… 00 1 of 2 tasks done, 1 tried, 1 of 2 answers right"
     assert course_map().endswith("Next: task 00.b in exercises/00_start_here.ipynb")
 

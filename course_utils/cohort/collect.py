@@ -51,6 +51,7 @@ ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar")
 CHECK = re.compile(r"\bcheck\(\s*(?:task_id\s*=\s*)?[\"'](\d\d\.[a-z0-9_]+)[\"']")
 COMMENT = re.compile(r"^[ \t]*#.*", re.MULTILINE)
 STATUSES = get_args(Status)
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 VERDICT = re.compile(
     rf"^[✓·✗] (?P<id>\d\d\.[a-z0-9_]+): (?P<status>{'|'.join(STATUSES)})$",
     re.MULTILINE,
@@ -371,10 +372,10 @@ def _take_progress(data: object, learner: Learner) -> None:
         for name, entry in entries.items():
             if not _is_entry(entry, part):
                 damaged += 1
-            elif prefix + name not in known:
-                unknown += 1
-            else:
+            elif prefix + name in known:
                 learner.add(prefix + name, read(entry))
+            elif name not in known:  # else it is the number of a task, counted there
+                unknown += 1
     if damaged:
         learner.notes.append(f"damaged entries in a progress file: {damaged}")
     if unknown:
@@ -429,7 +430,7 @@ def _take_notebook(file: Path, data: object, learner: Learner) -> None:
     code = [cell for cell in cells if cell.get("cell_type") == "code"]
     for cell in code:
         own = known & tasks_checked([cell])
-        for match in VERDICT.finditer(_printed(cell)):
+        for match in VERDICT.finditer(COLOUR.sub("", _printed(cell))):
             if match["id"] in own:
                 learner.add(match["id"], result_of(match["status"]))
     for cell in code:
