@@ -144,6 +144,10 @@ class Seen:
         """By name, what was observed on a rank."""
         return parts(self.observed[rank])
 
+    def on(self, rank: int) -> Seen:
+        """What this rank alone has shown."""
+        return Seen((self.observed[rank],))
+
 
 class Report(dict):
     """Observations by name. What an answer itself returns may be a dict, too."""
@@ -408,7 +412,7 @@ class Look:
         wrong = [
             r
             for r in range(self.n)
-            if is_strange or is_wrong(got[r], right[r], self.task.tolerance)
+            if first_wrong(self.task, seen.on(r), want.on(r)) is not None
         ]
         lines.append(self._where_wrong(wrong))
         return self._outcome("wrong", says, *lines, rank=rank)

@@ -68,6 +68,7 @@ ERRORS = {
 }
 # What Python says of a call that does not fit, and not of another TypeError.
 WRONG_ARGUMENTS = re.compile(r"(takes|missing|unexpected|multiple values) .*argument")
+FEW = 20
 FACTORS = (2, 4, 8, 10, 100, 1000, 1024, 1e6, 2**20, 1e9, 2**30, 1.024, 1.024**2)
 
 
@@ -112,11 +113,16 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
 
 def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
     """Is it the right value times a number that tells something?"""
+    is_count = isinstance(right, int)
     mine, right = numbers_of(mine), numbers_of(right)
     if mine is None or right is None or mine.shape != right.shape:
         return ""
     if not right.any() or not mine.any():
         return ""
+    if mine.numel() == 1 and abs(mine - right) == 1:
+        return f"It is one too {'many' if mine > right else 'few'}."
+    if is_count and right.max() < FEW:
+        return ""  # twice as many of a few is no factor
     if alike(mine, -right):
         return "The sign is the other one."
     if n > 1 and alike(mine, n * right):
@@ -130,8 +136,6 @@ def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
             return f"It is {factor:g} times too large."
         if alike(factor * mine, right):
             return f"It is {factor:g} times too small."
-    if mine.numel() == 1 and abs(mine - right) == 1:
-        return f"It is one too {'many' if mine > right else 'few'}."
     return ""
 
 

@@ -85,10 +85,11 @@ def to_average(shape, rank, world_size):
 
 def observe_mean(answer, tensor):
     result = answer(tensor)
-    if getattr(result, "layout", None) != torch.strided:  # no tensor, or a sparse one
-        return {RESULT: result}
-    first = result.clone()
-    answer(tensor + 100)
+    is_tensor = getattr(result, "layout", None) == torch.strided  # and no sparse one
+    first = result.clone() if is_tensor else result
+    answer(tensor + 100)  # on all ranks, whatever this one has got
+    if not is_tensor:
+        return {RESULT: first}
     shared = result.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     return {RESULT: first, OF_ITS_OWN: not shared, KEPT: torch.equal(first, result)}
 
@@ -168,14 +169,14 @@ OTHERS = "the other ranks returned"
 
 def loss_of(case, rank, world_size):
     """A loss with more digits than one would print."""
-    return (whole_numbers((), rank).abs() + 0.5 + (rank + 1) / 64,)
+    return (whole_numbers((), rank).abs() + 0.5 + (rank + 1) / 4096,)
 
 
 def observe_report(answer, loss):
     result = answer(loss)
     if dist.get_rank() > 0:
         return {OTHERS: result}
-    return {MEAN: result, NUMBER: type(result) in (int, float)}
+    return {MEAN: result, NUMBER: isinstance(result, int | float)}
 
 
 ALONE = "It no longer hangs, but the losses of the other ranks are not in it."

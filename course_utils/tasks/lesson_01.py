@@ -95,7 +95,7 @@ NODE_AND_LOCAL_RANK = Task(
     # up does, and one where `round` does. Then the first, the second and the last
     # rank of a node, on nodes with 1 to 16 GPUs.
     cases=(
-        *((70, 7), (23, 7), (26, 7), (999, 8)),
+        *((70, 7), (23, 7), (26, 7), (999, 8), (4, 4)),
         *(
             (node * gpus + local_rank, gpus)
             for gpus in range(1, 17)
