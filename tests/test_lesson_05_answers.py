@@ -30,7 +30,7 @@ for number in (0.6, 0.1 * 2 * 8 * 96 / 256, torch.tensor(0.6)):
 # ------------------------------------------------------------------- 05.local_batch
 
 
-@ANSWERS.wrong("05.local_batch", "wrong", "Make it one with int(...)")
+@ANSWERS.wrong("05.local_batch", "wrong", "make it one with int(...)")
 def a_number_of_numpys(global_batch, world_size, rank):
     return numpy.int64(global_batch // world_size)
 

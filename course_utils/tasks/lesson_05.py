@@ -141,8 +141,8 @@ LOCAL_BATCH = Task(
         Miss(
             "global_batch // world_size + int(takes_one_more)",
             "global_batch / world_size",
-            "`/` makes a float, also where the division has no rest, and a DataLoader "
-            "refuses it. `//` makes an int.",
+            "It is a float, and a DataLoader refuses it. `/` makes a float, also where "
+            "the division has no rest; `//` makes an int.",
         ),
         Miss(
             "return global_batch",
@@ -153,7 +153,7 @@ LOCAL_BATCH = Task(
     ),
     because={
         TYPE: "A DataLoader wants one whole number of Python's own type int, that of "
-        "this rank. Make it one with int(...).",
+        "this rank: no list of all. Of a number of NumPy's, make it one with int(...).",
         MORE: "No rank may have more than one row more than another: all ranks wait "
         "for the slowest.",
     },
@@ -179,7 +179,7 @@ LOCAL_BATCH = Task(
 
 LISTS = "it is a list with one list for each rank"
 WHOLE = "each item is a whole number"
-LAST = "the largest item"
+LAST = "each item is one of 0 to n_items - 1"
 LOST = "items that are in no share"
 TWICE = "items that are there twice"
 LONGER = "how much longer one share is than another"
@@ -201,7 +201,7 @@ def observe_shares(answer, n_items, parts, seed):
             if whole:
                 lengths = list(map(len, shares))
                 seen |= {
-                    LAST: max(items, default=None),
+                    LAST: all(0 <= item < n_items for item in items),
                     LOST: len(set(range(n_items)) - set(items)),
                     TWICE: len(items) - len(set(items)),
                     LONGER: max(max(lengths) - min(lengths), 1),
@@ -836,9 +836,18 @@ ACCURACY = Task(
     id="05.accuracy",
     title="Accuracy over all ranks",
     stars=2,
-    cases=(12, 9, 10, 7, 23, 9007, 3, 1),  # float16 cannot count the 2575 right ones
+    cases=(12, 9, 11, 10, 7, 23, 9007, 3, 1),  # float16 cannot count the 2575 right ones
     inputs=shard,
     misses=(
+        Miss(
+            CUT,
+            "parts = [torch.empty_like(right) for _ in range(world_size)]\n"
+            "    dist.all_gather(parts, right)\n"
+            "    count = torch.cat(parts)[:n_items].sum() / world_size",
+            "You put the items of all ranks one after another and cut at n_items. But "
+            "that is not the order of the test set: the repeated ones are the last of "
+            "*each* rank. Item i of rank r is item r + i × world_size.",
+        ),
         Miss(
             SUM,
             "both = right[:own].clone(); dist.all_reduce(both); count = both.sum()",

@@ -50,8 +50,9 @@ class Note:
         with contextlib.suppress(OSError):  # nobody has waited: the folder is gone
             handle, begun = tempfile.mkstemp(dir=self.folder)
             met = self._all_are_there()
-            # Whoever waits for one of them alone finds no other that has ended.
-            time.sleep(LATE * (self.n - given[0]) if given[0] in range(self.n) else 0)
+            # The last to end is one in the middle: nobody may wait for the first alone,
+            # or for the last.
+            time.sleep(LATE * (1 + self.n * (given[0] == self.n // 2)))
             with open(handle, "wb") as file:
                 pickle.dump(("{!r} {!r}".format(*given), os.getpid(), met), file)
             os.rename(begun, begun + DONE)
