@@ -102,8 +102,8 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
             return "That is the argument, as it was given."
     if n > 1 and alike(got[0], want[0]) and not any(map(alike, got[1:], want[1:])):
         return (
-            "Only rank 0 has it, and every rank needs it. (`reduce` and `gather` give "
-            "their result to one rank, `all_reduce` and `all_gather` to all.)"
+            "Only rank 0 has it, and every rank needs it. Does a call give its result "
+            "to one rank, as `reduce` and `gather` do, or is there an `if` on the rank?"
         )
     for other in range(n):
         if other != rank and alike(mine, want[other]):
@@ -128,7 +128,7 @@ def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
     if n > 1 and alike(mine, n * right):
         return f"It is {n} times too large: a sum where a mean is wanted?"
     if n > 1 and alike(n * mine, right):
-        return f"It is {n} times too small: is it divided by the world size twice?"
+        return f"It is {n} times too small: divided once too often?"
     if n > 1 and alike(mine, n * n * right):
         return f"It is {n} × {n} times too large."
     for factor in FACTORS:

@@ -836,7 +836,17 @@ ACCURACY = Task(
     id="05.accuracy",
     title="Accuracy over all ranks",
     stars=2,
-    cases=(12, 9, 11, 10, 7, 23, 9007, 3, 1),  # float16 cannot count the 2575 right ones
+    cases=(
+        12,
+        9,
+        11,
+        10,
+        7,
+        23,
+        9007,
+        3,
+        1,
+    ),  # float16 cannot count the 2575 right ones
     inputs=shard,
     misses=(
         Miss(

@@ -361,6 +361,7 @@ def observe_wrapper(answer, kind, zero, bucket_bytes=None):
             with torch.no_grad():  # an optimizer takes seconds to import
                 for p in trained_in(network):
                     p -= RATE * (0 if p.grad is None else p.grad)
+    seen["the module is still in training mode"] = network.training
     seen["requests of old steps are let go"] = not log.kept()
     seen["the parameters in the end"] = [p.detach() for p in network.parameters()]
     return seen
@@ -429,6 +430,7 @@ BECAUSE = {
     "come before the gradients of its parameters.)",
     "has a .grad": "There is no gradient: .grad is None. finish() leaves the mean "
     "there.",
+    "still in training": "Training goes on after the step: leave out eval().",
     "hook waits": "The backward stands still while a hook waits. Pass async_op=True, "
     "keep the request that comes back, and wait for it in finish().",
     "too late": "All-reduces began only in finish(). That is too late: all computing "
