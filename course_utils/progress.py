@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from course_utils.lessons import LESSONS, Lesson, lesson_of
-from course_utils.questions import lessons, load
 from course_utils.written import exit_status
 
 VERSION = 1
@@ -350,6 +349,8 @@ def _row(lesson: Lesson, state: dict) -> tuple[str, str]:
     passed = sum(bool(task.get("passed")) for task in tasks)
     tried = sum(bool(task.get("tries")) for task in tasks) - passed
     begins = f"{lesson.number}."
+    from course_utils.questions import lessons, load  # --file does without
+
     questions = load(lesson.number) if lesson.number in lessons() else {}
     quiz = [
         answered
