@@ -343,14 +343,14 @@ def course_map() -> str:
 
 def _row(lesson: Lesson, state: dict) -> tuple[str, str]:
     """A lesson's mark and its facts in words."""
+    from course_utils.questions import lessons, load  # `progress --file` does without
+
     if not lesson.exists:
         return " ", "(not written yet)"
     tasks = [state["tasks"].get(task, {}) for task in lesson.tasks]
     passed = sum(bool(task.get("passed")) for task in tasks)
     tried = sum(bool(task.get("tries")) for task in tasks) - passed
     begins = f"{lesson.number}."
-    from course_utils.questions import lessons, load  # --file does without
-
     questions = load(lesson.number) if lesson.number in lessons() else {}
     quiz = [
         answered

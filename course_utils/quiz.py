@@ -31,6 +31,7 @@ import textwrap
 import types
 from html import escape
 
+from course_utils.notebook.outcome import notebook_shell
 from course_utils.questions import (
     AnswerError,
     Feedback,
@@ -185,7 +186,7 @@ class Quiz:
 
     def show(self) -> None:
         """Show the form in a notebook, print the text form anywhere else."""
-        shell = _notebook_shell()
+        shell = notebook_shell()
         if shell is None:
             print(self.text())
             if self.feedback:
@@ -212,7 +213,7 @@ class Quiz:
             drawn = (self._answer, measured, unit, title)
             shown.append(pictures.guess_and_measured(*drawn))
         text = "\n".join(self._told(feedback))
-        if _notebook_shell() is None:
+        if notebook_shell() is None:
             print(*shown, text, sep="\n")
             return
         from IPython.display import display
@@ -231,7 +232,7 @@ class Quiz:
     def _ipython_display_(self) -> None:
         # `quiz(…)` as the last line of a cell has shown itself already; a variable
         # that holds the quiz shows it again in another cell.
-        shell = _notebook_shell()
+        shell = notebook_shell()
         if shell is None:
             print(repr(self))
         elif self._shown_by != _request(shell):
@@ -429,14 +430,6 @@ def _in_test_run() -> bool:
     of it must not touch the learner's answers.
     """
     return "PYTEST_CURRENT_TEST" in os.environ
-
-
-def _notebook_shell():
-    """The shell of a notebook's kernel; None in a terminal or a script."""
-    # Not imported: where IPython runs, it is loaded already.
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell if hasattr(shell, "kernel") else None
 
 
 def _request(shell) -> str:

@@ -1,6 +1,5 @@
 """Tasks for tests, with a solution of their own in place of a notebook's."""
 
-import dataclasses
 import textwrap
 from typing import Any
 
@@ -56,8 +55,3 @@ def total_task(**fields: Any) -> Task:
 def here(solution: str, *cases: tuple, **fields: Any) -> Task:
     """A task for a plain function, which is called `answer` in `solution`."""
     return own_task("answer", solution, where="here", cases=cases, **fields)
-
-
-def changed(task: Task, **fields: Any) -> Task:
-    """The same task with other settings."""
-    return dataclasses.replace(task, **fields)

@@ -9,7 +9,7 @@ import itertools
 import pickle
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,10 +144,6 @@ class Seen:
         """By name, what was observed on a rank."""
         return parts(self.observed[rank])
 
-    def on(self, rank: int) -> Seen:
-        """What this rank alone has shown."""
-        return Seen((self.observed[rank],))
-
 
 class Report(dict):
     """Observations by name. What an answer itself returns may be a dict, too."""
@@ -226,17 +222,6 @@ class Beside:
         want = self.seen(None, world_size, number)
         return not seen.error and not first_wrong(self.task, seen, want)
 
-    def first_to_fail(self, miss: Miss) -> tuple[int, int] | None:
-        """The first world size and case in which a near miss is not right."""
-        return next(
-            (
-                at
-                for at in self.in_order()
-                if not self.is_right(self.seen(miss, *at), *at)
-            ),
-            None,
-        )
-
     def in_order(self) -> list[tuple[int, int]]:
         """All world sizes and cases in the order in which an answer meets them."""
         numbers = range(len(self.task.cases))
@@ -285,10 +270,10 @@ def is_other(mine: Any, theirs: Any, tolerance: float) -> bool:
     return difference(mine, theirs, tolerance) is not None
 
 
-def first_wrong(
+def differences(
     task: Task, seen: Seen, want: Seen, differs: Callable = is_wrong
-) -> tuple[int, str] | None:
-    """The first rank and observation that are not as with our solution."""
+) -> Iterator[tuple[int, str]]:
+    """Each rank and observation that are not as wanted, in the order of the names."""
     names = dict.fromkeys(
         name for s in (want, seen) for o in s.observed for name in parts(o)
     )
@@ -296,14 +281,16 @@ def first_wrong(
         for rank in range(len(want.observed)):
             mine, right = seen.parts(rank), want.parts(rank)
             if RETURNED in mine and RETURNED not in right:
-                return rank, RETURNED  # nothing that could be looked at
-            if name not in mine and name not in right:
-                continue
-            if name not in mine or name not in right:
-                return rank, name
-            if differs(mine[name], right[name], task.tolerance):
-                return rank, name
-    return None
+                yield rank, RETURNED  # nothing that could be looked at
+            elif (name in mine) != (name in right):
+                yield rank, name
+            elif name in mine and differs(mine[name], right[name], task.tolerance):
+                yield rank, name
+
+
+def first_wrong(task: Task, seen: Seen, want: Seen) -> tuple[int, str] | None:
+    """The first rank and observation that are not as with our solution."""
+    return next(differences(task, seen, want), None)
 
 
 def signature(error: RanksError) -> tuple:
@@ -409,12 +396,7 @@ class Look:
         lines = [self._call(rank), self._compared(name, got[rank], right[rank])]
         if found not in says and show(got[rank]) == show(right[rank]):
             lines.append(found)
-        wrong = [
-            r
-            for r in range(self.n)
-            if first_wrong(self.task, seen.on(r), want.on(r)) is not None
-        ]
-        lines.append(self._where_wrong(wrong))
+        lines.append(self._where_wrong(seen, want))
         return self._outcome("wrong", says, *lines, rank=rank)
 
     def _difference(self, got: Any, right: Any, is_strange: bool) -> str:
@@ -452,27 +434,19 @@ class Look:
             wrong = None if other.error else first_wrong(self.task, other, want)
             if wrong is None or wrong[1] != name:
                 continue
-            if not first_wrong(self.task, seen, other, is_other):
+            others = {n for _, n in differences(self.task, seen, other, is_other)}
+            if not others:
                 in_all.append(miss)
-            elif self._are_alike(seen, other, name):
+            elif name not in others:
                 in_this.append(miss)
         found = (m for m in in_all + in_this if self.beside.fails_first_at(m, here))
         return next((miss.says for miss in found), "")
 
-    def _are_alike(self, seen: Seen, other: Seen, name: str) -> bool:
-        return not any(
-            is_other(
-                seen.parts(rank).get(name),
-                other.parts(rank).get(name),
-                self.task.tolerance,
-            )
-            for rank in range(self.n)
-        )
-
     def _because(self, name: str) -> str:
         return next((s for part, s in self.task.because.items() if part in name), "")
 
-    def _where_wrong(self, wrong: list[int]) -> str:
+    def _where_wrong(self, seen: Seen, want: Seen) -> str:
+        wrong = sorted({rank for rank, _ in differences(self.task, seen, want)})
         right = [rank for rank in range(self.n) if rank not in wrong]
         if self.n == 1:
             return ""

@@ -52,7 +52,7 @@ def check(task_id: str, answer: Any = ...) -> None:
 
     Args:
         task_id: for example "00.average".
-        answer: the learner's function or class itself, or the value of ``answer``.
+        answer: the learner's function or class itself; or the number that is asked for.
 
     Raises:
         ValueError: there is no such task.

@@ -68,7 +68,7 @@ ERRORS = {
 }
 # What Python says of a call that does not fit, and not of another TypeError.
 WRONG_ARGUMENTS = re.compile(r"(takes|missing|unexpected|multiple values) .*argument")
-FEW = 20
+FEW = 20  # of so small a count, twice as many says nothing
 FACTORS = (2, 4, 8, 10, 100, 1000, 1024, 1e6, 2**20, 1e9, 2**30, 1.024, 1.024**2)
 
 
@@ -122,7 +122,7 @@ def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
     if mine.numel() == 1 and abs(mine - right) == 1:
         return f"It is one too {'many' if mine > right else 'few'}."
     if is_count and right.max() < FEW:
-        return ""  # twice as many of a few is no factor
+        return ""
     if alike(mine, -right):
         return "The sign is the other one."
     if n > 1 and alike(mine, n * right):

@@ -44,11 +44,17 @@ class Outcome:
         return "\n".join([verdict, *map(wrap, filter(None, self.lines))])
 
 
-def colours_are_shown() -> bool:
-    """Is the output that of a notebook, or of a terminal?"""
+def notebook_shell() -> Any:
+    """The shell of a notebook's kernel; None in a terminal or a script."""
+    # Not imported: where IPython runs, it is loaded already.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    return hasattr(shell, "kernel") or sys.stdout.isatty()
+    return shell if hasattr(shell, "kernel") else None
+
+
+def colours_are_shown() -> bool:
+    """Is the output that of a notebook, or of a terminal?"""
+    return notebook_shell() is not None or sys.stdout.isatty()
 
 
 def cut_off(line: str, width: int) -> str:

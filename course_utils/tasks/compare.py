@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import reprlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -259,6 +260,16 @@ def _dict_difference(got: Any, want: dict, tolerance: float) -> str | None:
         if found is not None:
             return f"The value of {key!r} is wrong. {found}".rstrip()
     return None
+
+
+def are_same(tensors: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:
+    """Are they equal one by one, to the last digit?"""
+    return all(map(torch.equal, tensors, others))
+
+
+def is_new(result: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Has the result memory of its own?"""
+    return result.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
 
 
 # --------------------------------------------------------------------------- showing

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from course_utils.messages import in_steps
 from course_utils.questions import NumberTask, Slip
 from course_utils.tasks import starts
+from course_utils.tasks.compare import is_new
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.messages import (
     BECAUSE,
@@ -20,7 +21,6 @@ from course_utils.tasks.messages import (
     WAITED,
     all_waited_for,
     groups_noted,
-    is_new,
     looked_at,
     told_by_all,
     watched,

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_utils.questions import NumberTask, Slip
+from course_utils.tasks.compare import are_same
 from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
 from course_utils.tasks.under_way import NO_VALUE_YET, REDUCING, Log
@@ -449,10 +450,6 @@ SAME_FLAGS = "requires_grad is as before"
 
 def flags(network):
     return [p.requires_grad for p in network.parameters()]
-
-
-def are_same(tensors, before):
-    return all(map(torch.equal, tensors, before))
 
 
 def observe_gradients(answer, kind):

@@ -227,11 +227,6 @@ def looked_at(answer, tensor, own):
     return seen | {BY_MESSAGES: received or has_own}, calls
 
 
-def is_new(result, tensor):
-    """Has it memory of its own?"""
-    return result.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
-
-
 WAIT_FOR_IT = (
     "isend and irecv return at once. Wait for every request before what is received is "
     "used, and before the function returns."

@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 
 CAN_FORK = "fork" in mp.get_all_start_methods()
 MEETING = 3.0 if CAN_FORK else 20.0  # seconds that workers wait for each other
-LATE = 0.05  # seconds that a worker takes longer than the next one
+LATE = 0.05  # seconds that a worker takes; one of them takes n more of these
 DONE = ".done"
 
 
