@@ -27,8 +27,8 @@ fi
 # Installs what is still missing, and makes .venv if there is none.
 python3 -c "
 import sys
-from course_utils.environment import SetupError
-from course_utils.installer import ensure
+from course_utils.setup.environment import SetupError
+from course_utils.setup.installer import ensure
 try:
     ensure()
 except SetupError as error:

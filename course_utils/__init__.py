@@ -13,41 +13,56 @@ import gc
 import importlib
 import os
 import sys
+from pathlib import Path
 
-# name -> module that holds it (same name inside), or None: the name is a submodule.
-# Submodules quiz, progress and virtual_gpus can be called like the function in them.
-_EXPORTS = {
+ROOT = Path(__file__).resolve().parent.parent  # the clone
+STATE = ROOT / ".course"  # what the course writes
+
+# What notebooks import, and where it is.
+_NAMES = {
+    "LESSONS": "course_utils.notebook.lessons",
     "Ranks": "course_utils.ranks",
     "RankFailure": "course_utils.ranks",
     "RanksError": "course_utils.ranks",
     "check": "course_utils.notebook.check",
     "hint": "course_utils.notebook.check",
-    "solution": "course_utils.notebook.check",
-    "inspect_machine": "course_utils.doctor",
+    "inspect_machine": "course_utils.setup.machine",
     "launch": "course_utils.workers",
-    "pictures": None,
-    "progress": None,
-    "quiz": None,
-    "virtual_gpus": None,
-    "why": "course_utils.quiz",
+    "progress": "course_utils.notebook.progress",
+    "quiz": "course_utils.notebook.quiz",
+    "solution": "course_utils.notebook.check",
+    "why": "course_utils.notebook.quiz",
 }
-__all__ = sorted(_EXPORTS)
+_MODULES = {
+    "costs": "course_utils.theory.costs",
+    "pictures": "course_utils.pictures",
+    "simulator": "course_utils.theory.simulator",
+    "virtual_gpus": "course_utils.virtual_gpus",  # can be called like its function
+}
+__all__ = sorted([*_NAMES, *_MODULES])
 
 # Packages that the course imports, and that a learner might name a file after.
 _PACKAGES = ("torch", "torchvision", "numpy", "sklearn", "matplotlib", "tqdm", "psutil")
 
 
 def __getattr__(name):
-    if name not in _EXPORTS:
+    if name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    elif name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
+    else:
         raise AttributeError("module 'course_utils' has no attribute " + repr(name))
-    module = importlib.import_module(_EXPORTS[name] or "course_utils." + name)
-    value = getattr(module, name) if _EXPORTS[name] else module
     globals()[name] = value
     return value
 
 
 def __dir__():
-    return sorted(set(globals()) | set(_EXPORTS))
+    return sorted({*globals(), *__all__})
+
+
+def shown(path, root=ROOT):
+    """A path as one would type it in the clone."""
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 def refuse_namesakes():

@@ -40,7 +40,7 @@ def main(argv=None):
 
     import signal
 
-    from course_utils.environment import SetupError
+    from course_utils.setup.environment import SetupError
 
     # A shell script starts its background commands deaf to Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,47 +61,49 @@ def main(argv=None):
 
 
 def start(argv):
-    from course_utils import lab
+    from course_utils.setup import lab
 
     return lab.main(argv)
 
 
 def test(argv):
-    from course_utils import testing
+    from course_utils.setup import testing
 
     return testing.main(argv)
 
 
 def doctor(argv):
-    from course_utils import doctor
+    from course_utils.setup import doctor
 
     return doctor.main(argv)
 
 
 def progress(argv):
     # Whoever sends in a progress file may have no environment in this terminal.
-    from course_utils import progress
+    from course_utils.notebook import progress
 
     return progress.main(argv)
 
 
 def cohort(argv):
-    return inside("course_utils.cohort", ["cohort"] + argv)
+    return inside("course_utils.notebook.cohort", ["cohort"] + argv)
 
 
 def slides(argv):
-    return inside("course_utils.slides", ["slides"] + argv)
+    return inside("course_utils.notebook.slides", ["slides"] + argv)
 
 
 def build_exercises(argv):
-    return inside("course_utils.exercises", ["build-exercises"] + argv, dev=True)
+    return inside(
+        "course_utils.notebook.exercises", ["build-exercises"] + argv, dev=True
+    )
 
 
 def inside(module, argv, dev=False):
     """Run a command that needs the course's packages, in the environment with them."""
     import importlib
 
-    from course_utils import environment
+    from course_utils.setup import environment
 
     environment.enter(argv, dev=dev)
     return importlib.import_module(module).main(argv[1:])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from course_utils import costs
-from course_utils.activations import Layer
+from course_utils.measure.activations import Layer
+from course_utils.theory import costs
 
 
 @pytest.mark.parametrize("sizes", [(2, 128, 256, 4), (1, 96, 192, 6)])

@@ -14,8 +14,8 @@ import cloudpickle
 import psutil
 import pytest
 
-from course_utils.lessons import LESSONS
 from course_utils.notebook import processes
+from course_utils.notebook.lessons import LESSONS
 from course_utils.ranks import Ranks
 from course_utils.tasks import tasks_of
 from course_utils.tasks.task import Task

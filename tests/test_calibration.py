@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import costs
-from course_utils.calibration import (
+from course_utils.from_scratch import collectives, ring
+from course_utils.measure.calibration import (
     EmulatedLink,
     free_medians,
     measured_link,
@@ -22,8 +22,8 @@ from course_utils.calibration import (
     ring_shift_seconds,
     slowest_seconds,
 )
-from course_utils.from_scratch import collectives, ring
 from course_utils.ranks import Ranks, RanksError
+from course_utils.theory import costs
 
 # The ranks get the functions below as they are, and need not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -196,7 +196,7 @@ def test_one_rank_has_nobody_to_send_to():
 )
 def test_bad_input_is_named(ranks, call, says):
     def run(call):
-        from course_utils import calibration
+        from course_utils.measure import calibration
 
         eval(call, {**vars(calibration)})
 

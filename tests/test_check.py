@@ -19,18 +19,18 @@ import torch
 import torch.distributed as dist
 from own_tasks import here, own_solutions, own_task, total_task  # noqa: F401
 
-from course_utils import costs
 from course_utils.from_scratch import pipeline
 from course_utils.notebook import check as checks
 from course_utils.notebook import processes
 from course_utils.notebook.beside import Beside, Look, run_task
 from course_utils.notebook.check import check, hint, solution
 from course_utils.notebook.outcome import Outcome, wrap
-from course_utils.progress import attempts, record_attempt
+from course_utils.notebook.progress import attempts, record_attempt
 from course_utils.ranks import RankFailure, Ranks, RanksError
 from course_utils.ranks.processes import start_method
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.task import OUT_OF_STEP, RULE, AtMost, Miss
+from course_utils.theory import costs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,8 +39,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def own_state(tmp_path, monkeypatch):
     """Every test has its own, empty progress, and has seen no hints."""
     monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(sys.modules["course_utils.progress"], "_pending", [])
-    monkeypatch.setattr(sys.modules["course_utils.progress"], "_warned", set())
+    monkeypatch.setattr(sys.modules["course_utils.notebook.progress"], "_pending", [])
+    monkeypatch.setattr(sys.modules["course_utils.notebook.progress"], "_warned", set())
     monkeypatch.setattr(checks, "_hints_shown", {})
     return tmp_path / "state"
 
@@ -806,10 +806,10 @@ def derives_from_a_class_of_the_course(tensor):
     [
         (uses_a_formula_under_another_name, "gigabits, line "),
         (derives_from_a_class_of_the_course, "GPipe, line "),
-        (costs.rank_of, "rank_of of course_utils.costs."),
-        (functools.partial(costs.rank_of), "rank_of of course_utils.costs."),
-        (functools.lru_cache(costs.rank_of), "rank_of of course_utils.costs."),
-        (Holder(), "rank_of of course_utils.costs."),
+        (costs.rank_of, "rank_of of course_utils.theory.costs."),
+        (functools.partial(costs.rank_of), "rank_of of course_utils.theory.costs."),
+        (functools.lru_cache(costs.rank_of), "rank_of of course_utils.theory.costs."),
+        (Holder(), "rank_of of course_utils.theory.costs."),
     ],
 )
 def test_what_the_course_has_built_is_noticed_in_any_wrapping(answer, called):
@@ -907,7 +907,7 @@ def test_a_solution_can_be_forced(capsys):
 
 
 def test_without_the_solved_notebook_it_is_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("course_utils.environment.ROOT", tmp_path)
+    monkeypatch.setattr("course_utils.setup.environment.ROOT", tmp_path)
     solution("00.average", force=True)
     assert "The solution of 00.average cannot be shown" in capsys.readouterr().out
     check("05.partition", right_total)

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from course_utils import questions
-from course_utils.cohort import main, rerun
-from course_utils.cohort.collect import (
+from course_utils.notebook.cohort import main, rerun
+from course_utils.notebook.cohort.collect import (
     PROGRESS_BYTES,
     Result,
     Unreadable,
@@ -30,9 +30,15 @@ from course_utils.cohort.collect import (
     owner,
     read_json,
 )
-from course_utils.cohort.report import as_csv, as_html, as_text, counts, hurdles
-from course_utils.exercises import build
-from course_utils.lessons import lesson_of
+from course_utils.notebook.cohort.report import (
+    as_csv,
+    as_html,
+    as_text,
+    counts,
+    hurdles,
+)
+from course_utils.notebook.exercises import build
+from course_utils.notebook.lessons import lesson_of
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from course_utils.__main__ import COMMANDS
-from course_utils.lessons import LESSONS, lesson_of
+from course_utils.notebook.lessons import LESSONS, lesson_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / ".github" / "CONTRIBUTING.md"
@@ -188,8 +188,8 @@ def test_the_notebooks_are_run(made: Path):
 
 
 def test_the_pictures_and_the_progress_have_it(made: Path, run: Run):
-    done = run(f"""python3 -c 'from course_utils import pictures
-print(pictures.course_map(here="{NUMBER}"))'
+    done = run(f"""python3 -c 'from course_utils import LESSONS, pictures
+print(pictures.course_map(LESSONS, here="{NUMBER}"))'
 python3 -m course_utils progress""")
     assert done.returncode == 0, done.stdout
     assert f"{NUMBER} The norm of a sharded vector. Done" in done.stdout

@@ -11,9 +11,9 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from course_utils import costs
-from course_utils.costs import LADDER, Link
 from course_utils.ranks import Ranks
+from course_utils.theory import costs
+from course_utils.theory.costs import LADDER, Link
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -655,7 +655,7 @@ def measured_fsdp(options):
     from torch import nn
 
     from course_utils.from_scratch import fsdp
-    from course_utils.tensor_bytes import record_tensor_bytes
+    from course_utils.measure.tensor_bytes import record_tensor_bytes
 
     def linear(inputs, outputs):
         return nn.Linear(inputs * WIDTH, outputs * WIDTH, bias=False)

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 import torch
 
-from course_utils import data
-from course_utils.data import DataError, load_data
-from course_utils.environment import ROOT
+from course_utils import ROOT
+from course_utils.measure import data
+from course_utils.measure.data import DataError, load_data
 
 
 # ------------------------------------------------------------------------- the digits
@@ -77,7 +77,7 @@ def test_digits_are_the_same_on_every_call_and_leave_the_random_state_alone():
 def test_digits_do_without_importing_scikit_learn():
     """It would cost every rank a second."""
     code = (
-        "import sys; from course_utils.data import load_data; load_data();"
+        "import sys; from course_utils.measure.data import load_data; load_data();"
         "assert not {'sklearn', 'torchvision'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

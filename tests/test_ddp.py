@@ -17,8 +17,8 @@ from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils import costs
 from course_utils.from_scratch import ddp
+from course_utils.theory import costs
 
 # The ranks get the functions below as they are, and need not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

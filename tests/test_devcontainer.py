@@ -17,7 +17,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from course_utils import environment, lab
+from course_utils.setup import environment, lab
 from tests.test_setup import BASE, TORCH, Clone, make_wheel, new_clone
 
 ROOT = Path(__file__).resolve().parent.parent

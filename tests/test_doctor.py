@@ -19,11 +19,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from course_utils import doctor, machine
-from course_utils.doctor import Finding
-from course_utils.environment import Torch
-from course_utils.lessons import LESSONS
-from course_utils.machine import Gpu, Link, Machine, inspect_machine
+from course_utils.notebook.lessons import LESSONS
+from course_utils.setup import doctor, machine
+from course_utils.setup.doctor import Finding
+from course_utils.setup.environment import Torch
+from course_utils.setup.machine import Gpu, Link, Machine, inspect_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 LINUX = sys.platform == "linux"
@@ -112,7 +112,7 @@ def test_this_machine_is_seen_as_psutil_sees_it() -> None:
 def test_looking_is_quick_and_imports_no_torch() -> None:
     code = (
         "import sys, time\n"
-        "from course_utils.doctor import inspect_machine\n"
+        "from course_utils.setup.doctor import inspect_machine\n"
         "began = time.perf_counter()\n"
         "inspect_machine()\n"
         "print(time.perf_counter() - began, 'torch' in sys.modules)\n"
@@ -137,7 +137,7 @@ def test_cores_that_this_process_may_not_use_do_not_count() -> None:
     code = (
         "import os\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from course_utils.doctor import inspect_machine\n"
+        "from course_utils.setup.doctor import inspect_machine\n"
         "here = inspect_machine()\n"
         "print(here.cores, here.all_cores)\n"
     )

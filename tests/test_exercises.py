@@ -17,9 +17,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_utils import exercises
-from course_utils.exercises import build, execute_notebooks, main, reference
-from course_utils.lessons import LESSONS, lesson_of
+from course_utils.notebook import exercises
+from course_utils.notebook.exercises import build, execute_notebooks, main, reference
+from course_utils.notebook.lessons import LESSONS, lesson_of
 from course_utils.notebook.on_rank import find, full_name
 from course_utils.questions import NumberTask
 from course_utils.tasks import all_tasks, tasks_of
@@ -46,7 +46,7 @@ def course(tmp_path, monkeypatch):
     for folder in ("solutions", "exercises"):
         shutil.copytree(ROOT / folder, root / folder)
     (root / "notebooks").mkdir()
-    monkeypatch.setattr("course_utils.environment.ROOT", root)
+    monkeypatch.setattr("course_utils.setup.environment.ROOT", root)
     return root
 
 
@@ -365,7 +365,7 @@ def test_execute_leaves_outputs_and_nothing_of_this_run(course, tmp_path, capfd)
         ("import os, sys\nprint('a')\nprint('b', file=sys.stderr)\nprint('c')",),
         ("import course_utils\nos.path.basename(os.getcwd())",),
         ("from ipywidgets import IntSlider\nIntSlider(description='n')",),
-        ("from course_utils.progress import attempts, record_attempt\nattempts()",),
+        ("from course_utils.notebook.progress import *\nattempts()",),
         ("record_attempt('00.average', 'wrong')",),
     )
     nbformat.write(notebook, path)
@@ -410,7 +410,7 @@ def test_a_notebook_that_is_not_there_is_said_before_any_runs(course, capsys):
 STOPPABLE = """
 import sys
 from pathlib import Path
-from course_utils.exercises import execute_notebooks
+from course_utils.notebook.exercises import execute_notebooks
 try:
     execute_notebooks([Path(sys.argv[1])])
 except KeyboardInterrupt:

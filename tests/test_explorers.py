@@ -14,8 +14,10 @@ import pytest
 import traitlets
 from torch.distributed.run import get_args_parser
 
-from course_utils import costs, explorers, simulator, snapshots
-from course_utils.explorers import (
+from course_utils.measure import snapshots
+from course_utils.measure.snapshots import History, Moment, Taken
+from course_utils.pictures import explorers
+from course_utils.pictures.explorers import (
     CollectiveExplorer,
     MemoryExplorer,
     RankExplorer,
@@ -26,9 +28,9 @@ from course_utils.explorers import (
     memory,
     what_if,
 )
-from course_utils.explorers.ring import _MARKS
+from course_utils.pictures.explorers.ring import _MARKS
 from course_utils.ranks import Ranks
-from course_utils.snapshots import History, Moment, Taken
+from course_utils.theory import costs, simulator
 
 CLUSTERS = [*itertools.product(range(1, 9), range(1, 9))]
 

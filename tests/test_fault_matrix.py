@@ -67,19 +67,19 @@ from test_setup import BASE, new_clone, old_pythons, on_small_disk, own_mounts
 from course_utils import virtual_gpus, workers
 from course_utils.notebook import check as checks
 from course_utils.notebook import ours, processes
-from course_utils.progress import (
+from course_utils.notebook.progress import (
     answers,
     attempts,
     course_map,
     progress_file,
     record_attempt,
 )
-from course_utils.quiz import quiz
+from course_utils.notebook.quiz import quiz
 from course_utils.ranks import Ranks
 from course_utils.ranks.magic import run_on_ranks
 from course_utils.virtual_gpus import machine
 
-quizzes = sys.modules["course_utils.quiz"]  # `quiz` is its function
+quizzes = sys.modules["course_utils.notebook.quiz"]  # `quiz` is its function
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = Path(__file__).with_name("FAULTS.md")
@@ -400,7 +400,7 @@ class WhatIsSaved:
     @contextlib.contextmanager
     def learner(self) -> Iterator[None]:
         """A learner who has solved a task and answered a question already."""
-        progress = sys.modules["course_utils.progress"]
+        progress = sys.modules["course_utils.notebook.progress"]
         with pytest.MonkeyPatch.context() as patch:
             self.state = Path(tempfile.mkdtemp(dir=self.folder)) / "state"
             patch.setenv("COURSE_STATE", str(self.state))
@@ -473,7 +473,7 @@ class WhatIsSaved:
         before = progress_file().read_bytes()
         other = self.in_python(
             "import os, resource, signal\n"
-            "from course_utils.progress import *\n"
+            "from course_utils.notebook.progress import *\n"
             f"progress_file()\n{code}\n"
             "record_attempt('00.average', 'wrong')\n"
             "record_attempt('00.average', 'passed')\n"
@@ -508,7 +508,7 @@ class WhatIsSaved:
 
     def two_writers(self) -> None:
         code = """
-            from course_utils.progress import record_attempt
+            from course_utils.notebook.progress import record_attempt
             for _ in range(20): record_attempt("00.who_am_i", "wrong")
             """
         both = [self.in_python(code), self.in_python(code)]
@@ -519,7 +519,7 @@ class WhatIsSaved:
 
     def killed_writer(self) -> None:
         code = """
-            from course_utils.progress import attempts, record_attempt
+            from course_utils.notebook.progress import attempts, record_attempt
             while True:
                 record_attempt("00.who_am_i", "wrong")
                 print(attempts()["00.who_am_i"]["tries"], flush=True)
@@ -535,7 +535,7 @@ class WhatIsSaved:
 
     def command(self, *arguments: str) -> None:
         before = progress_file().read_bytes()
-        sys.modules["course_utils.progress"].main(list(arguments))
+        sys.modules["course_utils.notebook.progress"].main(list(arguments))
         assert progress_file().read_bytes() == before
 
     def export_again(self) -> None:
@@ -691,7 +691,7 @@ class Commands:
 @pytest.fixture(scope="module", autouse=True)
 def own_progress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What the checks record does not go to the progress of other tests."""
-    progress = sys.modules["course_utils.progress"]
+    progress = sys.modules["course_utils.notebook.progress"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COURSE_STATE", str(tmp_path_factory.mktemp("state")))
         patch.setattr(progress, "_pending", [])

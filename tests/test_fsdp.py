@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from course_utils.from_scratch import fsdp
-from course_utils.tensor_bytes import record_tensor_bytes
+from course_utils.measure.tensor_bytes import record_tensor_bytes
 
 # The ranks get the functions below as they are, and need not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

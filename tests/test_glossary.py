@@ -20,7 +20,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_utils.lessons import LESSONS, Lesson
+from course_utils.notebook.lessons import LESSONS, Lesson
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOSSARY = ROOT / "notebooks" / "glossary.md"

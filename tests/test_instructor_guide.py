@@ -14,20 +14,21 @@ from urllib.parse import unquote
 import pytest
 from test_lessons import stated_minutes, stated_optional_minutes
 
-from course_utils import doctor, lab, progress, questions, room, testing
-from course_utils import exercises as exercises_module
+from course_utils import ROOT, questions
 from course_utils.__main__ import COMMANDS
-from course_utils.cohort import collect as read_class
-from course_utils.cohort import columns
-from course_utils.cohort import main as cohort_main
-from course_utils.cohort.report import as_text
-from course_utils.environment import ROOT
-from course_utils.lessons import LESSONS, Lesson, lesson_of
-from course_utils.machine import inspect_machine
+from course_utils.notebook import exercises as exercises_module
+from course_utils.notebook import progress
+from course_utils.notebook.cohort import collect as read_class
+from course_utils.notebook.cohort import columns
+from course_utils.notebook.cohort import main as cohort_main
+from course_utils.notebook.cohort.report import as_text
+from course_utils.notebook.lessons import LESSONS, Lesson, lesson_of
+from course_utils.notebook.slides import main as slides_main
 from course_utils.questions import NumberTask
 from course_utils.ranks import Ranks
 from course_utils.ranks.magic import make_parser
-from course_utils.slides import main as slides_main
+from course_utils.setup import doctor, lab, room, testing
+from course_utils.setup.machine import inspect_machine
 from course_utils.tasks import tasks_of
 from course_utils.tasks.task import Task
 
@@ -680,7 +681,7 @@ def test_names_of_files_are_understood_as_the_guide_says(tmp_path):
 
 
 def test_the_page_explains_its_signs_as_the_guide_does():
-    from course_utils.cohort.report import SYMBOLS
+    from course_utils.notebook.cohort.report import SYMBOLS
 
     (row,) = [
         r

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from course_utils.language import Language, Transformer, next_symbol_loss
+from course_utils.measure.language import Language, Transformer, next_symbol_loss
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,7 @@ import pytest
 from ranks_support import LOAD
 from thorough import thorough_after
 
-from course_utils import workers
-from course_utils.environment import ROOT
+from course_utils import ROOT, workers
 from course_utils.workers import LaunchError, LaunchResult, launch
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="launch() needs Linux or macOS")

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import costs
 from course_utils.notebook import ours
 from course_utils.notebook.check import find_task
+from course_utils.theory import costs
 from tests.answers import Answers
 
 ANSWERS = Answers()
@@ -32,9 +32,9 @@ def as_a_tensor_of_floats(node, local_rank, gpus_per_node):
     return torch.tensor(node) * torch.tensor(1.0 * gpus_per_node) + local_rank
 
 
-ANSWERS.wrong("01.rank_of", "wrong", "Your code calls rank_of of course_utils.costs.")(
-    functools.partial(costs.rank_of)
-)
+ANSWERS.wrong(
+    "01.rank_of", "wrong", "Your code calls rank_of of course_utils.theory.costs."
+)(functools.partial(costs.rank_of))
 
 
 @ANSWERS.wrong("01.rank_of", "wrong", "A rank is the number of ranks that come before")

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils import costs
 from course_utils.from_scratch.pipeline import ModelParallel
 from course_utils.notebook import ours
 from course_utils.notebook.check import find_task, run_check
 from course_utils.tasks.task import Miss
+from course_utils.theory import costs
 from course_utils.virtual_gpus import virtual_gpus
 from tests.answers import Answers
 

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils import Ranks, costs
-from course_utils.data import load_data
-from course_utils.exercises import reference
+from course_utils import Ranks
+from course_utils.measure.data import load_data
+from course_utils.notebook.exercises import reference
+from course_utils.theory import costs
 from tests.answers import Answers
 
 ANSWERS = Answers()

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from answers import Answers
 
-from course_utils import costs
+from course_utils.theory import costs
 
 ANSWERS = Answers()
 

@@ -13,10 +13,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.nn import functional as F
 
-from course_utils import costs
 from course_utils.notebook.check import find_task
 from course_utils.notebook.ours import solved
 from course_utils.tasks.memory import alive, new_bytes
+from course_utils.theory import costs
 from tests.answers import Answers
 
 ANSWERS = Answers()

@@ -10,8 +10,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_utils import exercises, pictures
-from course_utils.lessons import LESSONS, Lesson
+from course_utils import pictures
+from course_utils.notebook import exercises
+from course_utils.notebook.lessons import LESSONS, Lesson
 from course_utils.questions import lessons as lessons_with_questions
 from course_utils.questions import load
 
@@ -60,7 +61,7 @@ def test_the_map_in_the_first_lesson_has_every_lesson():
     )
     (output,) = cell["outputs"]
     drawn = "".join(output["data"]["text/plain"])
-    assert drawn == repr(pictures.course_map(here="00")), (
+    assert drawn == repr(pictures.course_map(LESSONS, here="00")), (
         "run: python3 -m course_utils build-exercises --execute "
         "notebooks/00_start_here.ipynb"
     )

@@ -12,7 +12,7 @@ import textwrap
 
 import pytest
 
-from course_utils.environment import ROOT
+from course_utils import ROOT
 
 PRELUDE = """
 import json, os, socket, sys

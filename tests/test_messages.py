@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils.from_scratch import collectives
-from course_utils.messages import Call, Message, in_steps, recorded
+from course_utils.measure.messages import Call, Message, in_steps, recorded
 from course_utils.ranks import Ranks
 
 

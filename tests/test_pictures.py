@@ -18,9 +18,9 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from course_utils import pictures
-from course_utils.doctor import Gpu, Link, Machine, inspect_machine
-from course_utils.lessons import LESSONS
+from course_utils.notebook.lessons import LESSONS
 from course_utils.pictures import Picture, draw, ranks, training
+from course_utils.setup.doctor import Gpu, Link, Machine, inspect_machine
 
 # ---------------------------------------------------------------- data to draw
 
@@ -72,11 +72,11 @@ SKIPPED = [
 ]
 LONG = "a name that is much longer than all the room there is for it in any picture "
 DRAWN = {
-    "map": lambda: pictures.course_map(),
-    "map of a learner": lambda: pictures.course_map({"00"}, "01", lessons=NINE),
-    "map, all done": lambda: pictures.course_map(ALL, "08", lessons=NINE),
+    "map": lambda: pictures.course_map(LESSONS),
+    "map of a learner": lambda: pictures.course_map(NINE, {"00"}, "01"),
+    "map, all done": lambda: pictures.course_map(NINE, ALL, "08"),
     "map, 14 lessons": lambda: pictures.course_map(
-        lessons=[SimpleNamespace(number=f"{n:02}", title=LONG) for n in range(14)],
+        [SimpleNamespace(number=f"{n:02}", title=LONG) for n in range(14)],
         here="03",
     ),
     "this machine": lambda: pictures.machine(inspect_machine()),
@@ -455,7 +455,7 @@ def test_every_picture_has_a_summary(name):
 def test_lessons_without_a_notebook_are_to_come():
     there = [SimpleNamespace(number="00", title="Start here", exists=True)]
     coming = [SimpleNamespace(number="01", title="More", exists=False)]
-    picture = pictures.course_map(lessons=there + coming)
+    picture = pictures.course_map(there + coming)
     assert picture.summary.endswith("Done: none; to come: 01.")
     assert [text.get_text() for text in texts_of(picture)].count("to come") == 1
 
@@ -585,7 +585,7 @@ def test_tensors_of_torch():
     ("draw", "error", "message"),
     [
         (
-            lambda: pictures.course_map({"09", "00"}, "xx", lessons=NINE),
+            lambda: pictures.course_map(NINE, {"09", "00"}, "xx"),
             ValueError,
             "There is no lesson '09' and 'xx' on the map. The lessons are 00, 01, 02, "
             "03, 04, 05, 06, 07, 08.",
@@ -714,7 +714,7 @@ class Images(html.parser.HTMLParser):
 
 def test_jupyter_gets_an_image_with_alternative_text():
     lesson = SimpleNamespace(number="00", title='The "first" <b>lesson</b> & more')
-    picture = pictures.course_map(lessons=[lesson])
+    picture = pictures.course_map([lesson])
     shown, metadata = DisplayFormatter().format(picture)
     assert set(shown) == {"text/plain", "text/html"}
     assert metadata == {}

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from course_utils import costs, pictures
+from course_utils import pictures
 from course_utils.pictures import machines
+from course_utils.theory import costs
 from tests.test_pictures import LONG, assert_suits_a_notebook, drawing
 
 SIZES = [4**k for k in range(1, 13)]

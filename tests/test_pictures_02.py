@@ -2,8 +2,9 @@
 
 import pytest
 
-from course_utils import costs, pictures
+from course_utils import pictures
 from course_utils.pictures import devices
+from course_utils.theory import costs
 from course_utils.virtual_gpus.records import Interval, Timeline
 from tests.test_pictures import LONG, assert_suits_a_notebook, drawing, texts_of
 

@@ -6,10 +6,11 @@ import math
 
 import pytest
 
-from course_utils import costs, pictures
-from course_utils.explorers import CollectiveExplorer
-from course_utils.messages import Message
+from course_utils import pictures
+from course_utils.measure.messages import Message
 from course_utils.pictures import collectives
+from course_utils.pictures.explorers import CollectiveExplorer
+from course_utils.theory import costs
 from tests.test_pictures import (
     LONG,
     assert_suits_a_notebook,

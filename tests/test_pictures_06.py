@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from course_utils import pictures, simulator
+from course_utils import pictures
 from course_utils.pictures import draw
+from course_utils.theory import simulator
 from tests.test_pictures import LONG, assert_suits_a_notebook, drawing, words_of
 
 MIB = 2**20

@@ -5,10 +5,11 @@ import itertools
 import pytest
 from matplotlib.colors import to_rgb
 
-from course_utils import costs, pictures, simulator
-from course_utils.costs import zero_memory
+from course_utils import pictures
+from course_utils.measure.tensor_bytes import TensorBytes
 from course_utils.pictures import memory
-from course_utils.tensor_bytes import TensorBytes
+from course_utils.theory import costs, simulator
+from course_utils.theory.costs import zero_memory
 from tests.test_pictures import LONG, assert_suits_a_notebook, drawing, words_of
 
 GB, MB = costs.GB, costs.MB

@@ -88,7 +88,7 @@ def test_the_schedule_is_complete_and_possible(stages, micro_batches):
 
 def test_in_micro_batches_the_gpus_work_at_the_same_time():
     """On three GPUs the time and the idle share are those of the formula."""
-    from course_utils import costs
+    from course_utils.theory import costs
 
     settings = {"compute": "1 TFLOP/s", "latency": "0 s", "bandwidth": "1e6 TB/s"}
     gpu_seconds = {}

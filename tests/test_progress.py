@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from course_utils.lessons import LESSONS
-from course_utils.progress import (
+from course_utils.notebook.lessons import LESSONS
+from course_utils.notebook.progress import (
     answers,
     attempts,
     course_map,
@@ -29,7 +29,9 @@ from course_utils.progress import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULE = sys.modules["course_utils.progress"]  # the name `progress` is the function
+MODULE = sys.modules[
+    "course_utils.notebook.progress"
+]  # the name `progress` is the function
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +113,9 @@ def test_an_answer_that_is_no_json_is_refused_and_nothing_changes():
 
 def test_the_next_process_sees_it(own_state):
     record_attempt("00.average", "passed")
-    code = "from course_utils.progress import *; print(attempts()['00.average'])"
+    code = (
+        "from course_utils.notebook.progress import *; print(attempts()['00.average'])"
+    )
     out, _ = python(code, state=own_state).communicate(timeout=30)
     assert "'passed': True" in out
 
@@ -121,7 +125,7 @@ def test_the_next_process_sees_it(own_state):
 
 WRITE_MANY = """
 import sys
-from course_utils.progress import record_answer, record_attempt
+from course_utils.notebook.progress import record_answer, record_attempt
 name, count = sys.argv[1], int(sys.argv[2])
 for number in range(count):
     record_attempt(f"00.{name}_{number}", "wrong")
@@ -157,8 +161,8 @@ def test_threads_of_one_process_lose_nothing():
 
 def test_a_killed_holder_of_the_lock_stops_nobody(own_state):
     hold = (
-        "from course_utils.progress import *\n"
-        "from course_utils.progress import _locked\n"
+        "from course_utils.notebook.progress import *\n"
+        "from course_utils.notebook.progress import _locked\n"
         "import time\n"
         "record_attempt('00.average', 'wrong')\n"
         "with _locked(progress_file()):\n"
@@ -181,7 +185,7 @@ def test_a_killed_holder_of_the_lock_stops_nobody(own_state):
 
 
 WRITE_FOR_EVER = """
-from course_utils.progress import attempts, record_attempt
+from course_utils.notebook.progress import attempts, record_attempt
 while True:
     record_attempt("00.average", "wrong")
     print(attempts()["00.average"]["tries"], flush=True)
@@ -298,7 +302,7 @@ def test_half_a_character_from_a_file_is_no_obstacle(own_state):
 
 
 HOLD = (
-    "from course_utils.progress import _locked, progress_file\n"
+    "from course_utils.notebook.progress import _locked, progress_file\n"
     "import time\n"
     "progress_file().parent.mkdir(exist_ok=True)\n"
     "with _locked(progress_file()):\n"
@@ -310,7 +314,9 @@ HOLD = (
 def test_a_lock_that_is_never_given_back_is_told_and_waits(
     own_state, capsys, monkeypatch
 ):
-    monkeypatch.setattr(sys.modules["course_utils.progress"], "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(
+        sys.modules["course_utils.notebook.progress"], "LOCK_SECONDS", 0.2
+    )
     holder = python(HOLD, state=own_state)
     assert holder.stdout.readline() == "locked\n"
     record_attempt("00.average", "wrong")
@@ -330,7 +336,7 @@ def test_a_lock_that_is_never_given_back_is_told_and_waits(
 
 READ_ONLY = """
 import os
-from course_utils.progress import attempts, progress_file, record_attempt
+from course_utils.notebook.progress import attempts, progress_file, record_attempt
 progress_file()  # imports the rest while it may read it
 if os.geteuid() == 0:  # the mode of a folder does not stop root
     os.setuid(65534)
@@ -365,7 +371,7 @@ def test_a_read_only_folder_warns_once_and_the_course_goes_on():
 
 DISK_FULL = """
 import resource, signal
-from course_utils.progress import attempts, record_answer
+from course_utils.notebook.progress import attempts, record_answer
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 record_answer("00.long", "x" * 5000, True)
@@ -415,7 +421,7 @@ def small_course(tmp_path, monkeypatch):
         (tmp_path / "notebooks" / f"{lesson.slug}.ipynb").write_text("{}")
         text = json.dumps({"cells": [{"metadata": {}, "source": []}, *cells]})
         (tmp_path / "solutions" / f"{lesson.slug}.ipynb").write_text(text)
-    monkeypatch.setattr("course_utils.environment.ROOT", tmp_path)
+    monkeypatch.setattr("course_utils.setup.environment.ROOT", tmp_path)
     for lesson in LESSONS:
         lesson.__dict__.pop("tasks", None)
     yield
@@ -469,7 +475,7 @@ def test_progress_is_a_function_before_and_after_its_module_is_imported(own_stat
     code = (
         "from course_utils import progress\n"
         "progress()\n"
-        "import course_utils.progress\n"
+        "import course_utils.notebook.progress\n"
         "from course_utils import progress\n"
         "progress()\n"
         "try: progress('00')\n"
@@ -483,7 +489,7 @@ def test_progress_is_a_function_before_and_after_its_module_is_imported(own_stat
 def test_the_command_needs_the_standard_library_alone(own_state):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from course_utils.progress import main\n"
+        "from course_utils.notebook.progress import main\n"
         "main([])\n"
     )
     run = subprocess.run(

@@ -16,9 +16,9 @@ from torch.distributed import constants
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from course_utils import costs, simulator
 from course_utils.from_scratch import ring, sgd
 from course_utils.ranks import Ranks
+from course_utils.theory import costs, simulator
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -18,8 +18,10 @@ import pytest
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
-import course_utils.quiz as quizzes
-from course_utils.progress import answers, course_map, record_answer
+import course_utils.notebook.quiz as quizzes
+from course_utils.notebook.progress import answers, course_map, record_answer
+from course_utils.notebook.quiz import Quiz, quiz, why
+from course_utils.notebook.quiz_widget import QuizWidget
 from course_utils.questions import (
     AnswerError,
     Choice,
@@ -36,8 +38,6 @@ from course_utils.questions import (
     load,
 )
 from course_utils.questions.markup import to_html, to_text
-from course_utils.quiz import Quiz, quiz, why
-from course_utils.quiz_widget import QuizWidget
 
 ROOT = Path(__file__).parents[1]
 EVERY_QUESTION = [question for one in lessons() for question in load(one).values()]

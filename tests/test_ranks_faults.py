@@ -528,7 +528,7 @@ dist.barrier()
 def test_a_slow_link_is_no_deadlock(ranks):
     ranks.run_cell(
         """
-from course_utils.calibration import EmulatedLink
+from course_utils.measure.calibration import EmulatedLink
 with EmulatedLink(latency=4, bandwidth=1e9):
     if rank == 0: dist.send(torch.ones(1), 1)
     if rank == 1: dist.recv(torch.ones(1), 0)

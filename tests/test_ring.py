@@ -18,9 +18,9 @@ from ranks_support import ranks_up_to
 from thorough import thorough_after
 from torch.distributed import ReduceOp
 
-from course_utils import costs
 from course_utils.from_scratch import ring
 from course_utils.ranks import RanksError
+from course_utils.theory import costs
 
 # The ranks get the functions below as they are, and need not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

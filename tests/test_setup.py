@@ -33,16 +33,16 @@ import pytest
 from thorough import thorough_after
 
 from course_utils import __main__ as command_line
-from course_utils import environment, installer, lab
-from course_utils import testing as test_command
-from course_utils.testing import PLACES, WITHOUT_THOROUGH
+from course_utils.setup import environment, installer, lab
+from course_utils.setup import testing as test_command
+from course_utils.setup.testing import PLACES, WITHOUT_THOROUGH
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = getattr(sys, "_base_executable", sys.executable)
 # What a clone needs before anything is installed.
 FIRST_FILES = (
-    *("__init__", "__main__", "environment", "installer", "lab", "testing"),
-    *("doctor", "machine"),
+    *("__init__", "__main__", "setup/__init__", "setup/environment"),
+    *("setup/installer", "setup/lab", "setup/testing", "setup/doctor", "setup/machine"),
 )
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -257,9 +257,9 @@ def until(condition: Callable[[], object], seconds: float = 30) -> bool:
 def new_clone(folder: Path) -> Clone:
     clone = Clone(folder)
     package = folder / "course_utils"
-    package.mkdir(parents=True)
+    (package / "setup").mkdir(parents=True)
     for name in FIRST_FILES:
-        shutil.copy(ROOT / "course_utils" / f"{name}.py", package)
+        shutil.copy(ROOT / "course_utils" / f"{name}.py", package / f"{name}.py")
     (folder / "notebooks").mkdir()
     (folder / "notebooks" / "00_start_here.ipynb").write_text(json.dumps(NOTEBOOK))
     (folder / "requirements.txt").write_text(
@@ -802,7 +802,8 @@ def test_the_first_files_import_the_standard_library_alone(clone: Clone) -> None
     code = (
         "import sys, importlib\n"
         f"for name in {FIRST_FILES!r}:\n"
-        "    name != '__init__' and importlib.import_module('course_utils.' + name)\n"
+        "    name = name.replace('/', '.').removesuffix('__init__').strip('.')\n"
+        "    importlib.import_module('course_utils' + '.' * bool(name) + name)\n"
         "heads = {name.partition('.')[0] for name in sys.modules}\n"
         "print(*sorted(heads - sys.stdlib_module_names - {'__main__'}))\n"
     )
@@ -1112,7 +1113,8 @@ def test_help_and_mistakes(clone: Clone) -> None:
 def test_commands_that_need_the_packages_run_in_the_venv(
     ready: Clone, command: str, module: str
 ) -> None:
-    (ready.folder / "course_utils" / f"{module}.py").write_text(
+    (ready.folder / "course_utils" / "notebook").mkdir()
+    (ready.folder / "course_utils" / "notebook" / f"{module}.py").write_text(
         "import sys, torch\n"
         "def main(argv):\n"
         "    print(sys.executable, argv)\n"
@@ -1167,8 +1169,10 @@ GOES_ON = "; run the same command again to go on"
 
 
 def test_progress_needs_no_environment(clone: Clone) -> None:
-    for name in ("progress.py", "lessons.py", "written.py"):
-        shutil.copy(ROOT / "course_utils" / name, clone.folder / "course_utils")
+    room = clone.folder / "course_utils" / "notebook"
+    room.mkdir()
+    for name in ("__init__.py", "progress.py", "lessons.py", "written.py"):
+        shutil.copy(ROOT / "course_utils" / "notebook" / name, room)
     result = clone.run("progress", "--file")
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("progress.json\n")
@@ -1293,7 +1297,8 @@ def test_plain_nbval_needs_no_more_than_the_learners_packages(
     for name in ("pyproject.toml", "conftest.py", "tests/nbval.cfg"):
         shutil.copy(ROOT / name, clone.folder / name)
     hint = (
-        "from course_utils.progress import record_hint\nrecord_hint('00.average', 1)\n"
+        "from course_utils.notebook.progress import record_hint\n"
+        "record_hint('00.average', 1)\n"
     )
     write_notebook(clone, hint + "object()", "<object at 0x7f0123456789>")
     result = subprocess.run(

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from course_utils import costs, simulator
-from course_utils.costs import Transfer
-from course_utils.simulator import (
+from course_utils.theory import costs, simulator
+from course_utils.theory.costs import Transfer
+from course_utils.theory.simulator import (
     Cluster,
     Layer,
     Model,

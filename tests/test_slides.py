@@ -12,10 +12,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_utils import slides
-from course_utils.lessons import LESSONS, lesson_of
-from course_utils.slides import main, slides_of
-from course_utils.slides.outline import (
+from course_utils.notebook import slides
+from course_utils.notebook.lessons import LESSONS, lesson_of
+from course_utils.notebook.slides import main, slides_of
+from course_utils.notebook.slides.outline import (
     LINES,
     LONG,
     _first_sentence,

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch.multiprocessing as mp
 
-from course_utils.child_errors import child_errors
-from course_utils.environment import ROOT
+from course_utils import ROOT
+from course_utils.ranks.child_errors import child_errors
 from course_utils.workers import spawn_hello
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from course_utils import tensor_bytes
+from course_utils.measure import tensor_bytes
+from course_utils.measure.tensor_bytes import TensorBytes, record_tensor_bytes
 from course_utils.ranks import Ranks
-from course_utils.tensor_bytes import TensorBytes, record_tensor_bytes
 
 
 def test_tensors_count_as_long_as_their_memory_lives():
@@ -130,7 +130,7 @@ def test_on_ranks_with_dtensors():
 
 def test_reading_a_record_needs_no_torch():
     code = (
-        "import sys, course_utils.tensor_bytes as t; t.TensorBytes().peak; "
+        "import sys, course_utils.measure.tensor_bytes as t; t.TensorBytes().peak; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from course_utils import traffic
+from course_utils.measure import traffic
+from course_utils.measure.traffic import Sent, Watch
 from course_utils.ranks import Ranks
-from course_utils.traffic import Sent, Watch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

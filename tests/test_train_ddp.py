@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from worker_forks import Run, forks_of
 
-from course_utils.data import load_data
-from course_utils.environment import ROOT
+from course_utils import ROOT
+from course_utils.measure.data import load_data
 from course_utils.workers import launch
 
 WORKER = "course_utils/workers/train_ddp.py"
@@ -355,7 +355,7 @@ def test_without_network_mnist_is_a_short_error(forks, tmp_path):
     no_network = f"""
 from pathlib import Path
 from torchvision import datasets
-from course_utils import data
+from course_utils.measure import data
 data.STATE = Path({str(tmp_path)!r})
 datasets.MNIST.mirrors = ["http://127.0.0.1:9/"]
 """

@@ -21,8 +21,8 @@ import torch
 from thorough import thorough_after
 from worker_forks import Forks, Run, forks_of
 
-from course_utils.environment import ROOT
-from course_utils.language import Language, Transformer, next_symbol_loss
+from course_utils import ROOT
+from course_utils.measure.language import Language, Transformer, next_symbol_loss
 from course_utils.workers import launch
 
 WORKER = "course_utils/workers/train_fsdp.py"

@@ -22,8 +22,8 @@ from ranks_support import settle
 from thorough import thorough_after
 from torch import nn
 
-from course_utils.data import load_data
-from course_utils.environment import ROOT
+from course_utils import ROOT
+from course_utils.measure.data import load_data
 from course_utils.ranks import Ranks
 from course_utils.workers import launch
 
@@ -274,7 +274,7 @@ def test_data_that_cannot_be_had_is_a_short_error(on, tmp_path):
     no_network = f"""
 from pathlib import Path
 from torchvision import datasets
-from course_utils import data
+from course_utils.measure import data
 data.STATE = Path({str(tmp_path)!r})
 datasets.MNIST.mirrors = ["http://127.0.0.1:9/"]
 """

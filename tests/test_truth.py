@@ -30,10 +30,10 @@ from pathlib import Path
 
 import pytest
 
-from course_utils import costs, simulator
-from course_utils.lessons import LESSONS
+from course_utils.notebook.lessons import LESSONS
 from course_utils.questions import Number, Question, load
 from course_utils.ranks import Ranks
+from course_utils.theory import costs, simulator
 from course_utils.virtual_gpus import virtual_gpus
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,8 +107,16 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
 # What somebody decided, or what only a source can know: the reason in words.
 STATED: dict[tuple[str, str, str], str] = {
     ("02", "memory-explain", "224"): "torchvision's ResNet50_Weights crop to it",
-    ("05", "alone-md", "1,440"): "course_utils/data.py: the split of 1,797 digits",
-    ("05", "alone-md", "357"): "course_utils/data.py: the split of 1,797 digits",
+    (
+        "05",
+        "alone-md",
+        "1,440",
+    ): "course_utils/measure/data.py: the split of 1,797 digits",
+    (
+        "05",
+        "alone-md",
+        "357",
+    ): "course_utils/measure/data.py: the split of 1,797 digits",
     ("08", "title", "80 GB"): "NVIDIA's data sheet, as in costs.CARDS",
     ("08", "meta-md", "70 billion"): "an example: no model is meant",
 }

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from thorough import thorough_after
 
-from course_utils import costs
-from course_utils.environment import ROOT
+from course_utils import ROOT
+from course_utils.measure.tensor_bytes import record_tensor_bytes
 from course_utils.ranks import Ranks
-from course_utils.tensor_bytes import record_tensor_bytes
+from course_utils.theory import costs
 from course_utils.workers import bench_all_reduce, launch
 
 # The ranks get the functions below as they are, and need not import this file.

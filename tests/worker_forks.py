@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from course_utils.environment import ROOT
+from course_utils import ROOT
 
 LIMIT = 300  # seconds: then a run has failed
 
@@ -26,7 +26,7 @@ import contextlib, json, os, runpy, signal, sys, tempfile, traceback
 import torch, torch._dynamo, torch.distributed as dist
 import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
 import torch.distributed.nn.functional
-from course_utils import data
+from course_utils.measure import data
 from course_utils.ranks.driver import hold_port
 from course_utils.ranks.loopback import bind_stores_to_loopback
 

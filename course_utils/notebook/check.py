@@ -35,7 +35,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from course_utils.lessons import lesson_of
+from course_utils.notebook.lessons import lesson_of
 from course_utils.notebook.outcome import Outcome, colours_are_shown, wrap
 from course_utils.questions import AnswerError, NumberTask
 from course_utils.tasks import all_tasks, tasks_of
@@ -57,7 +57,7 @@ def check(task_id: str, answer: Any = ...) -> None:
     Raises:
         ValueError: there is no such task.
     """
-    from course_utils.progress import record_attempt
+    from course_utils.notebook.progress import record_attempt
 
     outcome = run_check(task_id, answer)
     record_attempt(task_id, outcome.status)
@@ -102,7 +102,7 @@ def hint(task_id: str) -> None:
     Raises:
         ValueError: there is no such task.
     """
-    from course_utils.progress import record_hint
+    from course_utils.notebook.progress import record_hint
 
     task = find_task(task_id)
     number = _hints_shown.get(task_id, 0) + 1
@@ -133,8 +133,8 @@ def solution(task_id: str, force: bool = False) -> None:
     Raises:
         ValueError: there is no such task.
     """
-    from course_utils.exercises import reference
-    from course_utils.progress import attempts, record_solution
+    from course_utils.notebook.exercises import reference
+    from course_utils.notebook.progress import attempts, record_solution
 
     find_task(task_id)
     if not force and not attempts().get(task_id, {}).get("tries"):

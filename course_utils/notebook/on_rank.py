@@ -131,8 +131,8 @@ def courses_own() -> tuple[str, ...]:
     folder = importlib.import_module("course_utils.from_scratch")
     inside = pkgutil.walk_packages(folder.__path__, f"{folder.__name__}.")
     modules = (
-        "course_utils.costs",
-        "course_utils.simulator",
+        "course_utils.theory.costs",
+        "course_utils.theory.simulator",
         *(m.name for m in inside),
     )
     return tuple(

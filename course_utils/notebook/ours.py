@@ -9,9 +9,9 @@ import json
 import re
 from dataclasses import dataclass
 
-from course_utils.exercises import MARKER, reference
-from course_utils.lessons import lesson_of
 from course_utils.notebook.answer import pack
+from course_utils.notebook.exercises import MARKER, reference
+from course_utils.notebook.lessons import lesson_of
 from course_utils.tasks.task import Miss, Task
 
 MAGIC = re.compile(r"^[%!].*$", re.MULTILINE)

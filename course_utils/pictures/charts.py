@@ -25,7 +25,7 @@ from course_utils.pictures.draw import (
 )
 
 if TYPE_CHECKING:
-    from course_utils.lessons import Lesson
+    from course_utils.notebook.lessons import Lesson
 
 # --- the map of the course -------------------------------------------------------
 
@@ -48,25 +48,22 @@ _STAGES = (
 
 @draw.picture
 def course_map(
+    lessons: "Sequence[Lesson]",
     done: Collection[str] = frozenset(),
     here: str | None = None,
-    *,
-    lessons: "Sequence[Lesson] | None" = None,
 ) -> Picture:
     """The lessons as a path to follow, grouped by where their code runs.
 
     A lesson whose notebook is not in this copy of the course is marked "to come".
 
     Args:
+        lessons: The lessons to draw, such as `course_utils.LESSONS`.
         done: Numbers of the lessons that are finished, such as {"00", "01"}.
         here: The number of the lesson in front of the learner, if any.
-        lessons: The lessons to draw; the whole course if left out.
 
     Raises:
         ValueError: `done` or `here` names a lesson that is not on the map.
     """
-    if lessons is None:
-        from course_utils.lessons import LESSONS as lessons
     done = {done} if isinstance(done, str) else set(done)
     numbers = [lesson.number for lesson in lessons]
     unknown = sorted(map(repr, (done | {here}) - {*numbers, None}))

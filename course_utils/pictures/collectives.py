@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from course_utils import costs
 from course_utils.pictures import draw
 from course_utils.pictures.draw import (
     BLUE,
@@ -30,9 +29,10 @@ from course_utils.pictures.draw import (
     YELLOW,
     Picture,
 )
+from course_utils.theory import costs
 
 if TYPE_CHECKING:
-    from course_utils.messages import Message
+    from course_utils.measure.messages import Message
 
 # --- a collective, before and after ------------------------------------------------
 
@@ -385,7 +385,7 @@ def message_steps(
     Below, for each rank, how many messages it sends and receives.
 
     Args:
-        messages: What `course_utils.messages.in_steps` returns.
+        messages: What `course_utils.measure.messages.in_steps` returns.
         world_size: How many ranks there are, 2 to 8.
         title: What the picture shows, such as "Broadcast by a tree".
 

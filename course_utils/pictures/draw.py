@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from course_utils import costs
+from course_utils.theory import costs
 
 ORANGE = "#E69F00"
 SKY = "#56B4E9"

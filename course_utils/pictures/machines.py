@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from course_utils import costs
 from course_utils.pictures import draw
 from course_utils.pictures.draw import (
     BLUE,
@@ -29,9 +28,10 @@ from course_utils.pictures.draw import (
     YELLOW,
     Picture,
 )
+from course_utils.theory import costs
 
 if TYPE_CHECKING:
-    from course_utils.doctor import Link, Machine
+    from course_utils.setup.doctor import Link, Machine
 
 # --- the machine in front of the learner -------------------------------------------
 
@@ -47,7 +47,7 @@ def machine(machine: "Machine") -> Picture:
     The lessons use up to four GPUs; those that are not there are virtual.
 
     Args:
-        machine: From `course_utils.doctor.inspect_machine()`.
+        machine: From `course_utils.setup.doctor.inspect_machine()`.
     """
     wide, gap, pad = 4.85, 0.3, 0.14
     levels = _link_levels(machine)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
-from course_utils import costs
 from course_utils.pictures import devices, draw, overlap
 from course_utils.pictures.draw import (
     BLUE,
@@ -28,10 +27,11 @@ from course_utils.pictures.draw import (
     duration,
 )
 from course_utils.pictures.ranks import Interval, checked
+from course_utils.theory import costs
 
 if TYPE_CHECKING:
-    from course_utils.simulator import FsdpStep
-    from course_utils.tensor_bytes import TensorBytes
+    from course_utils.measure.tensor_bytes import TensorBytes
+    from course_utils.theory.simulator import FsdpStep
 
 # --- what fills each GPU, against what cards have -------------------------------------
 

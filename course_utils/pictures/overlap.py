@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from course_utils import costs
 from course_utils.pictures import draw
 from course_utils.pictures.draw import (
     BLUE,
@@ -22,9 +21,10 @@ from course_utils.pictures.draw import (
     duration,
 )
 from course_utils.pictures.ranks import Interval, checked
+from course_utils.theory import costs
 
 if TYPE_CHECKING:
-    from course_utils.simulator import Step
+    from course_utils.theory.simulator import Step
 
 # --- computing and communication at the same time -----------------------------------
 

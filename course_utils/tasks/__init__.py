@@ -8,19 +8,22 @@ and what FSDP gathers and sends (``sharding.py``).
 from __future__ import annotations
 
 import importlib
-import importlib.util
-
-from course_utils.lessons import LESSONS
+import pkgutil
 
 
 def tasks_of(number: str) -> tuple:
     """The tasks of a lesson ("00"), in the order of its notebook."""
-    name = f"{__name__}.lesson_{number}"
-    if importlib.util.find_spec(name) is None:
+    if f"lesson_{number}" not in _lessons():
         return ()
-    return importlib.import_module(name).TASKS
+    return importlib.import_module(f"{__name__}.lesson_{number}").TASKS
 
 
 def all_tasks() -> tuple:
     """The tasks of the whole course."""
-    return tuple(task for lesson in LESSONS for task in tasks_of(lesson.number))
+    numbers = (name.removeprefix("lesson_") for name in _lessons())
+    return tuple(task for number in numbers for task in tasks_of(number))
+
+
+def _lessons() -> list[str]:
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return [name for name in names if name.startswith("lesson_")]

@@ -5,7 +5,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from course_utils.messages import in_steps
+from course_utils.measure.messages import in_steps
+from course_utils.measure.under_way import Log
 from course_utils.questions import NumberTask, Slip
 from course_utils.tasks import starts
 from course_utils.tasks.compare import is_new
@@ -26,7 +27,6 @@ from course_utils.tasks.messages import (
     watched,
 )
 from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
-from course_utils.tasks.under_way import Log
 
 PREDICT_MESSAGES = NumberTask(
     "04.predict_messages",

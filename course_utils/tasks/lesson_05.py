@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
+from course_utils.measure.under_way import NO_VALUE_YET, REDUCING, Log
 from course_utils.questions import NumberTask, Slip
 from course_utils.tasks.compare import are_same
 from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
-from course_utils.tasks.under_way import NO_VALUE_YET, REDUCING, Log
 
 PREDICT_RATE = NumberTask(
     "05.predict_rate",

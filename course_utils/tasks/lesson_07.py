@@ -7,7 +7,7 @@ import operator
 import torch
 import torch.distributed as dist
 
-from course_utils.messages import in_steps
+from course_utils.measure.messages import in_steps
 from course_utils.questions import NumberTask, Slip
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.messages import ERRORS, INSTEAD, told_by_all, watched

@@ -7,10 +7,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from course_utils.messages import put_back
+from course_utils.measure.messages import put_back
+from course_utils.measure.traffic import Watch
 from course_utils.tasks.inputs import linear
 from course_utils.tasks.memory import settled
-from course_utils.traffic import Watch
 
 GATHERED = "all-gather"
 FEW = 4  # tensors; one is left from the last round of a loop

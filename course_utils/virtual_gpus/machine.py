@@ -22,7 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_utils import costs
+from course_utils.theory import costs
 from course_utils.virtual_gpus import cuda, errors, surface
 from course_utils.virtual_gpus.parts import (
     BLOCK,

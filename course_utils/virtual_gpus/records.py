@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 
-from course_utils import costs
+from course_utils.theory import costs
 
 # --- units ----------------------------------------------------------------------------
 

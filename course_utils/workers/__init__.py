@@ -30,7 +30,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from course_utils.environment import ROOT, STATE, shown
+from course_utils import ROOT, STATE, shown
 from course_utils.ranks import report
 from course_utils.ranks.driver import (
     MAX_RANKS,

@@ -371,7 +371,7 @@ def _end(code: int) -> NoReturn:
 
 def _own_lines(error: BaseException) -> str:
     """The traceback without the lines of Python, torch and the course."""
-    from course_utils.environment import ROOT
+    from course_utils import ROOT
     from course_utils.ranks.report import own_traceback
 
     return own_traceback(error).replace(f'File "{ROOT}{os.sep}', 'File "')

@@ -51,8 +51,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from course_utils import costs
-from course_utils.workers._group import RANK, WORLD_SIZE, join_group, stop
+from course_utils.theory import costs
+from course_utils.workers.group import RANK, WORLD_SIZE, join_group, stop
 
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,

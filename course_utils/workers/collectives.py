@@ -34,9 +34,9 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from course_utils import costs
 from course_utils.from_scratch import collectives as by_hand
-from course_utils.workers._group import RANK, WORLD_SIZE, join_group, stop
+from course_utils.theory import costs
+from course_utils.workers.group import RANK, WORLD_SIZE, join_group, stop
 
 
 def run_all(use: Any, device: torch.device) -> Iterator[tuple[str, Any, Any, Any]]:

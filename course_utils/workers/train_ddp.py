@@ -48,8 +48,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from course_utils.data import NAMES, DataError, load_data
-from course_utils.workers._group import LOCAL_RANK, RANK, WORLD_SIZE, join_group, stop
+from course_utils.measure.data import NAMES, DataError, load_data
+from course_utils.workers.group import LOCAL_RANK, RANK, WORLD_SIZE, join_group, stop
 
 
 def make_model(height: int, width: int) -> nn.Module:

@@ -75,9 +75,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.from_scratch import fsdp
-from course_utils.language import Language, Transformer, next_symbol_loss
-from course_utils.workers._checkpoints import Checkpoints
-from course_utils.workers._group import LOCAL_RANK, RANK, WORLD_SIZE, join_group, stop
+from course_utils.measure.language import Language, Transformer, next_symbol_loss
+from course_utils.workers.checkpoints import Checkpoints
+from course_utils.workers.group import LOCAL_RANK, RANK, WORLD_SIZE, join_group, stop
 
 LANGUAGE = Language()
 LENGTH = 32  # predictions in a sentence

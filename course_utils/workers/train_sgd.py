@@ -44,7 +44,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from course_utils.data import NAMES, DataError, load_data
 from course_utils.from_scratch.sgd import (
     average_gradients,
     average_gradients_naive,
@@ -56,7 +55,8 @@ from course_utils.from_scratch.sgd import (
     sum_over_ranks,
     warmup_lr,
 )
-from course_utils.workers._group import RANK, WORLD_SIZE, join_group, stop
+from course_utils.measure.data import NAMES, DataError, load_data
+from course_utils.workers.group import RANK, WORLD_SIZE, join_group, stop
 
 
 def make_model(height: int, width: int) -> nn.Module:

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 
 import cloudpickle
 
-from course_utils.lessons import LESSONS
 from course_utils.notebook import beside, ours
+from course_utils.notebook.lessons import LESSONS
 from course_utils.tasks import all_tasks
 from course_utils.tasks.task import Miss, Task
 from tests.benchmarks._harness import Row, to_itself

@@ -201,7 +201,7 @@ def bytes_of_steps(kind: str, options: dict[str, Any]) -> dict[str, int]:
     """The peak in a step, the bytes between steps, and what these should be."""
     import torch.distributed as dist
 
-    from course_utils.tensor_bytes import record_tensor_bytes
+    from course_utils.measure.tensor_bytes import record_tensor_bytes
 
     n = dist.get_world_size()
     layers, width, _ = SMALL

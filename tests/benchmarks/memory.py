@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import psutil
 
-from course_utils.doctor import LESSON_MEMORY
-from course_utils.lessons import LESSONS
+from course_utils.notebook.lessons import LESSONS
+from course_utils.setup.doctor import LESSON_MEMORY
 from tests.benchmarks._harness import Row
 from tests.benchmarks._kernel import ROOT, Kernel, code_cells, memory_of
 

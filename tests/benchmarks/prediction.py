@@ -16,8 +16,8 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from course_utils import costs
 from course_utils.ranks import Ranks
+from course_utils.theory import costs
 from tests.benchmarks._harness import Row, to_itself
 
 ROUNDS = 9
@@ -94,13 +94,13 @@ def measure(
     import torch
     import torch.distributed as dist
 
-    from course_utils.calibration import (
+    from course_utils.from_scratch import ring
+    from course_utils.measure.calibration import (
         EmulatedLink,
         ping_pong_seconds,
         ring_shift_seconds,
         slowest_seconds,
     )
-    from course_utils.from_scratch import ring
 
     n = dist.get_world_size()
     tensors = [torch.zeros(n * message // 4) for message in messages]

@@ -9,8 +9,8 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from course_utils import costs
-from course_utils.costs import Transfer
+from course_utils.theory import costs
+from course_utils.theory.costs import Transfer
 from tests.benchmarks._harness import Row, to_itself
 
 ROUNDS = 5
@@ -26,7 +26,7 @@ def rows() -> Iterator[Row]:
 
 def ring_row(gpus: int, rounds: int, *, every_gpu: bool) -> Row:
     """Simulate a ring of so many GPUs, all alike."""
-    from course_utils import simulator
+    from course_utils.theory import simulator
 
     cluster = simulator.Cluster(
         name="alike",

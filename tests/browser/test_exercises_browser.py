@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from course_utils.environment import ROOT
+from course_utils import ROOT
 from tests.browser.test_notebooks_browser import open_and_use
 
 EXERCISES = sorted((ROOT / "exercises").glob("*.ipynb"))

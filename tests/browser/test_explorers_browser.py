@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 SHOW = (
-    "from course_utils.explorers import RankExplorer\n"
+    "from course_utils.pictures.explorers import RankExplorer\n"
     "explorer = RankExplorer(nodes=2, gpus_per_node=4, rank=5)\n"
     "explorer"
 )
@@ -64,7 +64,7 @@ def test_accessible_and_shown_once(open_notebook) -> None:
 
 
 COLLECTIVE = (
-    "from course_utils.explorers import CollectiveExplorer\n"
+    "from course_utils.pictures.explorers import CollectiveExplorer\n"
     'CollectiveExplorer("reduce", world_size=3, op="MAX", root=2)'
 )
 
@@ -104,7 +104,7 @@ def test_collectives_by_keyboard(open_notebook) -> None:
 
 
 RING = (
-    "from course_utils.explorers import RingStepper, WhatIfExplorer\n"
+    "from course_utils.pictures.explorers import RingStepper, WhatIfExplorer\n"
     "RingStepper([  # what two ranks have noted\n"
     "    [([1.0, 5.0], 0, 1, 1), ([1.0, 11.0], 1, 2, 1), ([3.0, 11.0],)],\n"
     "    [([2.0, 6.0], 1, 2, 0), ([3.0, 6.0], 0, 1, 0), ([3.0, 11.0],)],\n"
@@ -197,7 +197,7 @@ def check_what_if(page: Page, cell: Locator) -> None:
 
 
 MEMORY = (
-    "from course_utils.explorers import MemoryExplorer\n"
+    "from course_utils.pictures.explorers import MemoryExplorer\n"
     'MemoryExplorer("7.5 billion", gpus=64, stage=0, recompute="full")'
 )
 

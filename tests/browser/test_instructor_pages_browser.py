@@ -12,10 +12,10 @@ from axe_playwright_python.sync_playwright import Axe
 from nbformat.v4 import new_markdown_cell, new_notebook
 from thorough import thorough_after
 
-from course_utils.cohort import main as cohort
-from course_utils.lessons import lesson_of
-from course_utils.slides import main as slides
-from course_utils.slides import slides_of
+from course_utils.notebook.cohort import main as cohort
+from course_utils.notebook.lessons import lesson_of
+from course_utils.notebook.slides import main as slides
+from course_utils.notebook.slides import slides_of
 
 FIRST = 5  # slides of a lesson that the arrow keys pass through
 # Of the current slide: how far it reaches, in pixels of the screen, and how.

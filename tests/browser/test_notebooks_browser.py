@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 from thorough import thorough_after
 
-from course_utils.environment import ROOT
+from course_utils import ROOT
 from tests.browser.conftest import READY, Notebook
 
 TOO_SLOW = "[anywidget] Failed to initialize model."

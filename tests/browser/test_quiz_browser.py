@@ -104,7 +104,8 @@ def test_the_keys_of_the_notebook_lead_out_of_a_form(open_notebook, inside) -> N
         "slider": "RankExplorer(nodes=2, gpus_per_node=4, rank=5)",
     }
     imports = (
-        "from course_utils import quiz\nfrom course_utils.explorers import RankExplorer"
+        "from course_utils import quiz\n"
+        "from course_utils.pictures.explorers import RankExplorer"
     )
     notebook = open_notebook(imports, cells[inside], "x = 1", "x = 2")
     notebook.run_all()

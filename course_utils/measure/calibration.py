@@ -1,0 +1,395 @@
+"""Times: of a link between ranks, measured or made slow on purpose, and of free cores.
+
+    ring_shift_seconds      a message between neighbours, while all ranks send
+    ping_pong_seconds       the same between two ranks, while nobody else does anything
+    measured_link           the latency and the bandwidth that follow from one of these
+    slowest_seconds         any work of all ranks
+    EmulatedLink            a network as slow as you want, on one machine
+    free_medians            work in the notebook itself, while no other program runs
+
+All but the last run on the ranks, and every rank calls them:
+
+    SIZES = [2**19, 2**20, 2**21, 2**22]
+    link = ranks.run(measured_link, ring_shift_seconds, SIZES)[0]
+    print(link.latency, link.bandwidth)
+
+Where ranks share cores, no measurement is exact: the same one again may differ by a
+factor of two. For CPU tensors and gloo. Sizes are bytes, times are seconds, bandwidths
+are bytes a second.
+"""
+
+import operator
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from course_utils.measure.messages import P2P, put_back
+from course_utils.theory import costs
+
+# ------------------------------------------------------------------------ measuring
+
+
+def slowest_seconds(work: Callable[[], object], rounds: int = 5) -> list[float]:
+    """Time what all ranks do together, as often as `rounds`. Every rank calls it.
+
+    A barrier lets all ranks begin at the same time. What counts is the slowest rank:
+    the others' time says how long they were idle as well. One round before these is
+    not counted: memory is touched and connections are made in it.
+
+    Args:
+        work: What each rank does.
+        rounds: How often.
+
+    Returns:
+        The seconds of each round, the same on all ranks.
+
+    Raises:
+        ValueError: there is no round.
+    """
+    rounds = costs.count(rounds, "rounds", least=1)
+    work()
+    seconds = torch.zeros(rounds, dtype=torch.float64)
+    for number in range(rounds):
+        dist.barrier()
+        start = time.perf_counter()
+        work()
+        seconds[number] = time.perf_counter() - start
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds.tolist()
+
+
+def ring_shift_seconds(sizes: Sequence[int], rounds: int = 20) -> list[float]:
+    """Seconds of one step of a ring: all send to the next rank at the same time.
+
+    Every rank calls it. Each sends a message of so many bytes to the next rank and
+    receives one from the rank before it. On one machine all of them share its cores and
+    its memory, and a ring all-reduce has to live with that: its steps are these.
+
+    Args:
+        sizes: Bytes of a message, each of them 1 or more.
+        rounds: How often all sizes take turns. In a round, each size has 2(n - 1)
+            exchanges that follow each other at once, as many as a ring all-reduce has.
+
+    Returns:
+        For each size the seconds of one exchange, the same on all ranks. In a round the
+        slowest rank counts; of all rounds it is the median.
+
+    Raises:
+        ValueError: a size or the number of rounds is not a whole number from 1 up.
+
+    Cost: 2(n - 1) messages of each size sent by each rank in each of `rounds` + 1
+        rounds: the first one, which warms up, is not counted.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+
+    def exchanges(outgoing: Tensor, incoming: Tensor) -> None:
+        for _ in range(2 * (n - 1)):
+            request = dist.isend(outgoing, (rank + 1) % n)
+            dist.recv(incoming, (rank - 1) % n)
+            request.wait()
+
+    return _medians(exchanges, sizes, rounds, max(1, 2 * (n - 1)))
+
+
+def ping_pong_seconds(sizes: Sequence[int], rounds: int = 20) -> list[float]:
+    """Seconds of a message between ranks 0 and 1, one way, with nobody else sending.
+
+    Rank 0 sends a message, rank 1 sends it back: half of that time. This is how a link
+    is measured in most tools. Other ranks call it too, and wait.
+
+    Args:
+        sizes: As in `ring_shift_seconds`.
+        rounds: As there; in a round, each size goes n - 1 times there and back.
+
+    Returns:
+        For each size the seconds of one message, the same on all ranks: the median of
+        the rounds.
+
+    Raises:
+        ValueError: as in `ring_shift_seconds`; or there is only one rank.
+
+    Cost: n - 1 messages of each size, there and back, in each of `rounds` + 1 rounds.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if n < 2:
+        raise ValueError("A ping-pong needs 2 ranks: there is 1.")
+
+    def there_and_back(outgoing: Tensor, incoming: Tensor) -> None:
+        for _ in range(n - 1):
+            if rank == 0:
+                dist.send(outgoing, 1)
+                dist.recv(incoming, 1)
+            elif rank == 1:
+                dist.recv(incoming, 0)
+                dist.send(incoming, 0)
+
+    return _medians(there_and_back, sizes, rounds, 2 * (n - 1))
+
+
+def _medians(
+    messages: Callable[[Tensor, Tensor], None],
+    sizes: Sequence[int],
+    rounds: int,
+    how_many: int,
+) -> list[float]:
+    """For each size the seconds of one of so many messages: the median round.
+
+    A machine is now busier, now less. So the sizes take turns, and each sees the same.
+    """
+    rounds = costs.count(rounds, "rounds", least=1)
+    sizes = [costs.count(size, "a size", least=1) for size in sizes]
+    buffers = [torch.ones(2, size, dtype=torch.uint8) for size in sizes]
+    seconds = torch.zeros(rounds + 1, len(sizes), dtype=torch.float64)
+    for number in range(rounds + 1):
+        for place, (outgoing, incoming) in enumerate(buffers):
+            dist.barrier()
+            start = time.perf_counter()
+            messages(outgoing, incoming)
+            seconds[number, place] = (time.perf_counter() - start) / how_many
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    # The first round warms up.
+    return [statistics.median(column) for column in seconds[1:].T.tolist()]
+
+
+def measured_link(
+    measure: Callable[..., Sequence[float]],
+    sizes: Sequence[int],
+    rounds: int = 20,
+) -> costs.Transfer:
+    """The latency and bandwidth of a link, also where the machine is busy meanwhile.
+
+    Every rank calls it. What one gets is checked against what the memory can do: a
+    message is copied at least once on its way, so no link is faster than copying. Where
+    the times say otherwise, or do not grow with the sizes at all, they are mostly the
+    waking of processes, and are measured again. The third try is taken as it is, but
+    with a bandwidth that is possible.
+
+    Args:
+        measure: `ring_shift_seconds` or `ping_pong_seconds`.
+        sizes: Bytes of a message, of at least two different sizes.
+        rounds: For `measure`.
+
+    Returns:
+        The same on all ranks.
+
+    Raises:
+        ValueError: as in `measure`; or a bad number of sizes.
+    """
+    limit = _copied_a_second()
+    for _ in range(3):
+        link = _fit(sizes, measure(sizes, rounds), limit)
+        if link.bandwidth < limit:
+            break
+    return link
+
+
+def _fit(
+    sizes: Sequence[int], seconds: Sequence[float], limit: float
+) -> costs.Transfer:
+    """`costs.fit_transfer`, or the best fit with that bandwidth, if it is beyond it."""
+    try:
+        link = costs.fit_transfer(sizes, seconds)
+    except ValueError:
+        if len(set(sizes)) < 2:
+            raise
+        link = None  # the times do not grow with the sizes
+    if link and link.bandwidth < limit:
+        return link
+    weights = [1 / time for time in seconds]
+    rests = [1 - n / limit / t for n, t in zip(sizes, seconds, strict=True)]
+    latency = sum(map(operator.mul, weights, rests)) / sum(w * w for w in weights)
+    return costs.Transfer(max(0.0, latency), limit)
+
+
+def _copied_a_second() -> float:
+    """Bytes a second that the fastest rank copies, in its own memory."""
+    source, target = torch.ones(2, 2**25, dtype=torch.uint8)  # more than caches hold
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    fastest = torch.tensor([min(seconds)], dtype=torch.float64)
+    dist.all_reduce(fastest, dist.ReduceOp.MIN)
+    return len(source) / fastest.item()
+
+
+# ----------------------------------------------------------------- free cores
+
+
+def free_medians(
+    ways: Mapping[str, Callable[[], float]],
+    cores: Mapping[str, float],
+    *,
+    runs: int = 20,
+    seconds: float = 10.0,
+) -> dict[str, float]:
+    """The time of the same work in several ways, while the cores are free.
+
+    The ways take turns. Other programs may take the CPU away from a run: it counts only
+    if its CPU time, divided by its time, is at least the cores that it needs.
+
+    Args:
+        ways: For each name a function that does the work and returns the CPU time, in
+            seconds, that it took.
+        cores: For each name how many cores a run must have had.
+        runs: So many must count, of each way.
+        seconds: No new turn begins after this time.
+
+    Returns:
+        For each name the median of the seconds of the runs that count. A way with less
+        than three of them is missing: the CPU was not free for it.
+    """
+    free: dict[str, list[float]] = {way: [] for way in ways}
+    began = time.perf_counter()
+    while min(map(len, free.values())) < runs and time.perf_counter() - began < seconds:
+        for way, work in ways.items():
+            start = time.perf_counter()
+            cpu_seconds = work()
+            taken = time.perf_counter() - start
+            if cpu_seconds / taken >= cores[way]:
+                free[way].append(taken)
+    return {way: statistics.median(t) for way, t in free.items() if len(t) > 2}
+
+
+# ---------------------------------------------------------------------- slow links
+
+
+class EmulatedLink:
+    """Lets messages between ranks on one machine take the time of a slow network.
+
+        with EmulatedLink(latency=2e-3, bandwidth=100e6):
+            all_reduce_ring(tensor)
+
+    Inside the block, what `send`, `recv`, `isend`, `irecv` and `batch_isend_irecv` of
+    `torch.distributed` do on this rank is the same, but takes longer, by sleeping:
+
+    - A message of b bytes starts when it is sent, and this rank has finished sending
+      the one before. It keeps the rank's way out busy for b / bandwidth: `send`, or the
+      `wait()` of an `isend`, ends then.
+    - It arrives at the other rank no earlier than its start + b / bandwidth + latency,
+      and no earlier than b / bandwidth after the one that arrived there before: `recv`,
+      or the `wait()` of an `irecv`, ends then. A rank's way in takes messages in the
+      order in which it waits for them.
+    - Nothing gets faster: where the machine itself takes longer, that is the time.
+
+    A sleep ends late, by about 0.1 ms. That would add up over the steps of an
+    algorithm, so a rank's next message starts as if the rank had woken in time.
+
+    Every rank that sends or receives is inside such a block, with the same numbers; a
+    number goes ahead of each message, its time. Collectives such as
+    `torch.distributed.all_reduce` do not use these functions and stay as fast as they
+    are.
+
+    Args:
+        latency: Seconds that even an empty message takes.
+        bandwidth: Bytes a second, of each rank's way out and way in.
+
+    Raises:
+        ValueError: a number is negative, or the bandwidth is 0.
+            In the block: a `recv` or `irecv` does not say whom it is from.
+        RuntimeError: on entering a block inside another one.
+    """
+
+    _active = False
+
+    def __init__(self, latency: float, bandwidth: float) -> None:
+        self.latency = costs.not_negative(latency, "latency")
+        self.bandwidth = costs.positive(bandwidth, "bandwidth")
+
+    def __enter__(self) -> "EmulatedLink":
+        if EmulatedLink._active:
+            raise RuntimeError("This is inside another EmulatedLink: leave it first.")
+        self._out = self._in = 0.0  # when this rank's two ways are free again
+        self._overslept = 0.0
+        group = dist.ProcessGroup
+        self._until_exit = ExitStack()
+        self._real = self._until_exit.enter_context(put_back(group, P2P))
+        EmulatedLink._active = True
+        # Functions of the class, so that they are called with the group.
+        group.send = lambda *args, **kwargs: self._send(*args, **kwargs)
+        group.recv = lambda *args, **kwargs: self._recv(*args, **kwargs)
+        group.recv_anysource = lambda *args, **kwargs: self._recv_any(*args, **kwargs)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._until_exit.close()
+        EmulatedLink._active = False
+
+    # Parameters have the names that they have in torch, and may be given by name.
+    def _send(
+        self, group: ProcessGroup, tensors: list[Tensor], dstRank: int, tag: int = 0
+    ) -> "_Message":
+        start = max(self._now(), self._out)
+        self._out = start + self._busy(tensors)
+        sent = torch.tensor([self._out], dtype=torch.float64)
+        works = [
+            self._real["send"](group, [sent], dstRank, tag),
+            self._real["send"](group, tensors, dstRank, tag),
+        ]
+        free = self._out
+        return _Message(works, (sent, *tensors), lambda: self._sleep(free))
+
+    def _recv(
+        self, group: ProcessGroup, tensors: list[Tensor], srcRank: int, tag: int = 0
+    ) -> "_Message":
+        sent = torch.zeros(1, dtype=torch.float64)
+        works = [
+            self._real["recv"](group, [sent], srcRank, tag),
+            self._real["recv"](group, tensors, srcRank, tag),
+        ]
+        return _Message(works, (sent, *tensors), lambda: self._arrive(sent, tensors))
+
+    def _recv_any(
+        self, group: ProcessGroup, tensors: list[Tensor], tag: int = 0
+    ) -> "_Message":
+        raise ValueError(
+            "An EmulatedLink has to know which rank a message comes from: give `src` "
+            "to recv and irecv."
+        )
+
+    def _busy(self, tensors: Sequence[Tensor]) -> float:
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return nbytes / self.bandwidth
+
+    def _arrive(self, sent: Tensor, tensors: Sequence[Tensor]) -> None:
+        arrival = max(sent.item() + self.latency, self._in + self._busy(tensors))
+        self._in = arrival
+        self._sleep(arrival)
+
+    def _now(self) -> float:
+        # All processes of a machine have this clock in common.
+        return time.monotonic() - self._overslept
+
+    def _sleep(self, until: float) -> None:
+        if self._now() < until:
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(left)
+            self._overslept = time.monotonic() - until
+
+
+class _Message:
+    """Stands for the `Work` of a message that takes longer."""
+
+    def __init__(
+        self, works: list[dist.Work], kept: tuple[Tensor, ...], after: Callable
+    ) -> None:
+        self._works, self._after = works, after
+        self._kept = kept  # gloo reads and writes them until it is done
+        self._done = False
+
+    def wait(self, *args: Any, **kwargs: Any) -> bool:
+        """Until the message has arrived, or left."""
+        if not self._done:
+            for work in self._works:
+                work.wait(*args, **kwargs)
+            self._after()
+            self._done = True
+        return True

@@ -1,0 +1,155 @@
+"""The images that the course trains on, as tensors.
+
+The digits come with scikit-learn, so they need no network. MNIST and Fashion-MNIST
+are downloaded by torchvision, once, into the course's own folder.
+"""
+
+import contextlib
+import importlib.util
+import io
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import torch
+from filelock import FileLock
+
+from course_utils import STATE, shown
+
+Split = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+NAMES = ("digits", "mnist", "fashion-mnist")
+SECONDS_WITHOUT_ANSWER = 20.0
+
+
+class DataError(RuntimeError):
+    """The data cannot be had: no network, a damaged file, a package that is missing."""
+
+
+def load_data(name: str = "digits") -> Split:
+    """The images and labels of a data set, split into train and test.
+
+    Args:
+        name: "digits" (1,440 + 357 images, 8x8, no network needed), "mnist" or
+            "fashion-mnist" (60,000 + 10,000 images, 28x28, about 11 and 30 MB to
+            download the first time). All have ten classes.
+
+    Returns:
+        ``(train_images, train_labels, test_images, test_labels)``. Images are
+        float32 [N, 1, H, W], shifted and scaled so that the train images have mean 0
+        and standard deviation 1; labels are int64 [N]. The same on every call and
+        every rank.
+
+    Any rank may call it, with or without a process group. Where several call it at
+    once, one downloads and the others wait for it.
+
+    Raises:
+        ValueError: No data set has this name.
+        DataError: The download failed, or a file is damaged. A damaged file is
+            removed first, so that the next call downloads it anew.
+    """
+    if name not in NAMES:
+        raise ValueError(f"no data set {name!r}; there are: {', '.join(NAMES)}")
+    if name == "digits":
+        images, labels, test_images, test_labels = _digits()
+    else:
+        images, labels, test_images, test_labels = _torchvision(name, STATE / "data")
+    mean, std = images.mean(), images.std()  # of the train images alone
+    return (
+        ((images - mean) / std).unsqueeze(1),
+        labels,
+        ((test_images - mean) / std).unsqueeze(1),
+        test_labels,
+    )
+
+
+def _digits() -> Split:
+    """scikit-learn's digits: float32 [N, 8, 8] in 0..16, labels int64 [N]."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None:
+        raise DataError(
+            "the digits come with scikit-learn, which is not installed. "
+            "Install it: python -m pip install scikit-learn"
+        )
+    # This is the file behind sklearn.datasets.load_digits(). Importing scikit-learn
+    # for it would cost every rank about a second.
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = torch.from_numpy(numpy.loadtxt(file, delimiter=",", dtype=numpy.float32))
+    # In the file, images by the same writer are neighbours: shuffle before the
+    # split, always in the same way.
+    order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))
+    table = table[order]
+    images, labels = table[:, :-1].reshape(-1, 8, 8), table[:, -1].long()
+    return images[:1440], labels[:1440], images[1440:], labels[1440:]
+
+
+def _torchvision(name: str, folder: Path) -> Split:
+    """MNIST or Fashion-MNIST below ``folder``: float32 [N, 28, 28] in 0..255."""
+    # Only here: importing torchvision costs a second, and the digits do without.
+    from torchvision import datasets
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+
+    dataset = datasets.MNIST if name == "mnist" else datasets.FashionMNIST
+    raw = folder / dataset.__name__ / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    tensors = []
+    # The system gives the lock back when its holder ends, in whatever way.
+    with FileLock(folder / f"{name}.lock"):
+        for archive, md5 in dataset.resources:  # train images, labels, test ...
+            file = raw / archive.removesuffix(".gz")
+            if not file.exists():
+                _download(name, dataset.mirrors, archive, md5, raw)
+            read = read_image_file if "images" in archive else read_label_file
+            try:
+                tensors.append(read(file))
+            except Exception as error:
+                file.unlink()
+                raise DataError(
+                    f"{shown(file)} was damaged ({_first_line(error)}), perhaps by a "
+                    "download that was cut off. It has been removed. Run this again "
+                    "to download it anew."
+                ) from None
+    images, labels, test_images, test_labels = tensors
+    return images.float(), labels, test_images.float(), test_labels
+
+
+def _download(name: str, mirrors: list[str], archive: str, md5: str, raw: Path) -> None:
+    """Download one file into ``raw`` and unpack it, or raise :class:`DataError`."""
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    print(f"downloading {archive} of {name} into {shown(raw)}", file=sys.stderr)
+    failures = []
+    for mirror in mirrors:
+        try:
+            with _quick_and_quiet():
+                download_and_extract_archive(mirror + archive, str(raw), md5=md5)
+            (raw / archive).unlink()  # the unpacked file is all that is needed
+            return
+        except (OSError, RuntimeError, EOFError) as error:
+            (raw / archive).unlink(missing_ok=True)
+            (raw / archive.removesuffix(".gz")).unlink(missing_ok=True)
+            failures.append(f"  {mirror.split('/')[2]}: {_first_line(error)}")
+    raise DataError(
+        f"{name} could not be downloaded. Tried:\n"
+        + "\n".join(failures)
+        + "\nIs this machine connected to the internet? The digits need no network: "
+        '--data digits, or load_data("digits").'
+    )
+
+
+@contextlib.contextmanager
+def _quick_and_quiet() -> Iterator[None]:
+    """Give up on a server that does not answer; keep progress bars to ourselves."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SECONDS_WITHOUT_ANSWER)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,96 @@
+"""The map of the course: its lessons, in order, and where their notebooks are.
+
+Everything that needs a lesson's number, title or files asks here. Standard library
+only, so that the command line works before anything is installed.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One lesson of the course.
+
+    Attributes:
+        slug: The name of its notebooks, without ".ipynb". It begins with the number.
+        title: Its name for a reader.
+    """
+
+    slug: str
+    title: str
+
+    @property
+    def number(self) -> str:
+        """Two digits, such as "08". Ids of tasks and questions begin with it."""
+        return self.slug.partition("_")[0]
+
+    @property
+    def notebook(self) -> Path:
+        """The lesson itself."""
+        return _root() / "notebooks" / f"{self.slug}.ipynb"
+
+    @property
+    def exercise(self) -> Path:
+        """The tasks to solve."""
+        return _root() / "exercises" / f"{self.slug}.ipynb"
+
+    @property
+    def solution(self) -> Path:
+        """The tasks solved: the file that the exercise is made from."""
+        return _root() / "solutions" / f"{self.slug}.ipynb"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the lesson's notebook is in this copy of the course."""
+        return self.notebook.exists()
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """Ids of its tasks, in the order of its notebook; () without one.
+
+        A cell that belongs to a task carries the task's id as a tag. The solution is
+        read, not the exercise: the exercise is the learner's to change.
+        """
+        try:
+            cells = json.loads(self.solution.read_text(encoding="utf-8"))["cells"]
+        except (OSError, ValueError, KeyError):
+            return ()
+        tags = [tag for cell in cells for tag in cell["metadata"].get("tags", ())]
+        ids = (tag for tag in tags if tag.startswith(f"{self.number}."))
+        return tuple(dict.fromkeys(ids))
+
+
+def _root() -> Path:
+    from course_utils import ROOT
+
+    return ROOT
+
+
+LESSONS: tuple[Lesson, ...] = (
+    Lesson("00_start_here", "Start here"),
+    Lesson("01_gpus_nodes_and_ranks", "GPUs, nodes and ranks"),
+    Lesson("02_model_parallel", "Model parallel"),
+    Lesson("03_data_parallel_primitives", "Data-parallel primitives"),
+    Lesson("04_processes_and_collectives", "Processes and collectives"),
+    Lesson("05_distributed_sgd", "Distributed SGD by hand"),
+    Lesson("06_ddp", "DDP"),
+    Lesson("07_ring_all_reduce", "Ring all-reduce"),
+    Lesson("08_fsdp", "FSDP"),
+)
+
+
+def lesson_of(name: str) -> Lesson:
+    """The lesson that a number ("03") or an id of a task or question belongs to.
+
+    Raises:
+        ValueError: there is no such lesson.
+    """
+    number = name.partition(".")[0]
+    for lesson in LESSONS:
+        if lesson.number == number:
+            return lesson
+    numbers = ", ".join(lesson.number for lesson in LESSONS)
+    raise ValueError(f"There is no lesson {number!r}. The lessons are {numbers}.")

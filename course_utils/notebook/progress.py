@@ -1,0 +1,495 @@
+"""What this learner has done, in one small JSON file inside the clone.
+
+The file is ``progress.json`` in ``course_utils.STATE``. Every change reads it, changes
+it and writes it whole, under a lock that holds between processes and threads, so
+notebooks that are open at once lose nothing. The new content goes to a second file
+which then takes the place of the first in one step: a process killed at any moment
+leaves the old file or the new one, never half of it.
+
+Standard library only, so that ``python3 -m course_utils progress`` works anywhere.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from course_utils.notebook.lessons import LESSONS, Lesson, lesson_of
+from course_utils.notebook.written import exit_status
+
+VERSION = 1
+# What an entry of each part has at least; a question's answer may be of any type.
+FIELDS = {
+    "tasks": {
+        "status": str,
+        "passed": bool,
+        "tries": int,
+        "hints": int,
+        "saw_solution": bool,
+    },
+    "questions": {
+        "correct": bool | None,  # None: a prediction, which nobody marks
+        "tries": int,
+        "first_try_correct": bool | None,
+    },
+}
+LOCK_SECONDS = 10.0  # a change takes milliseconds; a holder this slow is not alive
+
+# Changes that could not be written yet, and what was already said about them. They
+# are applied on top of the file at every read, and written as soon as that works.
+_pending: list[Callable[[dict], None]] = []
+_warned: set[str] = set()
+_here = threading.RLock()
+
+
+# ---------------------------------------------------------------- what is recorded
+
+
+def record_attempt(task_id: str, status: str) -> None:
+    """Note the outcome of one check: "passed", "wrong", "crashed", "stuck", ...
+
+    "not attempted" is no attempt and is not noted. A task once passed stays passed.
+    """
+    if status == "not attempted":
+        return
+
+    def change(state: dict) -> None:
+        task = _task(state, task_id)
+        task["status"] = status
+        task["tries"] += 1
+        task["passed"] = task["passed"] or status == "passed"
+
+    _update(change)
+
+
+def record_hint(task_id: str, number: int) -> None:
+    """Note that hint ``number`` (1, 2, 3) of a task was shown."""
+
+    def change(state: dict) -> None:
+        task = _task(state, task_id)
+        task["hints"] = max(task["hints"], number)
+
+    _update(change)
+
+
+def record_solution(task_id: str) -> None:
+    """Note that the solution of a task was shown."""
+
+    def change(state: dict) -> None:
+        _task(state, task_id)["saw_solution"] = True
+
+    _update(change)
+
+
+def record_answer(question_id: str, answer: object, correct: bool | None) -> None:
+    """Note one answer to a quiz question.
+
+    Args:
+        question_id: such as "00.ranks".
+        answer: anything that can be written as JSON.
+        correct: whether it is right; None for a prediction, which is neither.
+    """
+    json.dumps(answer)
+
+    def change(state: dict) -> None:
+        old = state["questions"].get(question_id)
+        state["questions"][question_id] = {
+            "answer": answer,
+            "correct": correct,
+            "tries": old["tries"] + 1 if old else 1,
+            "first_try_correct": old["first_try_correct"] if old else correct,
+        }
+
+    _update(change)
+
+
+def attempts() -> dict[str, dict]:
+    """Task id -> status (of the last try), passed, tries, hints, saw_solution.
+
+    ``status`` is "" for a task of which only hints were read.
+    """
+    return _read()["tasks"]
+
+
+def answers() -> dict[str, dict]:
+    """Question id -> answer (the last), correct, tries, first_try_correct."""
+    return _read()["questions"]
+
+
+def _task(state: dict, task_id: str) -> dict:
+    new = {"status": "", "passed": False, "tries": 0, "hints": 0, "saw_solution": False}
+    return state["tasks"].setdefault(task_id, new)
+
+
+# ------------------------------------------------------------------------ the file
+
+
+def progress_file() -> Path:
+    """Where the progress is kept. The environment variable COURSE_STATE moves it."""
+    from course_utils import STATE
+
+    # Read at each call as well: a test or a notebook may set it after the import.
+    return Path(os.environ.get("COURSE_STATE") or STATE) / "progress.json"
+
+
+def _empty() -> dict:
+    return {"version": VERSION, "tasks": {}, "questions": {}}
+
+
+def _read() -> dict:
+    """The progress: what the file holds and the changes that are not in it yet."""
+    with _here:
+        try:
+            state = _load(progress_file())
+        except _Damaged:
+            try:
+                with _locked(progress_file()):
+                    _set_aside(progress_file())
+            except OSError as error:  # it stays where it is
+                _warn_unsaved(error)
+            state = _empty()
+        except OSError as error:
+            _warn_unsaved(error)
+            state = _empty()
+        for change in _pending:
+            change(state)
+        return state
+
+
+def _update(change: Callable[[dict], None]) -> None:
+    """Apply ``change`` to the progress and save it; never raises for a bad disk."""
+    with _here:
+        _pending.append(change)
+        file = progress_file()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(file):
+                try:
+                    state = _load(file)
+                except _Damaged:
+                    _set_aside(file)
+                    state = _empty()
+                for waiting in _pending:
+                    waiting(state)
+                _save(file, state)
+        except OSError as error:
+            _warn_unsaved(error)
+        else:
+            _pending.clear()
+
+
+class _Damaged(Exception):
+    """The file is there and can't be used: its text says why, and how it is named."""
+
+
+def _load(file: Path) -> dict:
+    try:
+        state = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return _empty()
+    except (ValueError, RecursionError) as error:  # not JSON, or not even text
+        raise _Damaged("was damaged", "damaged") from error
+    version = state.get("version") if isinstance(state, dict) else None
+    if isinstance(version, int) and version != VERSION:
+        raise _Damaged("is of another version of the course", f"version-{version}")
+    if not _looks_right(state):
+        raise _Damaged("was damaged", "damaged")
+    return state
+
+
+def _looks_right(state: object) -> bool:
+    """Whether a decoded file has every field that this module relies on."""
+    if not isinstance(state, dict) or state.get("version") != VERSION:
+        return False
+    return all(
+        isinstance(state.get(part), dict)
+        and all(
+            isinstance(entry, dict)
+            and (part != "questions" or "answer" in entry)
+            and all(
+                isinstance(entry.get(name, ...), type_) for name, type_ in types.items()
+            )
+            for entry in state[part].values()
+        )
+        for part, types in FIELDS.items()
+    )
+
+
+def _save(file: Path, state: dict) -> None:
+    # The name of the second file is fixed: whoever holds the lock is its only writer,
+    # and what a killed process left of it is overwritten.
+    new = file.with_suffix(".new")
+    # A text that is half a character is kept as it is.
+    with open(new, "w", encoding="utf-8", errors="surrogatepass") as out:
+        json.dump(state, out, indent=1, sort_keys=True, ensure_ascii=False)
+        out.write("\n")
+        out.flush()
+        os.fsync(out.fileno())
+    _replace(new, file)
+
+
+def _replace(new: Path, file: Path) -> None:
+    # On Windows a reader that has the file open makes the replacement fail. Readers
+    # are done in well under a millisecond.
+    for _ in range(50):
+        try:
+            os.replace(new, file)
+            return
+        except PermissionError:
+            if os.name != "nt":
+                raise
+            time.sleep(0.01)
+    os.replace(new, file)
+
+
+def _set_aside(file: Path) -> None:
+    """Keep a file that can't be used under another name, and say so.
+
+    The caller has the lock.
+    """
+    try:
+        _load(file)
+    except _Damaged as error:
+        why, word = error.args
+        kept = _unused(file, word)
+        os.replace(file, kept)
+        _say(f"The progress file {why}. It is kept as {kept}; a new one begins.")
+
+
+def _unused(file: Path, word: str) -> Path:
+    """The first of progress.WORD-1.json, progress.WORD-2.json, ... that is free."""
+    number = 1
+    while (name := file.with_name(f"{file.stem}.{word}-{number}.json")).exists():
+        number += 1
+    return name
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Hold the lock of the progress file; it is free again when the holder dies.
+
+    Raises:
+        OSError: the folder cannot be written, or the lock was not free in time.
+    """
+    with open(file.with_suffix(".lock"), "a+b") as lock:
+        give_up = time.monotonic() + LOCK_SECONDS
+        while not _try_lock(lock.fileno()):
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"another process has {lock.name} locked")
+            time.sleep(0.005)
+        yield  # closing the file gives the lock back
+
+
+if os.name == "nt":
+    import msvcrt
+
+    def _try_lock(descriptor: int) -> bool:
+        try:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+else:
+    import fcntl
+
+    def _try_lock(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def _warn_unsaved(error: OSError) -> None:
+    file = progress_file()
+    if str(file) not in _warned:
+        _warned.add(str(file))
+        _say(
+            f"Your progress cannot be saved in {file} ({error.strerror or error}). "
+            "The course goes on; what you do now is forgotten when this kernel ends."
+        )
+
+
+def _say(text: str) -> None:
+    print(f"Note: {text}", file=sys.stderr)
+
+
+# ------------------------------------------------------------------------- the map
+
+
+def progress() -> None:
+    """Print the map of the course: what is done, what was tried, what comes next."""
+    print(course_map())
+
+
+def course_map() -> str:
+    """The map of the course with this learner's progress, as text."""
+    state = _read()
+    rows = [_row(lesson, state) for lesson in LESSONS]
+    width = max(len(lesson.title) for lesson in LESSONS)
+    lines = ["The course, and where you are:", ""]
+    for lesson, (mark, facts) in zip(LESSONS, rows, strict=True):
+        line = f"  {mark}  {lesson.number}  {lesson.title:<{width}}  {facts}"
+        lines.append(line.rstrip())
+    return "\n".join([*lines, "", f"Next: {_next_step(state)}"])
+
+
+def _row(lesson: Lesson, state: dict) -> tuple[str, str]:
+    """A lesson's mark and its facts in words."""
+    from course_utils.questions import lessons, load  # `progress --file` does without
+
+    if not lesson.exists:
+        return " ", "(not written yet)"
+    tasks = [state["tasks"].get(task, {}) for task in lesson.tasks]
+    passed = sum(bool(task.get("passed")) for task in tasks)
+    tried = sum(bool(task.get("tries")) for task in tasks) - passed
+    begins = f"{lesson.number}."
+    questions = load(lesson.number) if lesson.number in lessons() else {}
+    quiz = [
+        answered
+        for name, answered in state["questions"].items()
+        if name.startswith(begins)
+        and (name in questions or name not in lesson.tasks)  # not a task's number
+    ]
+
+    facts = [f"{passed} of {len(tasks)} tasks done"]
+    if tried:
+        facts.append(f"{tried} tried")
+    judged = [q["correct"] for q in quiz if q["correct"] is not None]
+    if judged:
+        facts.append(f"{sum(judged)} of {len(judged)} answers right")
+    if predicted := len(quiz) - len(judged):
+        facts.append(f"{predicted} prediction{'s' if predicted > 1 else ''} made")
+    if tasks and passed == len(tasks):
+        mark = "✓"
+    elif passed or tried or quiz:
+        mark = "…"
+    else:
+        mark = "·"
+    return mark, ", ".join(facts)
+
+
+def _next_step(state: dict) -> str:
+    for lesson in filter(lambda lesson: lesson.exists, LESSONS):
+        begins = f"{lesson.number}."
+        begun = any(
+            name.startswith(begins)
+            for part in ("tasks", "questions")
+            for name in state[part]
+        )
+        for task in lesson.tasks:
+            if not state["tasks"].get(task, {}).get("passed"):
+                exercise = f"exercises/{lesson.slug}.ipynb"
+                if begun:
+                    return f"task {task} in {exercise}"
+                return f"read notebooks/{lesson.slug}.ipynb, then solve {exercise}"
+    return "nothing is left to do. Well done."
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def main(argv: list[str] | None = None) -> int:
+    """``python3 -m course_utils progress``. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python3 -m course_utils progress",
+        description="Show what you have done in the course, and what comes next.",
+        allow_abbrev=False,
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument(
+        "--reset",
+        metavar="LESSON",
+        help='forget one lesson, such as "03"; a copy of everything is kept',
+    )
+    action.add_argument(
+        "--export", metavar="FILE", help="write all of it to FILE, as JSON"
+    )
+    action.add_argument(
+        "--file", action="store_true", help="print where the progress is kept"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="let --export replace an existing file"
+    )
+    options = parser.parse_args(argv)
+    if options.force and options.export is None:
+        parser.error("--force goes with --export")
+    return exit_status(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.reset is not None:
+        _reset(_lesson_named(options.reset))
+    elif options.export is not None:
+        _export(options.export, options.force)
+    elif options.file:
+        print(progress_file())
+    else:
+        progress()
+
+
+def _lesson_named(number: str) -> Lesson:
+    """The lesson of just that number: a task's id must not reset its whole lesson."""
+    lesson = lesson_of(number)
+    if number != lesson.number:
+        raise ValueError(
+            f"{number!r} is no lesson. A whole lesson is reset: --reset {lesson.number}"
+        )
+    return lesson
+
+
+def _reset(lesson: Lesson) -> None:
+    """Forget one lesson's tasks and questions, after a copy of the file was made."""
+    file = progress_file()
+    if not file.exists():
+        print("Nothing is recorded yet. Nothing was changed.")
+        return
+    _read()  # sets a damaged file aside
+    with _here, _locked(file):
+        before = _load(file)
+        after = dict(before)
+        for part in ("tasks", "questions"):
+            after[part] = {
+                name: entry
+                for name, entry in before[part].items()
+                if not name.startswith(f"{lesson.number}.")
+            }
+        if after == before:
+            print(f"Nothing is recorded for lesson {lesson.number}.")
+            return
+        kept = _unused(file, f"before-reset-{lesson.number}")
+        _save(kept, before)
+        _save(file, after)
+    print(f"Lesson {lesson.number} ({lesson.title}) starts afresh.")
+    print(f"What was there before is kept in {kept}")
+
+
+def _export(target: str, force: bool) -> None:
+    if not target or Path(target).is_dir():
+        raise ValueError(f"{target!r} is no name for a file.")
+    file = progress_file()
+    try:
+        state = _load(file)
+    except _Damaged:
+        state = _read()  # sets it aside, and says so
+    if not (state["tasks"] or state["questions"]):
+        raise ValueError(
+            f"Nothing is recorded in {file}, and nothing was written. Have you worked "
+            "in another copy of the course? Then run this there."
+        )
+    text = json.dumps(state, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    data = text.encode("utf-8", errors="surrogatepass")
+    try:
+        with open(target, "wb" if force else "xb") as out:
+            out.write(data)
+    except FileExistsError:
+        raise ValueError(
+            f"{target} exists. Choose another name, or add --force to replace it."
+        ) from None
+    print(f"Written to {target}")

@@ -1,0 +1,1 @@
+"""What theory says: closed formulas with their sources, and the same event by event."""
