@@ -4,6 +4,7 @@ from course_utils.questions import (
     Choice,
     MultipleChoice,
     Number,
+    NumberTask,
     SingleChoice,
     Slip,
     lesson,
@@ -295,5 +296,41 @@ QUESTIONS = lesson(
                 "tensors: it sends bytes.",
             ),
         ],
+    ),
+)
+
+# The number that is a task of the exercise.
+PREDICT_RANK = NumberTask(
+    "01.predict_rank",
+    "On three nodes with 8 GPUs each, somebody has typed this line, with `--node-rank` "
+    "0 on the first node, and so on. On the last one, the GPU with local rank 5 does "
+    "nothing. Which rank's log do you read?",
+    code="torchrun --nnodes 3 --nproc-per-node 8 --node-rank ... train.py",
+    answer=21,
+    title="Predict the rank",
+    stars=1,
+    why="The last of three nodes is node 2. Before it come 2 × 8 ranks, and before "
+    "local rank 5 five others on its node.",
+    hint="A rank is the number of ranks that come before it: all those on the nodes "
+    "before, and those before it on its own node.",
+    slips=[
+        Slip(29, "That would be on a fourth node. Three nodes are 0, 1 and 2."),
+        Slip(22, "Ranks count from 0, and so do local ranks."),
+        Slip(20, "Local rank 5 has five others before it on its node."),
+        Slip(13, "That is on the node in the middle. The last one is node 2."),
+        Slip(5, "That is its local rank, and every node has a local rank 5."),
+        Slip(17, "You went across the nodes. The ranks go node by node."),
+        Slip(7, "Each node before this one holds 8 ranks, not one."),
+        Slip(42, "Node and local rank changed places: there are only 24 ranks."),
+        Slip(16, "That is the first rank on the last node: its local rank is 0."),
+        Slip(23, "That is the last rank of all: its local rank is 7."),
+        Slip(24, "That is the world size. The ranks go from 0 to one less."),
+    ],
+    hints=(
+        "What is the number of the last node, when the first one is node 0?",
+        "Two full nodes come before it. How many ranks are on them?",
+        "For local rank 5 on the middle node it goes like this:\n"
+        "  ranks before that node   1 * 8 = 8\n"
+        "  its rank                 8 + 5 = 13",
     ),
 )

@@ -4,6 +4,7 @@ from course_utils.questions import (
     Choice,
     MultipleChoice,
     Number,
+    NumberTask,
     SingleChoice,
     Slip,
     lesson,
@@ -314,5 +315,37 @@ QUESTIONS = lesson(
                 why="Only rank `dst` has it. An all-gather gives it to all.",
             ),
         ],
+    ),
+)
+
+# The number that is a task of the exercise.
+PREDICT_MESSAGES = NumberTask(
+    "04.predict_messages",
+    "Six ranks make a naive all-reduce of a tensor of 1,000 float32 numbers: all the "
+    "others send their tensors to rank 0, which adds them up and sends the sum to each "
+    "of the others. How many bytes are in the messages of all ranks together?",
+    answer=40_000,
+    unit="bytes",
+    title="Predict the messages",
+    stars=1,
+    why="Five ranks send 4,000 bytes to rank 0, and rank 0 sends 4,000 to each of the "
+    "five: 10 messages.",
+    hint="Count the messages to rank 0, then those from it. Each is a whole tensor.",
+    slips=[
+        Slip(20_000, "That is one half: the tensors to rank 0, or the sums from it."),
+        Slip(48_000, "Rank 0 sends nothing to itself: five send, and five receive."),
+        Slip(10_000, "The messages are right. But a float32 has 4 bytes."),
+        Slip(4000, "That is one message. How many are there?"),
+        Slip(120_000, "Not every rank sends to every other: all goes through rank 0."),
+        Slip(10, "That is how many messages there are. How many bytes has each?"),
+    ],
+    hints=(
+        "Two parts: all the others send to rank 0, then rank 0 sends to all the "
+        "others. How many ranks are the others?",
+        "Every message is a whole tensor. A float32 has 4 bytes.",
+        "With 3 ranks it goes like this:\n"
+        "  to rank 0      2 messages of 4000 bytes\n"
+        "  from rank 0    2 messages of 4000 bytes\n"
+        "  together       16000 bytes",
     ),
 )

@@ -4,6 +4,7 @@ from course_utils.questions import (
     Choice,
     MultipleChoice,
     Number,
+    NumberTask,
     SingleChoice,
     Slip,
     lesson,
@@ -332,5 +333,60 @@ QUESTIONS = lesson(
                 "steps. At the beginning it is not.",
             ),
         ],
+    ),
+)
+
+# The number that is a task of the exercise.
+PREDICT_RATE = NumberTask(
+    "05.predict_rate",
+    "A recipe says: learning rate 0.1 for batches of 256 images. You have 2 nodes with "
+    "8 GPUs each, one rank for each GPU, and `batch_size=96` on each rank. Which "
+    "learning rate does the linear rule give?",
+    answer=0.6,
+    title="Predict the learning rate",
+    stars=1,
+    why="A step of 16 ranks uses 16 × 96 = 1,536 images: six times the 256 of the "
+    "recipe, so six times its learning rate.",
+    hint="Work out the batch of one step on all GPUs. How many times 256 is it?",
+    slips=[
+        Slip(
+            1.6,
+            "You multiplied by the number of GPUs. That would be right if each of them "
+            "had the 256 images of the recipe. Compare the batches of a step.",
+        ),
+        Slip(0.3, "You used the batch of one node. A step uses the images of both."),
+        Slip(
+            0.0375, "You used the batch of one GPU. A step uses the images of all GPUs."
+        ),
+        Slip(0.2449, "That is a square-root rule. The task asks for the linear one."),
+        Slip(
+            0.0167,
+            "The other way round: a larger batch makes fewer steps in an epoch, and "
+            "the rule makes each of them longer.",
+        ),
+        Slip(
+            0.1, "That is the rate of the recipe. The batch of a step is another one."
+        ),
+        Slip(
+            153.6,
+            "You multiplied by the whole batch. The rule multiplies by how many times "
+            "the recipe's batch it is.",
+        ),
+        Slip(
+            9.6,
+            "You multiplied by the batch of one GPU. The rule multiplies by how many "
+            "times the recipe's batch the batch of all GPUs is.",
+        ),
+        Slip(6, "You are on the way: that is not the learning rate yet."),
+        Slip(1536, "You are on the way: that is not the learning rate yet."),
+    ],
+    hints=(
+        "How many images does one step use, over all GPUs of both nodes?",
+        "The linear rule: k times the batch, k times the learning rate. The batch is "
+        "(number of GPUs) × (images on each); k is that divided by 256.",
+        "For 4 GPUs with 128 images each it goes like this:\n"
+        "  batch   4 * 128      = 512\n"
+        "  k       512 / 256    = 2\n"
+        "  rate    0.1 * 2      = 0.2",
     ),
 )

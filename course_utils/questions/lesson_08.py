@@ -4,6 +4,7 @@ from course_utils.questions import (
     Choice,
     MultipleChoice,
     Number,
+    NumberTask,
     SingleChoice,
     Slip,
     lesson,
@@ -365,5 +366,41 @@ QUESTIONS = lesson(
                 "Training waits for the copying only.",
             ),
         ],
+    ),
+)
+
+# The number that is a task of the exercise.
+PREDICT_PEAK = NumberTask(
+    "08.predict_peak",
+    "FSDP on 8 GPUs. A model has 32 layers with 500 MB of weights each. Each layer is "
+    "a unit, freed after its forward and after its backward; while it computes, the "
+    "next layer's all-gather runs. How many MB of weights (shards and whole layers, "
+    "without gradients and all else) are on a GPU at the worst moment?",
+    answer=3000,
+    unit="MB",
+    title="Predict the peak",
+    stars=1,
+    why="The shards of all layers, 32 × 500 / 8 = 2,000 MB, are always there. One "
+    "layer is whole because it computes, and the next one is on its way.",
+    hint="Add what lies there all the time (the shards of all layers), and what is "
+    "whole while a layer computes.",
+    slips=[
+        Slip(2500, "You left out the next layer: it needs memory for a whole one."),
+        Slip(1000, "Those are whole layers. The shards of all layers lie there, too."),
+        Slip(2000, "Those are the shards. Two layers are whole in other memory."),
+        Slip(2562.5, "What is gathered ahead is a whole layer, not one shard of it."),
+        Slip(2875, "A layer's shard stays beside the whole layer."),
+        Slip(16000, "That is the whole model. Never is all of it there at once."),
+        Slip(17000, "Only an eighth of each layer lies there all the time."),
+    ],
+    hints=(
+        "Two kinds of memory: shards, which are always there, and whole layers, which "
+        "come and go.",
+        "A GPU has an eighth of each layer, all the time. How many whole layers are "
+        "there at the worst moment?",
+        "For 10 layers of 80 MB on 4 GPUs it goes like this:\n"
+        "  shards            10 × 80 / 4 = 200 MB\n"
+        "  without prefetch  200 + 80 = 280 MB\n"
+        "  with prefetch     200 + 2 × 80 = 360 MB",
     ),
 )

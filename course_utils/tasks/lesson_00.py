@@ -5,7 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from course_utils.questions import NumberTask, Slip
+from course_utils.questions.lesson_00 import PREDICT_SUM
 from course_utils.tasks.compare import is_new
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
@@ -226,46 +226,6 @@ SPOT_THE_HANG = Task(
         "  dist.all_reduce(...)\n"
         "  if dist.get_rank() == 0:\n"
         "      return ...",
-    ),
-)
-
-# ------------------------------------------------------------------------ predict_sum
-
-PREDICT_SUM = NumberTask(
-    "00.predict_sum",
-    "Five ranks run `exchange()`, the function above. What does each of them return?",
-    answer=100,
-    title="Predict the sum",
-    stars=1,
-    why="The first all_reduce leaves 0 + 1 + 2 + 3 + 4 = 10 on every rank. Times the "
-    "rank that is 0, 10, 20, 30 and 40. The second one adds these up.",
-    hint="Write down five numbers, one for each rank, and change them line by line: "
-    "sum, times the rank, sum.",
-    slips=[
-        Slip(10, "Every rank holds that after the first all_reduce. Go on."),
-        Slip(
-            50,
-            "Before the second all_reduce each rank multiplies by its own number: the "
-            "ranks no longer hold the same.",
-        ),
-        Slip(225, "Ranks count from 0: there is no rank 5."),
-        Slip(40, "Rank 4 holds that before the second all_reduce. It adds up."),
-        Slip(20, "all_reduce adds up. It does not divide by the number of ranks."),
-        Slip(30, "That would be right without the first all_reduce."),
-        Slip(36, "That is right for 4 ranks. Here there are 5."),
-        Slip(150, "Ranks count from 0: they multiply by 0, 1, 2, 3 and 4."),
-        Slip(0, "Rank 0 holds 0 before the second all_reduce, which adds up."),
-        Slip(500, "All five ranks hold that together. What does each return?"),
-    ],
-    hints=(
-        "Write down five numbers, one for each rank, and change them line by line.",
-        "After the first all_reduce all five ranks hold the same number. After the "
-        "multiplication they hold five different ones.",
-        "With 3 ranks it goes like this:\n"
-        "  start          0   1   2\n"
-        "  all_reduce     3   3   3\n"
-        "  times rank     0   3   6\n"
-        "  all_reduce     9   9   9",
     ),
 )
 

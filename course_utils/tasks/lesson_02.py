@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from course_utils.questions import NumberTask, Slip
+from course_utils.questions.lesson_02 import PREDICT_MICRO_BATCHES
 from course_utils.tasks.devices import at_the_same_time, copies, on_gpus
 from course_utils.tasks.task import AtMost, Miss, Task
 
@@ -679,44 +679,6 @@ BALANCE = Task(
         "Where nothing fits, let it be math.inf.",
     ),
     seconds=2.0,
-)
-
-# ---------------------------------------------------------------- predict_micro_batches
-
-PREDICT_MICRO_BATCHES = NumberTask(
-    "02.predict_micro_batches",
-    "Four GPUs form a pipeline. All stages take equally long, and copies cost nothing. "
-    "With how many micro-batches, at least, is each GPU idle for no more than 10 % of "
-    "the whole time?",
-    answer=27,
-    title="Predict the micro-batches",
-    stars=1,
-    why="Each GPU waits for 3 parts and works for M. The 3 may be a tenth of the "
-    "whole, so M is the other nine tenths.",
-    hint="Each GPU waits for 3 parts (one for each of the other stages) and works for "
-    "M parts. What share of M + 3 are the 3?",
-    slips=[
-        Slip(
-            30,
-            "That keeps the waiting to 10 % of the time in which a GPU works. Asked "
-            "for is a tenth of the whole time, to which the waiting belongs.",
-        ),
-        Slip(26, "They are still idle for 3 of 29 parts: a bit more than 10 %."),
-        Slip(
-            36,
-            "You counted 4 idle parts. The last GPU waits while the three before it "
-            "work on the first micro-batch: 3 parts.",
-        ),
-        Slip(9, "With 9 there are 3 idle parts of 12: a quarter."),
-    ],
-    hints=(
-        "Count in parts: what one GPU needs for one micro-batch. How many parts does "
-        "the last GPU wait at the beginning?",
-        "Each GPU waits for 3 parts and works for M parts. The 3 may be a tenth of "
-        "the whole, so the M are the other nine tenths.",
-        "For 2 GPUs and a quarter it goes like this:\n"
-        "  1 / (M + 1) <= 1/4    so M + 1 >= 4, and M = 3",
-    ),
 )
 
 TASKS = (

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from course_utils.questions import NumberTask, Slip
+from course_utils.questions.lesson_03 import PREDICT_TRAFFIC
 from course_utils.ranks.report import learner_lines
 from course_utils.tasks.compare import plain
 from course_utils.tasks.devices import on_gpus
@@ -20,45 +20,6 @@ from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.task import Miss, Task
 
 in_eighths = functools.partial(linear, divided_by=8)
-
-PREDICT_TRAFFIC = NumberTask(
-    "03.predict_traffic",
-    "A model has 100 MB of parameters and no buffers. It trains with "
-    "`nn.DataParallel` on 8 GPUs, with the loss inside `forward`. How many MB of "
-    "parameters and gradients are sent from GPU to GPU in **one** training step, all "
-    "copies together? Batches and losses do not count.",
-    answer=1400,
-    unit="MB",
-    title="Predict the traffic",
-    stars=1,
-    why="Seven GPUs get a copy of the parameters, 700 MB, and each of them sends "
-    "gradients of the same size back: 700 MB more.",
-    hint="How many GPUs get a copy of the parameters in each step, and how many send "
-    "gradients back? Each copy has 100 MB.",
-    slips=[
-        Slip(700, "That is the way out. In the backward as many gradients come back."),
-        Slip(1600, "GPU 0 sends nothing to itself: seven GPUs get a copy."),
-        Slip(
-            800,
-            "GPU 0 sends nothing to itself, so seven GPUs get a copy. And as many "
-            "gradients come back.",
-        ),
-        Slip(200, "That is the traffic with one other GPU. There are seven."),
-        Slip(100, "That is one copy. Seven GPUs get one, and send gradients back."),
-        Slip(2100, "The update sends nothing: the next forward sends the parameters."),
-        Slip(175, "That is what each GPU sends in a ring all-reduce, as in DDP."),
-        Slip(1.4, "In MB, please."),
-    ],
-    hints=(
-        "How many of the eight GPUs get a copy from GPU 0?",
-        "In the forward the parameters go out, in the backward gradients of the same "
-        "size come back. GPU 0 itself needs no copy.",
-        "For 4 GPUs it goes like this:\n"
-        "  out    3 * 100 MB\n"
-        "  back   3 * 100 MB\n"
-        "  sum    600 MB",
-    ),
-)
 
 # ------------------------------------------------------------- what several tasks need
 

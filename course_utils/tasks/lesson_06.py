@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.measure.under_way import NO_VALUE_YET, Log
-from course_utils.questions import NumberTask, Slip
+from course_utils.questions.lesson_06 import PREDICT_BUCKET
 from course_utils.tasks.compare import are_same
 from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
@@ -15,38 +15,6 @@ READY_MADE = (
     "torch.nn.parallel.DistributedDataParallel",
     "torch.distributed._broadcast_coalesced",
     "torch.distributed.utils._sync_module_states",
-)
-
-PREDICT_BUCKET = NumberTask(
-    "06.predict_bucket",
-    "A model has ten linear layers without bias. Each has **6 MiB** of gradients "
-    "(float32). It is wrapped by torch's DDP, with nothing but defaults: 1 MiB for the "
-    "first bucket, 25 MiB for the others. Two steps have been made, so the buckets "
-    "have been rebuilt. How many MiB are in the **second** bucket that is sent?",
-    answer=30,
-    unit="MiB",
-    title="Predict a bucket",
-    stars=1,
-    why="The first gradient closes the first bucket. The second bucket has 24 MiB "
-    "after four layers, below the cap of 25; with the fifth it is reached.",
-    hint="How many layers go into the first bucket? Then add layers of 6 MiB until 25 "
-    "MiB are reached.",
-    slips=[
-        Slip(24, "24 MiB are below the cap of 25: one more gradient goes in."),
-        Slip(25, "Gradients are not cut. A bucket holds whole ones."),
-        Slip(6, "That is the first bucket: one gradient already reaches its cap."),
-        Slip(60, "That is the one bucket of the first step. Then they are rebuilt."),
-        Slip(54, "The second bucket has a cap, too."),
-        Slip(5, "The question is for MiB, not for a number of layers."),
-    ],
-    hints=(
-        "The first bucket is closed at 1 MiB. How many layers are in it?",
-        "A bucket takes whole gradients, and is closed as soon as it has *reached* its "
-        "cap, not before it would pass it.",
-        "For layers of 10 MiB it goes like this:\n"
-        "  first    10 MiB            (1 MiB is reached)\n"
-        "  second   10 + 10 + 10 MiB  (20 is below 25, 30 is not)",
-    ),
 )
 
 # ------------------------------------------------------------------- broadcast_module

@@ -8,40 +8,10 @@ import torch
 import torch.distributed as dist
 
 from course_utils.measure.messages import in_steps
-from course_utils.questions import NumberTask, Slip
+from course_utils.questions.lesson_07 import PREDICT_BYTES
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.messages import ERRORS, INSTEAD, told_by_all, watched
 from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
-
-PREDICT_BYTES = NumberTask(
-    "07.predict_bytes",
-    "16 ranks all-reduce a tensor of 1,000,000 numbers in float32 in a ring, cut into "
-    "16 chunks. How many bytes does *each rank* send in all?",
-    answer=7_500_000,
-    unit="bytes",
-    title="Predict the bytes",
-    stars=1,
-    why="A rank sends 2 × 15 chunks of 4,000,000 / 16 = 250,000 bytes.",
-    hint="In each of 2(n - 1) steps a rank sends one n-th of the tensor.",
-    slips=[
-        Slip(3_750_000, "That is the reduce-scatter. The all-gather sends the same."),
-        Slip(1_875_000, "So many numbers are sent. A float32 has 4 bytes."),
-        Slip(8_000_000, "That would be 32 chunks. Each half has n - 1 steps, not n."),
-        Slip(120_000_000, "All ranks together send as much. How much does each?"),
-        Slip(250_000, "Those are the bytes of one step. How many steps are there?"),
-        Slip(30, "Those are the steps. How many bytes does a rank send in each?"),
-        Slip(7.5, "In bytes, please: not in MB."),
-    ],
-    hints=(
-        "Two halves. How many steps does each have on 16 ranks?",
-        "A rank sends one chunk in each step. How many bytes are all chunks together, "
-        "and how many is one?",
-        "For 4 ranks and 1,200 bytes it goes like this:\n"
-        "  steps    2 * 3            = 6\n"
-        "  chunk    1200 / 4         = 300 bytes\n"
-        "  answer   6 * 300          = 1800 bytes",
-    ),
-)
 
 # ------------------------------------------------------------- what all rings must do
 
