@@ -77,15 +77,15 @@ def kept_of(source: str) -> list[str]:
 
 
 @functools.cache
-def packed(task: Task, miss: Miss | None = None) -> bytes:
+def packed(task: Task, *misses: Miss) -> bytes:
     """Our solution, or a near miss of it.
 
     Raises:
-        ValueError: the piece that the near miss replaces is not in the solution.
+        ValueError: the piece that a near miss replaces is not in the solution.
     """
     ours = solved(task.id)
     code = ours.code
-    if miss is not None:
+    for miss in misses:
         if miss.old not in code:
             raise ValueError(f"{task.id}: our solution has no {miss.old!r}.")
         code = code.replace(miss.old, miss.new)
