@@ -27,7 +27,7 @@ _NAMES = {
     "check": "course_utils.notebook.check",
     "hint": "course_utils.notebook.check",
     "inspect_machine": "course_utils.setup.machine",
-    "launch": "course_utils.workers",
+    "launch": "course_utils.ranks.launch",
     "progress": "course_utils.notebook.progress",
     "quiz": "course_utils.notebook.quiz",
     "solution": "course_utils.notebook.check",

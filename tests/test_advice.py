@@ -16,7 +16,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from course_utils.ranks import Ranks, RanksError
-from course_utils.workers import LaunchError, launch
+from course_utils.ranks.launch import LaunchError, launch
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = set(
@@ -27,17 +27,11 @@ COURSE = r"python3? -m course_utils "
 HERE = r"(?!.*--backend nccl).*"
 RUN_BY = {  # a test -> what it runs, as it is typed
     "test_advice.py::test_info_names_the_parameters": "TORCH_DISTRIBUTED_DEBUG=INFO",
-    "test_advice.py::test_detail_compares_the_calls": "TORCH_DISTRIBUTED_DEBUG=DETAIL",
-    "test_train_ddp.py::test_torchrun_in_a_terminal_runs_the_same_file":
-        rf"torchrun .*train_ddp\.py {HERE}|GLOO_SOCKET_IFNAME",
-    "test_train_sgd.py::test_two_ranks_launched_from_a_notebook":
-        rf"torchrun .*train_sgd\.py {HERE}",
-    "test_train_fsdp.py::test_launched_from_a_notebook":
-        rf"torchrun .*train_fsdp\.py {HERE}",
-    "test_workers_collectives.py::test_launched_from_a_notebook_the_table_is_the_same":
-        rf"torchrun .*workers/collectives\.py{HERE}",
-    "test_workers_collectives.py::test_launched_from_a_notebook_the_bench_gives_its_rows":
-        rf"torchrun .*bench_all_reduce\.py {HERE}",
+    "test_torchrun.py::test_detail_compares_the_calls":
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+    "test_torchrun.py::test_a_script_prints_what_it_prints_when_launched":
+        rf"torchrun .*(train_\w+|workers/collectives|bench_all_reduce)\.py{HERE}"
+        "|GLOO_SOCKET_IFNAME",
     "test_train_ddp.py::test_one_rank_without_torchrun_gives_the_same_curve":
         r"python \S+train_ddp\.py .*",
     "test_train_sgd.py::test_one_rank_without_torchrun_gives_the_same_curve":
@@ -195,11 +189,6 @@ for _ in range(2):
     )
     assert "did not receive grad for rank" in message
     assert ": other.bias, other.weight" in message
-
-
-def test_detail_compares_the_calls(debug):
-    calls = "dist.barrier() if dist.get_rank() else dist.all_reduce(torch.ones(1))"
-    assert "Detected mismatch between collectives" in debug("DETAIL", calls)
 
 
 def test_a_crash_under_detail_says_that_detail_may_be_why(debug):

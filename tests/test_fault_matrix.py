@@ -64,7 +64,7 @@ from ranks_support import (
 )
 from test_setup import BASE, new_clone, old_pythons, on_small_disk, own_mounts
 
-from course_utils import virtual_gpus, workers
+from course_utils import launch, virtual_gpus
 from course_utils.notebook import check as checks
 from course_utils.notebook import ours, processes
 from course_utils.notebook.progress import (
@@ -306,40 +306,25 @@ open(sys.argv[1], "w").close()
 """
 
 
-class Clock:
-    """``time`` of a launch, far ahead as soon as the worker is where it hangs."""
-
-    def __init__(self) -> None:
-        self.own = threading.local()
-
-    def monotonic(self) -> float:
-        hangs = getattr(self.own, "hangs", None)
-        there = hangs is not None and hangs.exists()
-        ahead = there and time.time() > hangs.stat().st_mtime + 1.0
-        return time.monotonic() + 1000 * ahead
-
-
 class InAWorker:
     """Scripts under ``launch``, two at a time; all of them once at the beginning."""
 
-    launch = staticmethod(workers.launch)
+    launch = staticmethod(launch)
 
     def __init__(self, folder: Path, chosen: list[Row]) -> None:
-        self.folder, self.clock = folder, Clock()
+        self.folder = folder
         in_pool = [row for row in chosen if not row.seen.alone]
-        with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
-            patch.setattr(workers, "time", self.clock)
-            with screen() as both:
-                found = pool.map(lambda row: both.of(lambda: self.run(row)), in_pool)
-                self.found = dict(zip(in_pool, found, strict=True))
+        with ThreadPoolExecutor(2) as pool, screen() as both:
+            found = pool.map(lambda row: both.of(lambda: self.run(row)), in_pool)
+            self.found = dict(zip(in_pool, found, strict=True))
 
     def run(self, row: Row) -> None:
         if callable(row.cause):
             row.cause(self)
             return
         script, there = self.script(row.cause)
-        self.clock.own.hangs = there if row.seen.hangs else None
-        self.launch(script, str(there), nproc=row.seen.nproc, timeout=600)
+        seconds = 5 if row.seen.hangs else 600
+        self.launch(script, str(there), nproc=row.seen.nproc, timeout=seconds)
 
     def script(self, code: str) -> tuple[Path, Path]:
         """A script, and the file that it makes before it comes to the mistake."""

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from worker_forks import Run, forks_of
 
-from course_utils import ROOT
+from course_utils import ROOT, launch
 from course_utils.measure.data import load_data
-from course_utils.workers import launch
 
 WORKER = "course_utils/workers/train_ddp.py"
 pytestmark = pytest.mark.skipif(
@@ -157,22 +156,6 @@ def test_four_ranks_launched_from_a_notebook_reach_97_percent(two_ranks):
     assert (last["epoch"], last["world_size"], last["backend"]) == (8, 4, "gloo")
     assert last["seconds"] > 0
     assert last["images_per_second"] > 0
-
-
-def test_torchrun_in_a_terminal_runs_the_same_file(two_ranks, tmp_path):
-    mine = {"TMPDIR": str(tmp_path)}  # torchrun leaves a folder there
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        + [WORKER, "--epochs", "1"],
-        cwd=ROOT,
-        env=os.environ | mine | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    assert json.loads(line)["loss"] == two_ranks.metrics[0]["loss"]
 
 
 def test_the_same_command_gives_the_same_numbers_and_another_seed_others(

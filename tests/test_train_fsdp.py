@@ -23,7 +23,6 @@ from worker_forks import Forks, Run, forks_of
 
 from course_utils import ROOT
 from course_utils.measure.language import Language, Transformer, next_symbol_loss
-from course_utils.workers import launch
 
 WORKER = "course_utils/workers/train_fsdp.py"
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "fsdp2")
@@ -504,13 +503,6 @@ def test_nccl_without_gpus_says_what_to_do(forks):
 
 
 # --------------------------------------------------------------- as a learner starts it
-@pytest.mark.thorough
-def test_launched_from_a_notebook(reference, tmp_path):
-    options = {"steps": 4, "every": 2, "batch_size": 12, "async_save": True}
-    folder = tmp_path / "run"
-    result = launch("train_fsdp", nproc=2, checkpoint=folder, quiet=True, **options)
-    assert the_same([line["loss"] for line in result.metrics], reference[:2])
-    assert (folder / "step_000004").is_dir()
 
 
 @pytest.mark.thorough

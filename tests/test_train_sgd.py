@@ -22,10 +22,9 @@ from ranks_support import settle
 from thorough import thorough_after
 from torch import nn
 
-from course_utils import ROOT
+from course_utils import ROOT, launch
 from course_utils.measure.data import load_data
 from course_utils.ranks import Ranks
-from course_utils.workers import launch
 
 WORKER = "course_utils/workers/train_sgd.py"
 ROUNDING = 1e-5  # of a loss in float32, after some hundred steps

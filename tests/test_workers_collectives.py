@@ -21,7 +21,7 @@ from course_utils import ROOT
 from course_utils.measure.tensor_bytes import record_tensor_bytes
 from course_utils.ranks import Ranks
 from course_utils.theory import costs
-from course_utils.workers import bench_all_reduce, launch
+from course_utils.workers import bench_all_reduce
 
 # The ranks get the functions below as they are, and need not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -337,19 +337,3 @@ def test_wrong_words_are_shown_with_the_right_ones(started, arguments, message):
 
 
 # ----------------------------------------------------------------------- with torchrun
-
-
-@pytest.mark.thorough
-def test_launched_from_a_notebook_the_table_is_the_same():
-    result = launch("collectives", nproc=3, quiet=True)
-    assert result.output.splitlines() == [f"[rank 0] {line}" for line in THREE]
-
-
-@pytest.mark.thorough
-def test_launched_from_a_notebook_the_bench_gives_its_rows():
-    result = launch(
-        "bench_all_reduce", "-b", 64, "-e", "4K", nproc=2, json=True, quiet=True
-    )
-    assert [row["size"] for row in result.metrics] == [64, 256, 1024, 4096]
-    for row in result.metrics:
-        check_row(row, "all_reduce", 2)

@@ -48,6 +48,7 @@ from course_utils.ranks.report import (
     patience,
     rank_list,
     warn_of_requests,
+    what_now,
 )
 
 # Windows waits for 63 things at most: two for each rank.
@@ -155,6 +156,7 @@ class Ranks:
         ranks.close()                                      # or: with Ranks(4) as r
     """
 
+    work = "cell"  # what the ranks run, in messages
     _live: weakref.WeakSet[Ranks] = weakref.WeakSet()
     made = 0  # how many, in this process
     _said: set[str] = set()
@@ -369,7 +371,7 @@ class Ranks:
         with self._use():
             if not self._group_ready:
                 self._new_group()
-            printer = Printer(chosen, choose_output(self.output))
+            printer = self._printer(chosen)
             result = self._round(request, chosen, limit, printer)
             # A cell may leave its group; with init=False that is the learner's affair.
             stayed = all(reply.get("in_group") for reply in result.replies.values())
@@ -391,6 +393,9 @@ class Ranks:
             if self.unwaited:
                 self._warn_of_requests(result)
             return dict(sorted(result.replies.items()))
+
+    def _printer(self, chosen: list[int]) -> Printer:
+        return Printer(chosen, choose_output(self.output))
 
     def _simple(
         self, request: dict[str, Any], chosen: list[int]
@@ -446,7 +451,7 @@ class Ranks:
         waited = (
             "Deadlock: nothing moves, and nothing will."
             if result.quiet
-            else f"Not finished after {limit:g} s, the limit for this cell."
+            else f"Not finished after {limit:g} s, the limit for this {self.work}."
         )
         left_out = [rank for rank in range(self.n) if rank not in result.chosen]
         message = describe_failures(
@@ -454,20 +459,23 @@ class Ranks:
             result.finished(),
             cause,
             waited,
-            restarted,
             left_out,
-            self.init,
-            group_stays=self._group_ready,
             unwaited=result.unwaited(),
             renewed=self._generation > 1,
+            work=self.work,
         )
+        what_now = self._what_now(restarted)
         return RanksError(
-            message,
+            "\n".join(filter(None, [message, what_now])),
             cause=cause,
             failures=failures,
             root=root,
             finished=result.finished(),
         )
+
+    def _what_now(self, restarted: list[int]) -> str:
+        """The last line of a message: what survived, what the next cell will find."""
+        return what_now(restarted, self.n, self.init, self._group_ready)
 
     def _check_same_collectives(self, replies: dict[int, dict[str, Any]]) -> None:
         """All ranks finished. Did one of them leave out a collective?
@@ -493,34 +501,29 @@ class Ranks:
                 f"{rank_list(more).capitalize()} called {text}, but "
                 f"{rank_list(fewer)} did not"
                 + (" (left out of this cell)" if absent == fewer else "")
-                + ".\nThe cell ended all the same, because it did not wait for the "
-                "result. The result never comes.\nEvery rank of a group must call the "
-                "same collectives.\n"
-                "(All ranks keep their variables. "
-                + (
-                    "The next cell gets a new process group.)"
-                    if self.init
-                    else "The process group is closed: call init_process_group again.)"
-                ),
+                + f".\nThe {self.work} ended all the same, because it did not wait for "
+                "the result. The result never comes.\n"
+                "Every rank of a group must call the same collectives."
+                + "".join(f"\n{line}" for line in [self._what_now([])] if line),
                 cause="mismatch",
                 finished=sorted(replies),
             )
 
     def _warn_of_requests(self, result: Round) -> None:
         """All ranks finished, but some request was given up before it was done."""
-        what_now = ""
+        now = ""
         messages = any(request.is_p2p for request in self.unwaited)
         if messages and self._group_ready and not result.in_step():
             # The request of this cell would take the message of a later one.
             self._group_ready = False
             result.sever_all()
-            what_now = (
-                "(The next cell gets a new process group. DDP models and groups that "
-                "were made before it work no longer: make them anew.)"
-                if self.init
-                else "(The process group is closed: call init_process_group again.)"
-            )
-        warn_of_requests(self.unwaited, what_now)
+            now = self._what_now([])
+            if self.init:
+                now += (
+                    "\nDDP models and groups that were made before this cell work no "
+                )
+                now += "longer: make them anew."
+        warn_of_requests(self.unwaited, now)
 
     # -------------------------------------------------------------- processes and group
     def _choose_backend(self, quiet: bool) -> str:

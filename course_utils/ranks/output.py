@@ -10,11 +10,13 @@ because it holds times.
 from __future__ import annotations
 
 import codecs
+import functools
 import os
 import re
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 
 HEAD_LINES, TAIL_LINES = 1000, 100  # of one rank in one cell; the middle is left out
 LINE_CHARS = 10_000  # of one line; the rest is left out
@@ -79,9 +81,14 @@ class LogFilter:
 
 
 class RankOutput:
-    """The bytes of one rank, cut into lines."""
+    """The bytes of one rank, cut into lines.
 
-    def __init__(self) -> None:
+    Args:
+        shown: what is shown of a finished line.
+    """
+
+    def __init__(self, shown: Callable[[str], str] = str) -> None:
+        self.shown = shown
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.partial = ""
         self.head: deque[str] = deque()  # finished lines that are not yet printed
@@ -123,6 +130,7 @@ class RankOutput:
             return
         if left_out:
             text += f" ... {left_out:,} characters left out ..."
+        text = self.shown(text)
         self.count += 1
         if self.count <= HEAD_LINES:
             self.head.append("\r" + text if is_bar else text)
@@ -155,14 +163,20 @@ class Printer:
 
     Args:
         ranks: the ranks that take part in this cell.
-        mode: ``"stream"`` or ``"grouped"``.
+        mode: ``"stream"``, ``"grouped"``, or ``"none"``: nothing is printed.
     """
 
     def __init__(self, ranks: list[int], mode: str) -> None:
-        self.outputs = {rank: RankOutput() for rank in ranks}
+        self.outputs = {
+            rank: RankOutput(functools.partial(self.shown, rank)) for rank in ranks
+        }
         self.mode = mode
         self.started = time.monotonic()
         self.bar = ""  # the progress bar that stands in the last line just now
+
+    def shown(self, rank: int, line: str) -> str:
+        """What is shown of a line that this rank has finished."""
+        return line
 
     def feed(self, rank: int, data: bytes) -> None:
         self.outputs[rank].feed(data)
@@ -188,6 +202,8 @@ class Printer:
         self._print(texts, final=True)
 
     def _print(self, texts: list[tuple[int, list[str]]], final: bool = False) -> None:
+        if self.mode == "none":
+            return
         written = []
         for rank, lines in texts:
             for line in lines:

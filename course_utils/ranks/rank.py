@@ -396,6 +396,8 @@ class Rank:
         cause = error.__cause__ or (
             None if error.__suppress_context__ else error.__context__
         )
+        if isinstance(error, SystemExit):  # its code says it all
+            cause = None
         return {
             "status": "error",
             "error": type(error).__name__,

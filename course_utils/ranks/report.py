@@ -108,7 +108,7 @@ class RanksError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message, without the way it took through Ranks."""
-        return [f"RanksError: {self}"]
+        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def is_learners(file: str, function: str = "") -> bool:
         return file.startswith(("<ranks cell", "<ipython"))
     path = real(file)
     if path.startswith(WORKERS):  # a worker script is what was launched
-        return not path.startswith(WORKERS + "_")
+        return True
     return not path.startswith((*LIBRARIES, PACKAGE, sys.prefix + os.sep))
 
 
@@ -270,6 +270,11 @@ def find_where(frames: list[Frame]) -> str:
             source = linecache.getline(file, line).strip()
             text = f"{call}, {where}" if call else where
             return f"{text}: {source}" if source else text
+        if function == "wait_for_threads":  # of launch: the script is at its end
+            return (
+                "a thread that the script has started. Wait for its end, or start it "
+                "with daemon=True"
+            )
         if function in CALLED:
             call = CALLED[function]
         elif not (
@@ -439,26 +444,22 @@ def describe_failures(
     finished: list[int],
     cause: str,
     waited: str,
-    restarted: list[int],
     left_out: list[int],
-    init: bool,
-    group_stays: bool = False,
     unwaited: Iterable[Unwaited] = (),
     renewed: bool = False,
+    work: str = "cell",
 ) -> str:
-    """The whole message of a :class:`RanksError`.
+    """The message of a :class:`RanksError`, without its last line.
 
     Args:
         failures: what happened, by rank.
         finished: the ranks that finished.
         cause: as in :class:`RanksError`.
         waited: how the driver came to see that nothing moves, in words.
-        restarted: ranks that had to be replaced by fresh processes.
         left_out: ranks that the cell was not sent to.
-        init: whether the next cell gets a new process group by itself.
-        group_stays: whether the process group goes on.
         unwaited: requests that nobody has waited for.
         renewed: whether there has been another process group before this one.
+        work: what the ranks ran: a "cell", or a "script" of its own.
     """
     parts: list[str] = []
     by_kind = {
@@ -478,13 +479,16 @@ def describe_failures(
     told = [f for f in raised if f not in mismatches[1:]]  # one tells it all
     for ranks, failure in group_same(told):
         message = shortened(failure.message)
-        parts.append(
-            f"{rank_list(ranks)} raised {failure.error}"
-            + (f": {message}" if message else "")
-        )
-        if failure.traceback:
+        what = f"raised {failure.error}"
+        ends_script = failure.error == "SystemExit" and work == "script"
+        if ends_script:
+            code = message if message.isdigit() else "1"
+            what = f"ended with exit code {code}"
+            message = message.removeprefix(code)
+        parts.append(f"{rank_list(ranks)} {what}" + (f": {message}" if message else ""))
+        if failure.traceback and not ends_script:
             parts.append(indent(failure.traceback, "  "))
-        if failure.error == "SystemExit":
+        if failure.error == "SystemExit" and not ends_script:
             parts.append("  exit() ends a script. A rank goes on living: leave it out.")
     if mismatches[1:]:
         others = [f.rank for f in mismatches[1:]]
@@ -510,7 +514,7 @@ def describe_failures(
         verb = "was" if len(ranks) == 1 else "were"
         parts.append(f"{rank_list(ranks)} {verb} waiting{waiting}")
     if finished and (stuck or peers):
-        parts.append(f"{rank_list(finished)} finished the cell.")
+        parts.append(f"{rank_list(finished)} finished the {work}.")
     if left_out and (stuck or peers):
         verb = "was" if len(left_out) == 1 else "were"
         parts.append(f"{rank_list(left_out)} {verb} left out of this cell.")
@@ -539,8 +543,6 @@ def describe_failures(
             "A cell that leaves ranks out of step closes the process group. DDP models "
             "and groups that were made before it work no longer: make them anew."
         )
-    everybody = {*failures, *finished, *left_out}
-    parts.append(what_now(restarted, everybody <= set(restarted), init, group_stays))
     return sentences(parts)
 
 
@@ -586,18 +588,24 @@ def _is_of_no_group(failure: RankFailure) -> bool:
     return "ProcessGroup object at" in failure.message
 
 
-def what_now(
-    restarted: list[int], is_everybody: bool, init: bool, group_stays: bool
-) -> str:
-    """The last line: what survived, and what the next cell will find."""
+def what_now(restarted: list[int], n: int, init: bool, group_stays: bool) -> str:
+    """The last line: what survived, and what the next cell will find.
+
+    Args:
+        restarted: ranks that had to be replaced by fresh processes.
+        n: how many ranks there are.
+        init: whether the next cell gets a new process group by itself.
+        group_stays: whether the process group goes on.
+    """
     if group_stays:
         kept = "All ranks keep their variables"
         return f"({kept} and their process group.)" if init else f"({kept}.)"
     if restarted:
+        others = "" if len(restarted) == n else "; the other ranks keep theirs"
         kept = (
             f"{rank_list(restarted).capitalize()} "
             f"{'was' if len(restarted) == 1 else 'were'} started afresh, without "
-            f"variables{'' if is_everybody else '; the other ranks keep theirs'}."
+            f"variables{others}."
         )
     else:
         kept = "All ranks keep their variables."
