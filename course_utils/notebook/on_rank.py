@@ -19,8 +19,8 @@ from typing import Any
 
 import cloudpickle
 
+from course_utils.ranks.rank import seed_here
 from course_utils.ranks.report import is_learners, place
-from course_utils.ranks.zygote import seed_here
 from course_utils.tasks.compare import plain
 from course_utils.tasks.task import FOLDER, ForbiddenCall
 

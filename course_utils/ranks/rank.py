@@ -19,6 +19,7 @@ import mmap
 import multiprocessing
 import os
 import queue
+import random
 import re
 import signal
 import socket
@@ -43,7 +44,6 @@ from course_utils.ranks.report import (
     tell_of_thread,
     without_inner_frames,
 )
-from course_utils.ranks.zygote import own_random_numbers
 
 # How gloo, NCCL and the store say that another process is gone. ("Pair is not
 # connected" says gloo of a rank that means itself.)
@@ -434,6 +434,26 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except BaseException:
         return "(its message could not be read)"
+
+
+def own_random_numbers() -> None:
+    """In a fork: draw other numbers than the other forks of the same process."""
+    seed_here(int.from_bytes(os.urandom(4), "little"))
+
+
+def seed_here(seed: int) -> None:
+    """Make Python's, NumPy's and torch's random numbers those of this seed.
+
+    NumPy and torch only where they were imported; `seed` is below 2**32.
+    """
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        # torch.manual_seed() is for all devices, and takes 4 ms where there are none.
+        has_gpus = torch.accelerator.is_available()
+        (torch if has_gpus else torch.default_generator).manual_seed(seed)
 
 
 def use_output(descriptor: int) -> None:

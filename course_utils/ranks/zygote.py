@@ -14,7 +14,6 @@ import importlib
 import mmap
 import os
 import pickle
-import random
 import select
 import shutil
 import signal
@@ -86,26 +85,6 @@ def import_all(names: Iterable[str]) -> None:
         gc.collect()
         gc.freeze()  # a collection in a fork would copy all pages with objects
         gc.enable()
-
-
-def own_random_numbers() -> None:
-    """In a fork: draw other numbers than the other forks of the same process."""
-    seed_here(int.from_bytes(os.urandom(4), "little"))
-
-
-def seed_here(seed: int) -> None:
-    """Make Python's, NumPy's and torch's random numbers those of this seed.
-
-    NumPy and torch only where they were imported; `seed` is below 2**32.
-    """
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
-    if "torch" in sys.modules:
-        torch = sys.modules["torch"]
-        # torch.manual_seed() is for all devices, and takes 4 ms where there are none.
-        has_gpus = torch.accelerator.is_available()
-        (torch if has_gpus else torch.default_generator).manual_seed(seed)
 
 
 class Zygote:
