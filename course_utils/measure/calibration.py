@@ -28,9 +28,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from course_utils.measure.messages import P2P, put_back
+from course_utils.measure.taps import Tapped, tap
 from course_utils.theory import costs
 
 # ------------------------------------------------------------------------ measuring
@@ -309,51 +308,36 @@ class EmulatedLink:
             raise RuntimeError("This is inside another EmulatedLink: leave it first.")
         self._out = self._in = 0.0  # when this rank's two ways are free again
         self._overslept = 0.0
-        group = dist.ProcessGroup
         self._until_exit = ExitStack()
-        self._real = self._until_exit.enter_context(put_back(group, P2P))
+        self._until_exit.enter_context(tap(self._around))
         EmulatedLink._active = True
-        # Functions of the class, so that they are called with the group.
-        group.send = lambda *args, **kwargs: self._send(*args, **kwargs)
-        group.recv = lambda *args, **kwargs: self._recv(*args, **kwargs)
-        group.recv_anysource = lambda *args, **kwargs: self._recv_any(*args, **kwargs)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._until_exit.close()
         EmulatedLink._active = False
 
-    # Parameters have the names that they have in torch, and may be given by name.
-    def _send(
-        self, group: ProcessGroup, tensors: list[Tensor], dstRank: int, tag: int = 0
-    ) -> "_Message":
-        start = max(self._now(), self._out)
-        self._out = start + self._busy(tensors)
-        sent = torch.tensor([self._out], dtype=torch.float64)
-        works = [
-            self._real["send"](group, [sent], dstRank, tag),
-            self._real["send"](group, tensors, dstRank, tag),
-        ]
-        free = self._out
-        return _Message(works, (sent, *tensors), lambda: self._sleep(free))
+    def _around(self, call: Tapped) -> "_Message":
+        if call.peer is None:
+            raise ValueError(
+                "An EmulatedLink has to know which rank a message comes from: give "
+                "`src` to recv and irecv."
+            )
+        tensors = call.tensors
+        time_sent = torch.zeros(1, dtype=torch.float64)  # goes ahead of the message
+        if call.name == "send":
+            free = max(self._now(), self._out) + self._busy(tensors)
+            self._out = free
+            time_sent[0] = free
 
-    def _recv(
-        self, group: ProcessGroup, tensors: list[Tensor], srcRank: int, tag: int = 0
-    ) -> "_Message":
-        sent = torch.zeros(1, dtype=torch.float64)
-        works = [
-            self._real["recv"](group, [sent], srcRank, tag),
-            self._real["recv"](group, tensors, srcRank, tag),
-        ]
-        return _Message(works, (sent, *tensors), lambda: self._arrive(sent, tensors))
+        def after() -> None:
+            if call.name == "send":
+                self._sleep(free)
+            else:
+                self._arrive(time_sent, tensors)
 
-    def _recv_any(
-        self, group: ProcessGroup, tensors: list[Tensor], tag: int = 0
-    ) -> "_Message":
-        raise ValueError(
-            "An EmulatedLink has to know which rank a message comes from: give `src` "
-            "to recv and irecv."
-        )
+        works = [call.go([time_sent]), call.go()]
+        return _Message(works, (time_sent, *tensors), after)
 
     def _busy(self, tensors: Sequence[Tensor]) -> float:
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

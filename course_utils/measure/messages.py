@@ -14,11 +14,13 @@ them. A collective of PyTorch's own sends its messages in C++: these are not see
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+
+from course_utils.measure.taps import Tapped, tap
 
 
 class Call(NamedTuple):
@@ -46,25 +48,6 @@ class Message(NamedTuple):
     nbytes: int
 
 
-# Where all of torch's functions end that send or receive a message.
-P2P = ("send", "recv", "recv_anysource")
-
-
-@contextmanager
-def put_back(owner: Any, names: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yields these attributes of a class or module; afterwards they are as before.
-
-    They are taken as they lie in it. What getattr() makes of a method of
-    `ProcessGroup` would no longer bind, once it is put back.
-    """
-    originals = {name: vars(owner)[name] for name in names}
-    try:
-        yield originals
-    finally:
-        for name, original in originals.items():
-            setattr(owner, name, original)
-
-
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
     """Note this rank's sends, receives and waits, until the block ends.
@@ -74,47 +57,27 @@ def recorded() -> Iterator[list[Call]]:
     calls: list[Call] = []
     works: list[tuple[Any, Any]] = []  # the group and the request of each
 
-    def note(kind: str, group: Any, tensors: Sequence[Any], peer: int, work: Any):
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        peer = dist.get_global_rank(group, peer) if peer >= 0 else peer
-        calls.append(Call(kind, len(works), peer, size))
-        works.append((group, work))
+    def around(call: Tapped) -> Any:
+        work = call.go()
+        peer = -1 if call.peer is None else call.global_peer
+        calls.append(Call(call.name[:4], len(works), peer, call.nbytes))
+        works.append((call.group, work))
         return work
 
-    # Parameters are named as PyTorch's are, which may be called by name.
-    def send(group, tensors, dstRank, tag=0):
-        work = group_methods["send"](group, tensors, dstRank, tag)
-        return note("send", group, tensors, dstRank, work)
-
-    def recv(group, tensors, srcRank, tag=0):
-        work = group_methods["recv"](group, tensors, srcRank, tag)
-        return note("recv", group, tensors, srcRank, work)
-
-    def recv_anysource(group, tensors, tag=0):
-        original = group_methods["recv_anysource"]
-        return note("recv", group, tensors, -1, original(group, tensors, tag))
-
-    def wait(work, *args, **kwargs):
-        done = work_methods["wait"](work, *args, **kwargs)
+    def wait(call: Tapped) -> bool:
+        done, work = call.go(), call.group
         for number, (group, known) in enumerate(works):
             if known is not work:
                 continue
-            for place, call in enumerate(calls):
-                if call.number == number and call.peer < 0 and call.kind == "recv":
+            for place, noted in enumerate(calls):
+                if noted.number == number and noted.peer < 0 and noted.kind == "recv":
                     # Any sender was welcome: now it is known who it was.
                     source = dist.get_global_rank(group, work._source_rank())
-                    calls[place] = call._replace(peer=source)
+                    calls[place] = noted._replace(peer=source)
             calls.append(Call("wait", number))
         return done
 
-    with (
-        put_back(dist.ProcessGroup, P2P) as group_methods,
-        put_back(dist.Work, ("wait",)) as work_methods,
-    ):
-        dist.ProcessGroup.send = send
-        dist.ProcessGroup.recv = recv
-        dist.ProcessGroup.recv_anysource = recv_anysource
-        dist.Work.wait = wait
+    with tap(around), tap(wait, ("wait",), dist.Work):
         yield calls
 
 

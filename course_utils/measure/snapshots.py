@@ -16,11 +16,12 @@ PyTorch's own sends its messages in C++: these are not seen.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from course_utils.measure.taps import Tapped
     from course_utils.ranks import Ranks
 
 # What is noted travels to the notebook, whose process needs no torch: hence the imports
@@ -59,9 +60,7 @@ def snapshots(tensor: "Tensor") -> "Iterator[list[Moment]]":
 
     Cost: a copy of the tensor for each step, as a list: for small ones.
     """
-    import torch.distributed as dist
-
-    from course_utils.measure.messages import P2P, put_back
+    from course_utils.measure.taps import tap
 
     if not tensor.is_contiguous():
         raise ValueError(
@@ -83,26 +82,18 @@ def snapshots(tensor: "Tensor") -> "Iterator[list[Moment]]":
             moments.append(Moment(flat.tolist()))
         called[kind] += 1
 
-    # Parameters are named as PyTorch's are, which may be called by name.
-    def send(group, tensors, dstRank, tag=0):
-        first = _place(tensors[0], flat)
-        note("send", "recv")
-        stop, to = first + tensors[0].numel(), dist.get_global_rank(group, dstRank)
-        moments[-1] = Moment(moments[-1].values, first, stop, to)
-        return methods["send"](group, tensors, dstRank, tag)
+    def around(call: "Tapped") -> Any:
+        if call.name == "send":
+            (sent,) = call.tensors
+            first = _place(sent, flat)
+            note("send", "recv")
+            stop = first + sent.numel()
+            moments[-1] = Moment(moments[-1].values, first, stop, call.global_peer)
+        else:
+            note("recv", "send")
+        return call.go()
 
-    def recv(group, tensors, srcRank, tag=0):
-        note("recv", "send")
-        return methods["recv"](group, tensors, srcRank, tag)
-
-    def recv_anysource(group, tensors, tag=0):
-        note("recv", "send")
-        return methods["recv_anysource"](group, tensors, tag)
-
-    with put_back(dist.ProcessGroup, P2P) as methods:
-        dist.ProcessGroup.send = send
-        dist.ProcessGroup.recv = recv
-        dist.ProcessGroup.recv_anysource = recv_anysource
+    with tap(around):
         yield moments
     moments.append(Moment(flat.tolist()))
 

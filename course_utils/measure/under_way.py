@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from course_utils.measure.messages import put_back
+from course_utils.measure.taps import put_back
 
 
 class Sent:

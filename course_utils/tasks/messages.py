@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # it must be there before a guard is
 
-from course_utils.measure.messages import P2P, put_back, recorded
+from course_utils.measure.messages import recorded
+from course_utils.measure.taps import P2P, put_back
 from course_utils.ranks.report import INNER_NAMES, is_learners, place
 from course_utils.tasks.compare import difference, plain
 from course_utils.tasks.task import FOLDER, ForbiddenCall, core_of

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from course_utils.measure.messages import put_back
+from course_utils.measure.taps import put_back
 from course_utils.measure.traffic import Watch
 from course_utils.tasks.inputs import linear
 from course_utils.tasks.memory import settled
