@@ -194,7 +194,7 @@ class Beside:
         if key not in _seen:
             # Ours is right: on a busy machine it gets the time that it needs.
             seconds = self.task.seconds if miss else OUR_SECONDS
-            packed = ours.packed(self.task, miss)
+            packed = ours.packed(self.task, *filter(None, [miss]))
             _seen[key] = self._look(packed, world_size, number, seconds)
             if miss is None and _seen[key].error:
                 raise _seen.pop(key).error
