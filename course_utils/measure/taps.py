@@ -33,7 +33,7 @@ class Tapped:
 
     Attributes:
         name: the method of the process group, such as "send" or "allreduce".
-        group: the process group.
+        group: the process group, or the work where those are tapped.
         args, kwargs: its arguments, as they were given.
         original: the method itself.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from course_utils.measure.taps import put_back
+from course_utils.measure.taps import put_back, tap
 
 
 class Sent:
@@ -110,47 +110,42 @@ class Log:
         self._open.close()
 
     def _watch_works(self, stack):
-        group = stack.enter_context(put_back(dist.ProcessGroup, self.methods))
-        names = "wait", "is_completed", "get_future"
-        works = stack.enter_context(put_back(dist.Work, names))
+        self._wait = vars(dist.Work)["wait"]
+        stack.enter_context(tap(self._send, self.methods))
+        asked = {
+            "wait": self._work_waits,
+            "is_completed": self._work_is_completed,
+            "get_future": self._work_gets_future,
+        }
+        stack.enter_context(tap(lambda call: asked[call.name](call), asked, dist.Work))
 
-        def sending(method):
-            def send(group_, tensors, *args, **kwargs):
-                tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-                sent = Sent(self.step, tensors)
-                sent.work = group[method](group_, sent.copies, *args, **kwargs)
-                self.sent.append(sent)
-                self.after.append(self.ready)
-                return sent.work
+    def _send(self, call):
+        sent = Sent(self.step, call.tensors)
+        sent.work = call.go(sent.copies)
+        self.sent.append(sent)
+        self.after.append(self.ready)
+        return sent.work
 
-            return send
+    def _work_waits(self, call):
+        done = call.go()
+        for sent in self._of(call.group):
+            self._note_wait(sent)
+            self._end(sent)
+        return done
 
-        def wait(work, *args, **kwargs):
-            done = works["wait"](work, *args, **kwargs)
-            for sent in self._of(work):
-                self._note_wait(sent)
+    def _work_is_completed(self, call):
+        done = call.go()
+        # A hook that asks again and again stops the backward as wait() does.
+        if done and self.ready >= self.trained:
+            for sent in self._of(call.group):
                 self._end(sent)
-            return done
+        return done
 
-        def is_completed(work):
-            done = works["is_completed"](work)
-            # A hook that asks again and again stops the backward as wait() does.
-            if done and self.ready >= self.trained:
-                for sent in self._of(work):
-                    self._end(sent)
-            return done
-
-        def get_future(work):
-            sent = next(iter(self._of(work)), None)
-            if sent is None:
-                return works["get_future"](work)
-            return self._promise([sent], lambda: self._result(sent))
-
-        for method in self.methods:
-            setattr(dist.ProcessGroup, method, sending(method))
-        dist.Work.wait, dist.Work.is_completed = wait, is_completed
-        dist.Work.get_future = get_future
-        self._wait = works["wait"]
+    def _work_gets_future(self, call):
+        sent = next(iter(self._of(call.group)), None)
+        if sent is None:
+            return call.go()
+        return self._promise([sent], lambda: self._result(sent))
 
     def _watch_futures(self, stack):
         futures = stack.enter_context(
