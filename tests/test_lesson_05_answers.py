@@ -3,20 +3,13 @@
 import itertools
 import math
 import random
-import time
 
 import numpy
 import torch
 import torch.distributed as dist
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    Sampler,
-    Subset,
-)
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
 
-from tests.answers import Answers
+from tests.answers import Answers, Edited
 
 ANSWERS = Answers()
 
@@ -29,30 +22,12 @@ for number in (0.6, 0.1 * 2 * 8 * 96 / 256, torch.tensor(0.6)):
 
 # ------------------------------------------------------------------- 05.local_batch
 
+ROWS = "global_batch // world_size + int(takes_one_more)"
 
-@ANSWERS.wrong("05.local_batch", "wrong", "make it one with int(...)")
+
+@ANSWERS.wrong("05.local_batch", "wrong", "converts a NumPy number")
 def a_number_of_numpys(global_batch, world_size, rank):
     return numpy.int64(global_batch // world_size)
-
-
-@ANSWERS.wrong("05.local_batch", "crashed", "There are no ranks in this task")
-def asks_the_group(global_batch, world_size, rank):
-    return len(range(dist.get_rank(), global_batch, dist.get_world_size()))
-
-
-@ANSWERS.right("05.local_batch")
-def first_ranks_take_one_more(global_batch, world_size, rank):
-    return global_batch // world_size + (rank < global_batch % world_size)
-
-
-@ANSWERS.right("05.local_batch")
-def last_ranks_take_one_more(global_batch, world_size, rank):
-    return (global_batch + rank) // world_size
-
-
-@ANSWERS.right("05.local_batch")
-def count_the_strides(global_batch, world_size, rank):
-    return len(range(rank, global_batch, world_size))
 
 
 @ANSWERS.right("05.local_batch")
@@ -63,7 +38,20 @@ def between_two_borders(global_batch, world_size, rank):
     return border(rank + 1) - border(rank)
 
 
+ANSWERS.wrong("05.local_batch", "wrong", "wants one number of type int")(
+    Edited(ROWS, "global_batch // world_size + rank < global_batch")
+)
+for rows in (
+    "(global_batch + rank) // world_size",  # the last ranks take one more
+    "len(range(rank, global_batch, world_size))",
+):
+    ANSWERS.right("05.local_batch")(Edited(ROWS, rows))
+
+
 # --------------------------------------------------------------------- 05.partition
+
+ORDER = "torch.randperm(n_items, generator=generator)"
+DEAL = "[order[rank::world_size] for rank in range(world_size)]"
 
 
 def order_of(n_items, seed):
@@ -71,74 +59,37 @@ def order_of(n_items, seed):
     return torch.randperm(n_items, generator=generator).tolist()
 
 
-@ANSWERS.wrong("05.partition", "wrong", "The `hash` of a text differs, too.")
-def seeded_by_a_hash(n_items, world_size, seed):
+def shuffled_and_dealt(n_items, world_size, seed):
     order = list(range(n_items))
-    random.Random(hash(f"seed {seed}")).shuffle(order)
+    random.Random(seed).shuffle(order)
     return [order[rank::world_size] for rank in range(world_size)]
 
 
-@ANSWERS.wrong("05.partition", "wrong", "some make the same shares")
-def even_or_odd(n_items, world_size, seed):
-    order = order_of(n_items, seed % 2)
-    return [order[rank::world_size] for rank in range(world_size)]
+@ANSWERS.wrong("05.partition", "wrong", "The `hash` of a text is no seed")
+def seeded_by_a_hash(n_items, world_size, seed):
+    return shuffled_and_dealt(n_items, world_size, hash(f"seed {seed}"))
 
 
-@ANSWERS.wrong("05.partition", "wrong", "not a few at a time")
-def stretches_of_small_blocks(n_items, world_size, seed):
-    order, numbers = list(range(n_items)), random.Random(seed)
-    for first in range(0, n_items, 9):
-        block = order[first : first + 9]
-        numbers.shuffle(block)
-        order[first : first + 9] = block
-    borders = [rank * n_items // world_size for rank in range(world_size + 1)]
-    return [order[a:b] for a, b in itertools.pairwise(borders)]
-
-
-@ANSWERS.wrong("05.partition", "wrong", "some make the same shares, or nearly the same")
-def rotated_by_the_seed(n_items, world_size, seed):
-    order = order_of(n_items, 1234)
-    order = order[seed % n_items :] + order[: seed % n_items]
-    borders = [rank * n_items // world_size for rank in range(world_size + 1)]
-    return [order[a:b] for a, b in itertools.pairwise(borders)]
-
-
-@ANSWERS.wrong("05.partition", "wrong", "It must be a list of lists")
-def a_generator(n_items, world_size, seed):
-    order = order_of(n_items, seed)
-    return (order[rank::world_size] for rank in range(world_size))
+for says, *pieces in (
+    ("a share is a stretch of the items", ORDER, "torch.arange(n_items)"),
+    ("it gave different shares", ORDER, "torch.randperm(n_items)"),
+    ("The ranks have computed different", "(seed)", "(seed + dist.get_rank())"),
+    ("Another seed gave the same shares", "(seed)", "(seed % 2)"),
+    ("one list of whole numbers", DEAL, f"({DEAL[1:-1]})"),  # a generator
+    ("one list of whole numbers", ".tolist()", ".double().tolist()"),
+    ("Cut all shares from *one* order", ".tolist()", ".add(1).tolist()"),
+):
+    ANSWERS.wrong("05.partition", "wrong", says)(Edited(*pieces))
 
 
 @ANSWERS.right("05.partition")
 def seeded_by_a_text(n_items, world_size, seed):
-    order = list(range(n_items))
-    random.Random(f"seed {seed}").shuffle(order)  # that is no hash()
-    return [order[rank::world_size] for rank in range(world_size)]
-
-
-@ANSWERS.right("05.partition")
-def seeded_by_the_hash_of_numbers(n_items, world_size, seed):
-    order = list(range(n_items))
-    random.Random(hash((n_items, seed))).shuffle(order)
-    return [order[rank::world_size] for rank in range(world_size)]
-
-
-@ANSWERS.right("05.partition")
-def sorted_shares(n_items, world_size, seed):
-    order = order_of(n_items, seed)
-    return [sorted(order[rank::world_size]) for rank in range(world_size)]
-
-
-@ANSWERS.right("05.partition")
-def like_cards(n_items, world_size, seed):
-    order = order_of(n_items, seed)
-    return [order[rank::world_size] for rank in range(world_size)]
+    return shuffled_and_dealt(n_items, world_size, f"seed {seed}")  # that is no hash()
 
 
 @ANSWERS.right("05.partition")
 def in_stretches(n_items, world_size, seed):
-    order = list(range(n_items))
-    random.Random(seed).shuffle(order)
+    order = order_of(n_items, seed)
     borders = [rank * n_items // world_size for rank in range(world_size + 1)]
     return tuple(order[a:b] for a, b in itertools.pairwise(borders))
 
@@ -171,7 +122,20 @@ def drawn_by_rank_0(n_items, world_size, seed):
     return [order[rank::world_size].tolist() for rank in range(world_size)]
 
 
+SORTED = DEAL.replace("order[rank::world_size]", "sorted(order[rank::world_size])")
+ANSWERS.right("05.partition")(Edited(DEAL, SORTED))
+
+
 # ------------------------------------------------------------- 05.average_gradients
+
+REDUCE = "dist.all_reduce(parameter.grad)"
+DIVIDE = "parameter.grad /= dist.get_world_size()"
+BOTH = f"{REDUCE}\n            {DIVIDE}"
+
+
+def lines(*them):
+    """Instead of `BOTH`."""
+    return "\n            ".join(them)
 
 
 def with_zeros(model):
@@ -192,63 +156,28 @@ def futures_of(model):
         yield future.then(lambda _, gradient=gradient: gradient.div_(n))
 
 
-@ANSWERS.wrong("05.average_gradients", "wrong", "`then()` do not wait")
-def waits_for_the_last_future_only(model):
-    list(futures_of(model))[-1].wait()
+EACH = "for parameter in model.parameters():"
+UNDER_WAY = f"work = {REDUCE[:-1]}, async_op=True)"
+BUFFERS = f"for buffer in model.buffers(): dist.all_reduce(buffer)\n    {EACH}"
+
+for says, *pieces in (
+    ("a division before the `wait()`", BOTH, lines(UNDER_WAY, DIVIDE, "work.wait()")),
+    (
+        "A frozen parameter has a gradient now",
+        "if parameter.requires_grad:",
+        "if True:",
+    ),
+    ("or a buffer has changed", EACH, BUFFERS),
+):
+    ANSWERS.wrong("05.average_gradients", "wrong", says)(Edited(*pieces))
 
 
-@ANSWERS.wrong("05.average_gradients", "wrong", "between its collective and the")
-def divided_under_way(model):
-    for parameter in with_zeros(model):
-        work = dist.all_reduce(parameter.grad, async_op=True)
-        parameter.grad /= dist.get_world_size()
-        work.wait()
-
-
-@ANSWERS.wrong("05.average_gradients", "crashed", "`value()` does not wait")
-def value_without_waiting(model):
-    for parameter in with_zeros(model):
-        future = dist.all_reduce(parameter.grad, async_op=True).get_future()
-        parameter.grad = future.value()[0] / dist.get_world_size()
-
-
-@ANSWERS.wrong("05.average_gradients", "wrong", "would be trained from now on")
-def thaws(model):
-    one_by_one(model)
-    model.requires_grad_(True)
-
-
-@ANSWERS.wrong("05.average_gradients", "wrong", "but a buffer has changed")
-def buffers_summed_too(model):
-    one_by_one(model)
-    for buffer in model.buffers():
-        dist.all_reduce(buffer)
-
-
-@ANSWERS.wrong("05.average_gradients", "crashed", "Or a loop over a set?")
+@ANSWERS.wrong("05.average_gradients", "crashed", "or a loop over a set?")
 def in_another_order_on_odd_ranks(model):
     parameters = with_zeros(model)
     for parameter in parameters[::-1] if dist.get_rank() % 2 else parameters:
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
-
-
-@ANSWERS.wrong("05.average_gradients", "wrong", "A frozen parameter has got a gradient")
-def zeros_for_the_frozen(model):
-    for parameter in model.parameters():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-
-
-@ANSWERS.wrong("05.average_gradients", "wrong", "A weight in two layers is one")
-def tied_divided_twice(model):
-    for parameter in with_zeros(model):
-        dist.all_reduce(parameter.grad)
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter.grad is not None:
-            parameter.grad /= dist.get_world_size()
 
 
 @ANSWERS.wrong("05.average_gradients", "crashed", "Flatten each gradient first")
@@ -257,25 +186,40 @@ def not_flattened(model):
     dist.all_reduce(flat)
 
 
-@ANSWERS.right("05.average_gradients")
-def one_by_one(model):
+@ANSWERS.wrong("05.average_gradients", "wrong", "divided once too often?")
+def tied_divided_twice(model):
     for parameter in with_zeros(model):
         dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.grad is not None:
+            parameter.grad /= dist.get_world_size()
 
 
-@ANSWERS.right("05.average_gradients")
-def divided_first_and_assigned(model):
-    for parameter in with_zeros(model):
-        mean = parameter.grad / dist.get_world_size()
-        dist.all_reduce(mean)
-        parameter.grad = mean
+@ANSWERS.wrong("05.average_gradients", "wrong", "its requires_grad")
+def thaws(model):
+    takes_the_values(model)
+    model.requires_grad_(True)
 
 
-@ANSWERS.right("05.average_gradients")
-def with_avg(model):
-    for parameter in with_zeros(model):
-        dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+for instead in (
+    lines("parameter.grad = parameter.grad / dist.get_world_size()", REDUCE),
+    "dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)",
+    lines(
+        "dist.reduce(parameter.grad, 0)", DIVIDE, "dist.broadcast(parameter.grad, 0)"
+    ),
+    lines(UNDER_WAY, "while not work.is_completed(): pass", DIVIDE),
+    lines(
+        f"future = {REDUCE[:-1]}, async_op=True).get_future()",
+        "while not future.done(): pass",
+        "parameter.grad = future.value()[0] / dist.get_world_size()",
+    ),
+    lines(
+        "there = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]",
+        "dist.all_gather(there, parameter.grad)",
+        "parameter.grad = torch.stack(there).mean(dim=0)",
+    ),
+):
+    ANSWERS.right("05.average_gradients")(Edited(BOTH, instead))
 
 
 @ANSWERS.right("05.average_gradients")
@@ -287,33 +231,6 @@ def flat(model):
     parts = buffer.split([p.numel() for p in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.grad.copy_(part.view_as(parameter))
-
-
-@ANSWERS.right("05.average_gradients")
-def flat_by_torch(model):
-    gradients = [p.grad for p in with_zeros(model)]
-    buffer = torch._utils._flatten_dense_tensors(gradients)
-    dist.all_reduce(buffer)
-    buffer /= dist.get_world_size()
-    means = torch._utils._unflatten_dense_tensors(buffer, gradients)
-    for gradient, mean in zip(gradients, means, strict=True):
-        gradient.copy_(mean)
-
-
-@ANSWERS.right("05.average_gradients")
-def gathered(model):
-    for parameter in with_zeros(model):
-        there = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
-        dist.all_gather(there, parameter.grad)
-        parameter.grad = torch.stack(there).mean(dim=0)
-
-
-@ANSWERS.right("05.average_gradients")
-def reduced_and_broadcast(model):
-    for parameter in with_zeros(model):
-        dist.reduce(parameter.grad, 0)
-        parameter.grad /= dist.get_world_size()
-        dist.broadcast(parameter.grad, 0)
 
 
 @ANSWERS.right("05.average_gradients")
@@ -331,37 +248,12 @@ def waits_for_all_futures(model):
 
 
 @ANSWERS.right("05.average_gradients")
-def waits_for_each_future(model):
-    for future in list(futures_of(model)):
-        future.wait()
-        assert future.done()
-
-
-@ANSWERS.right("05.average_gradients")
 def takes_the_values(model):
     parameters = with_zeros(model)
     works = [dist.all_reduce(p.grad, async_op=True) for p in parameters]
     futures = torch.futures.collect_all([work.get_future() for work in works])
     for parameter, future in zip(parameters, futures.wait(), strict=True):
         parameter.grad = future.value()[0] / dist.get_world_size()
-
-
-@ANSWERS.right("05.average_gradients")
-def asks_until_it_is_there(model):
-    for parameter in with_zeros(model):
-        future = dist.all_reduce(parameter.grad, async_op=True).get_future()
-        while not future.done():
-            pass
-        parameter.grad = future.value()[0] / dist.get_world_size()
-
-
-@ANSWERS.right("05.average_gradients")
-def asks_the_work(model):
-    for parameter in with_zeros(model):
-        work = dist.all_reduce(parameter.grad, async_op=True)
-        while not work.is_completed():
-            pass
-        parameter.grad /= dist.get_world_size()
 
 
 @ANSWERS.right("05.average_gradients")
@@ -401,117 +293,59 @@ def unused_stay_none(model):
 
 # ----------------------------------------------------------------------- 05.sampler
 
-
-class Given:
-    """What the learner is given."""
-
-    def __init__(self, n_items, world_size, rank, shuffle, seed, drop_last):
-        self.n_items, self.world_size, self.rank = n_items, world_size, rank
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        if self.drop_last:
-            return self.n_items // self.world_size
-        return math.ceil(self.n_items / self.world_size)
-
-    def order(self):
-        if not self.shuffle:
-            return list(range(self.n_items))
-        return order_of(self.n_items, self.seed + self.epoch)
-
-    def padded(self):
-        order, total = self.order(), len(self) * self.world_size
-        while len(order) < total:
-            order = order + order
-        return order[:total]
-
-    def __iter__(self):
-        return iter(self.padded()[self.rank :: self.world_size])
+REPEAT = "order = order * math.ceil(total / self.n_items)"
+DOUBLE = "while len(order) < total:\n            order = order + order"
+MINE = "order[self.rank : total : self.world_size]"
+RETURN = f"return iter({MINE})"
 
 
-@ANSWERS.wrong("05.sampler", "too slow", "`.tolist()` makes a list of a tensor")
-class DoublesATensor(Given):
-    def order(self):
-        return torch.tensor(super().order())
+for status, says, *pieces in (
+    ("too slow", "make a list longer", ".tolist()", "", REPEAT, DOUBLE),
+    ("crashed", "must `return` an iterator", f"iter({MINE})", MINE),
+    ("crashed", "a range has neither", "list(range(self.n_items))", "range(10)"),
+    ("crashed", "`/` makes a float", "rounded(", "float("),
+    (
+        "wrong",
+        "must make a new iterator at each call",
+        RETURN,
+        f"self.kept = getattr(self, 'kept', iter({MINE})); return self.kept",
+    ),
+    (
+        "wrong",
+        "Draw it anew in each `__iter__`",  # computed once
+        RETURN,
+        f"self.kept = getattr(self, 'kept', {MINE}); return iter(self.kept)",
+    ),
+    (
+        "wrong",
+        "Epoch 0 was right at first",
+        RETURN,
+        f"self.kept = {MINE} if self.epoch else getattr(self, 'kept', {MINE})\n"
+        "        return iter(self.kept)",
+    ),
+    (
+        "wrong",
+        "changed the random numbers of the whole program",
+        "torch.Generator().manual_seed",
+        "torch.manual_seed",
+    ),
+):
+    ANSWERS.wrong("05.sampler", status, says)(Edited(*pieces))
 
-
-@ANSWERS.wrong("05.sampler", "wrong", "the next one did not begin anew")
-class GoesOnAfterABreak(Given):
-    """Its own iterator, which begins anew only at the end."""
-
-    at = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        items = self.padded()[self.rank :: self.world_size]
-        if self.at == len(items):
-            self.at = 0
-            raise StopIteration
-        self.at += 1
-        return items[self.at - 1]
-
-
-@ANSWERS.wrong("05.sampler", "wrong", "Is an old order kept?")
-class KeepsAnOrder(Given):
-    kept = None
-
-    def order(self):
-        if self.kept is None or self.epoch > 0:
-            self.kept = super().order()
-        return self.kept
-
-
-@ANSWERS.wrong("05.sampler", "wrong", "changed the random numbers of the whole program")
-class SeedsNumPy(Given):
-    def __iter__(self):
-        numpy.random.seed(self.seed)
-        return super().__iter__()
-
-
-class RepeatsTheOrder(Given):
-    """Of a tensor, `*` does something else than of a list."""
-
-    def padded(self):
-        order, total = self.order(), len(self) * self.world_size
-        return (order * math.ceil(total / self.n_items))[:total]
-
-
-ANSWERS.right("05.sampler")(RepeatsTheOrder)
-
-
-@ANSWERS.wrong("05.sampler", "crashed", "`__iter__` must `return` an iterator")
-class ReturnsAList(Given):
-    def __iter__(self):
-        return self.padded()[self.rank :: self.world_size]
-
-
-@ANSWERS.right("05.sampler")
-class ByDoubling(Given):
-    pass
-
-
-@ANSWERS.right("05.sampler")
-class Yields(Given):
-    """Says item by item which one it is."""
-
-    def __iter__(self):
-        order = self.order()
-        for i in range(len(self)):
-            yield order[(self.rank + i * self.world_size) % self.n_items]
-
-
-@ANSWERS.right("05.sampler")
-class OfTensors(Given):
-    def __iter__(self):
-        order = torch.tensor(self.order())
-        places = torch.arange(len(self)) * self.world_size + self.rank
-        return iter(order[places % self.n_items])
+for pieces in (
+    (REPEAT, DOUBLE),
+    (
+        RETURN,
+        "for i in range(len(self)):\n"
+        "            yield order[(self.rank + i * self.world_size) % self.n_items]",
+    ),
+    (
+        RETURN,
+        "places = torch.arange(len(self)) * self.world_size + self.rank\n"
+        "        return iter(torch.tensor(order)[places % self.n_items])",
+    ),
+):
+    ANSWERS.right("05.sampler")(Edited(*pieces))
 
 
 @ANSWERS.right("05.sampler")
@@ -531,11 +365,9 @@ class LikeTorch(Sampler):
         return self.total // self.world_size
 
     def __iter__(self):
-        generator = torch.Generator()
-        generator.manual_seed(self.seed + self.epoch)
         indices = list(range(self.items))
         if self.shuffle:
-            indices = torch.randperm(self.items, generator=generator).tolist()
+            indices = order_of(self.items, self.seed + self.epoch)
         missing = self.total - len(indices)
         if missing > 0:
             indices += (indices * math.ceil(missing / len(indices)))[:missing]
@@ -544,39 +376,18 @@ class LikeTorch(Sampler):
 
 # ---------------------------------------------------------------------- 05.accuracy
 
+COUNT = "right[:own].sum()"
+SUM = "dist.all_reduce(count)"
 
-@ANSWERS.wrong("05.accuracy", "wrong", "call its wait()")
-def does_not_wait_for_the_counts(right, n_items):
-    own = len(range(dist.get_rank(), n_items, dist.get_world_size()))
-    count = right[:own].sum()
-    dist.all_reduce(count, async_op=True)
-    time.sleep(0.02)
-    return count.item() / n_items
-
-
-def own_items(right, n_items):
-    return right[: len(range(dist.get_rank(), n_items, dist.get_world_size()))]
-
-
-@ANSWERS.wrong("05.accuracy", "wrong", "")
-def counted_in_float16(right, n_items):
-    count = own_items(right, n_items).sum().half()
-    dist.all_reduce(count)
-    return count.item() / n_items
-
-
-@ANSWERS.wrong("05.accuracy", "crashed", "with tensors of the same size")
-def reduces_its_own_items(right, n_items):
-    mine = own_items(right, n_items).int()
-    dist.all_reduce(mine)
-    return mine.sum().item() / n_items
-
-
-@ANSWERS.right("05.accuracy")
-def counts_added_up(right, n_items):
-    count = own_items(right, n_items).sum()
-    dist.all_reduce(count)
-    return count.item() / n_items
+for status, says, *pieces in (
+    ("wrong", "call its wait()", SUM, "dist.all_reduce(count, async_op=True)"),
+    ("wrong", "", COUNT, f"{COUNT}.half()"),
+    (
+        *("crashed", "with tensors of the same size"),
+        *(COUNT, "right[:own].int()", "count.item()", "count.sum().item()"),
+    ),
+):
+    ANSWERS.wrong("05.accuracy", status, says)(Edited(*pieces))
 
 
 @ANSWERS.right("05.accuracy")
@@ -599,67 +410,37 @@ def gathered_and_put_in_order(right, n_items):
 
 @ANSWERS.right("05.accuracy")
 def as_objects(right, n_items):
+    own = len(range(dist.get_rank(), n_items, dist.get_world_size()))
     everywhere = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, own_items(right, n_items).tolist())
+    dist.all_gather_object(everywhere, right[:own].tolist())
     return sum(map(sum, everywhere)) / sum(map(len, everywhere))
 
 
 # --------------------------------------------------------------- 05.spot_the_loader
 
+LOADER = "DataLoader(dataset, batch_size=global_batch // size, sampler=sampler)"
+INDICES = "torch.utils.data.BatchSampler(sampler, global_batch // size, False)"
 
-def epochs_of(loader, sampler, n_epochs, set_epoch=True):
-    epochs = []
-    for epoch in range(n_epochs):
-        if set_epoch:
-            sampler.set_epoch(epoch)
-        epochs.append(list(loader))
-    return epochs
-
-
-@ANSWERS.wrong("05.spot_the_loader", "wrong", "Do it in each epoch.")
-def one_list_for_all(dataset, global_batch, n_epochs):
-    sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)
-    return [list(loader)] * n_epochs
-
-
-@ANSWERS.right("05.spot_the_loader")
-def an_object_that_counts_epochs(dataset, global_batch, n_epochs):
-    sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)
-    numbers = iter(range(n_epochs))
-
-    class Epochs:
-        def __iter__(self):
-            sampler.set_epoch(next(numbers))
-            return iter(loader)
-
-    return [Epochs()] * n_epochs
+for says, *pieces in (
+    ("Epochs have the same order", "sampler.set_epoch(epoch)", "pass"),
+    ("then read the batches with `list(loader)`", "list(loader)", "loader"),
+    ("items, not indices", LOADER, INDICES),
+    ("(`append`, not `extend`.)", "append", "extend"),
+    (
+        "Shuffle the whole data set",
+        "Sampler(dataset)",
+        "Sampler(dataset, shuffle=False)",
+    ),
+):
+    ANSWERS.wrong("05.spot_the_loader", "wrong", says)(Edited(*pieces))
 
 
-@ANSWERS.wrong(
-    "05.spot_the_loader", "wrong", "a stretch of the data set, or every n-th"
-)
-def shuffled_in_each_rank(dataset, global_batch, n_epochs):
+@ANSWERS.wrong("05.spot_the_loader", "wrong", "the same items in every epoch")
+def shares_stay(dataset, global_batch, n_epochs):
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    mine = Subset(dataset, range(rank, len(dataset), world_size))
+    mine = Subset(dataset, order_of(len(dataset), 0)[rank::world_size])
     loader = DataLoader(mine, global_batch // world_size, shuffle=True)
     return [list(loader) for _ in range(n_epochs)]
-
-
-@ANSWERS.wrong("05.spot_the_loader", "wrong", "A sampler gives only their indices")
-def batches_of_indices(dataset, global_batch, n_epochs):
-    sampler = DistributedSampler(dataset)
-    share = global_batch // dist.get_world_size()
-    loader = BatchSampler(sampler, share, drop_last=False)
-    return epochs_of(loader, sampler, n_epochs)
-
-
-@ANSWERS.right("05.spot_the_loader")
-def epochs_repaired(dataset, global_batch, n_epochs):
-    sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, global_batch // dist.get_world_size(), sampler=sampler)
-    return epochs_of(loader, sampler, n_epochs)
 
 
 @ANSWERS.right("05.spot_the_loader")
