@@ -30,20 +30,13 @@ def a_number_of_numpys(global_batch, world_size, rank):
     return numpy.int64(global_batch // world_size)
 
 
-@ANSWERS.right("05.local_batch")
-def between_two_borders(global_batch, world_size, rank):
-    def border(r):
-        return int(r * global_batch / world_size)
-
-    return border(rank + 1) - border(rank)
-
-
 ANSWERS.wrong("05.local_batch", "wrong", "wants one number of type int")(
     Edited(ROWS, "global_batch // world_size + rank < global_batch")
 )
 for rows in (
     "(global_batch + rank) // world_size",  # the last ranks take one more
     "len(range(rank, global_batch, world_size))",
+    "(rank + 1) * global_batch // world_size - rank * global_batch // world_size",
 ):
     ANSWERS.right("05.local_batch")(Edited(ROWS, rows))
 
@@ -75,6 +68,10 @@ for says, *pieces in (
     ("it gave different shares", ORDER, "torch.randperm(n_items)"),
     ("The ranks have computed different", "(seed)", "(seed + dist.get_rank())"),
     ("Another seed gave the same shares", "(seed)", "(seed % 2)"),
+    (
+        *("or nearly so", "(seed)", "(1)", ".tolist()", ".roll(seed)"),
+        *(DEAL, "order.tensor_split(world_size)"),
+    ),
     ("one list of whole numbers", DEAL, f"({DEAL[1:-1]})"),  # a generator
     ("one list of whole numbers", ".tolist()", ".double().tolist()"),
     ("Cut all shares from *one* order", ".tolist()", ".add(1).tolist()"),
