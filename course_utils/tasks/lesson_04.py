@@ -17,6 +17,10 @@ BY_ITS_NAME = (
     "spawn sends a function by its name, and a new process does not find a lambda, an "
     "inner function or one from a notebook cell. Start `worker` itself."
 )
+A_CALL = (
+    "With parentheses, `worker(...)` is a call, and it runs here. Pass the function "
+    "itself, and put n into `args`."
+)
 
 SPOT_THE_TUPLE = Task(
     id="04.spot_the_tuple",
@@ -39,12 +43,8 @@ SPOT_THE_TUPLE = Task(
             "spawn itself puts the number of the process first. `args` holds only what "
             "comes after it: n.",
         ),
-        Miss(
-            "spawn(worker,",
-            "spawn(worker(n),",
-            "With parentheses, `worker(...)` is a call, and it runs here. Pass the "
-            "function itself, and put n into `args`.",
-        ),
+        Miss("spawn(worker,", "spawn(worker(n),", A_CALL),
+        Miss("spawn(worker,", "spawn(worker(0, n),", A_CALL),
     ),
     because={
         starts.ENDED: "Not every worker has ended when your function returns. Start n "
