@@ -40,11 +40,9 @@ for task_id, *pieces in (
     (MICRO, STAGE, CHECKPOINT.format("stage, x.to(device)")),
     (MICRO, "chunk(", "tensor_split("),  # 9 rows in 4 are 3 + 2 + 2 + 2
     (MICRO, "batch.chunk(micro_batches)", ROWS.format("micro_batches")),
-    (BUBBLE, "stages - 1", "__import__('fractions').Fraction(stages - 1)"),
     (STEP, "model(part)", CHECKPOINT.format("model, part")),
     (STEP, "chunk(", "tensor_split("),
     (BALANCE, CUT, "torch.tensor(best(0, devices)[1])"),
-    (BALANCE, "list(", "__import__('numpy').array("),
 ):
     ANSWERS.right(task_id)(Edited(*pieces))
 
@@ -59,19 +57,23 @@ for task_id, old, new, says, *status in (
     (MICRO, STAGE, TO_DATA, "A stage has moved to the data"),
     (MICRO, "x.to", "x.cpu().to", "a tensor went over the CPU"),
     (MICRO, "cat(", "stack(", "`torch.cat(outputs)`"),
-    (MICRO, "append(x)", "append(x); print(x)", "let Python wait for nothing"),
-    (MICRO, "(outputs)", "(outputs + [stages.pop()][:0])", "`pop` has changed"),
+    (MICRO, "append(x)", "append(x); print(x)", "Python must not wait"),
+    (MICRO, "(outputs)", "(outputs + [stages.pop()][:0])", "without `pop`"),
     (BUBBLE, ", waits / micro_batches", "", "Return both shares"),
     (STEP, "total.item()", "total", "a Python number is wanted"),
     (STEP, "item()", "item() / micro_batches", "divided once more"),
     (STEP, BACKWARD, RETAIN, "more activations are in memory"),
     (STEP, "return", "model.zero_grad(); return", "There are no gradients"),
+    (STEP, "model(part)", "model.eval()(part)", "training mode: no. Expected: yes"),
     (STEP, "output.device", '"cuda:0"', "two tensors on the same GPU", "crashed"),
     (BALANCE, CUT, f"[float(n) for n in {CUT}]", "one whole number"),
     (BALANCE, "[(math.inf, ())]", "[]", "Did it find no cut?", "crashed"),
     (BALANCE, "@functools.cache", "", "A recursion must keep its results", "too slow"),
 ):
     ANSWERS.wrong(task_id, *(status or ["wrong"]), says)(Edited(old, new))
+
+HALF = "layers = layers.half(); third =", "x.to(", "x.half().to("
+ANSWERS.wrong(SPLIT, "wrong", "float16")(Edited("third =", *HALF))
 
 # --------------------------------------------------------------------- split_over_three
 

@@ -256,10 +256,10 @@ MICRO_BATCHES = Task(
         "`x.to(device)` goes from GPU to GPU.",
         "same time": "The result is right, but some stage never computed while the "
         "stage before it did. Send one micro-batch through all stages, then the next "
-        "one, and let Python wait for nothing, such as `.item()` or `print`. (Leave "
-        "out threads: with them the order is chance.)",
-        "lists": "The result is right, but `pop` has changed a list that was given: "
-        "loop over it.",
+        "one. Python must not wait in the loop, as it does for `.item()` and `print`. "
+        "(Leave out threads: with them the order is chance.)",
+        "lists": "The result is right, but `stages` or `devices` has changed: loop "
+        "over the list, without `pop`.",
     },
     errors={
         "on the same device": f"{ANOTHER_DEVICE} Stage k is on `devices[k]`.",
@@ -355,6 +355,7 @@ def observe_step(answer, gpus, rows, micro_batches):
         "gradients": row,
         "loss": loss,
         "the loss is a Python number": type(loss) in (int, float),
+        "the model is in training mode": model.training,
     }
 
 

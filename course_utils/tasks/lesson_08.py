@@ -495,8 +495,8 @@ SPOT_THE_PILE = Task(
         "reduce-scatters": "Each unit's gradient goes through "
         "`unit.reduce_scatter(gradient)`, once, not through an all-reduce.",
         "whole gradients": "The whole gradients pile up. A request keeps its gradient "
-        "until you wait for it: start at most one before you wait for the one before. "
-        "And keep no gradient yourself, in a list for example.",
+        "until you wait for it: wait for each before you start the next. And keep no "
+        "gradient yourself, in a list for example.",
         "in the end": "A unit is still whole when the backward is over.",
         "without a gradient": "A unit has no gradient in the end. What wait() returns "
         "goes into `unit.grad`, on every rank. Is the last one awaited, too?",
