@@ -34,42 +34,27 @@ OUT = "chunks[(rank - step) % n]"
 RETURN = "return (rank + 1) % n"
 IN_FLOAT32 = (
     *("torch.empty_like(mine)", "torch.empty_like(mine, dtype=torch.float32)"),
-    *(OUT, f"{OUT}.float()", "mine += incoming", "mine += incoming.to(mine.dtype)"),
+    *(OUT, f"{OUT}.float()"),
+    *("mine += incoming", "mine += incoming.to(mine.dtype)"),
 )
 
 for says, *pieces in (
     ("an int, not the chunk itself", RETURN, "return chunks[(rank + 1) % n]"),
     ("Digits were lost", *IN_FLOAT32),
     # A right sum on each rank, but `all_gather` cannot go on from there.
-    (
-        "rank r + 1 must finish chunk k + 1",
-        "chunks[(",
-        "chunks[-(",
-        RETURN,
-        "return -(rank + 1) % n",
-    ),
+    ("rank r + 1 must finish chunk k + 1", "chunks[(", "chunks[-(")
+    + (RETURN, "return -(rank + 1) % n"),
 ):
     ANSWERS.wrong("07.reduce_scatter", "wrong", says)(Edited(*pieces))
 for pieces in (
-    (
-        OUT,
-        MINE,
-        f"mine = {MINE}",
-        "mine = chunks[(rank - step - 2) % n]",
-        RETURN,
-        "return torch.tensor(rank)",
-    ),
+    (OUT, MINE)
+    + (f"mine = {MINE}", "mine = chunks[(rank - step - 2) % n]")
+    + (RETURN, "return torch.tensor(rank)"),
     # The other way round.
-    (
-        MINE,
-        "chunks[(rank + step + 1) % n]",
-        f"{OUT}, (rank + 1)",
-        "chunks[(rank + step) % n], (rank - 1)",
-        "recv(incoming, (rank - 1)",
-        "recv(incoming, (rank + 1)",
-        RETURN,
-        "return (rank - 1) % n",
-    ),
+    (MINE, "chunks[(rank + step + 1) % n]")
+    + (f"{OUT}, (rank + 1)", "chunks[(rank + step) % n], (rank - 1)")
+    + ("recv(incoming, (rank - 1)", "recv(incoming, (rank + 1)")
+    + (RETURN, "return (rank - 1) % n"),
 ):
     ANSWERS.right("07.reduce_scatter")(Edited(*pieces))
 
@@ -104,26 +89,13 @@ RECV = f"dist.recv({INTO}, (rank - 1) % n)"
 WAIT = "request.wait()"
 
 for pieces in (
-    (
-        SEND,
-        "dist.isend(chunks[(mine + step) % n], (rank - 1) % n)",
-        RECV,
-        "dist.recv(chunks[(mine + step + 1) % n], (rank + 1) % n)",
-    ),
-    (
-        f"request = {SEND}",
-        f"arriving = {RECV.replace('recv', 'irecv')}",
-        RECV,
-        f"request = {SEND}",
-        WAIT,
-        f"{WAIT}\n        arriving.wait()",
-    ),
-    (
-        RECV,
-        f"incoming = {INTO}.clone()\n        {RECV.replace(INTO, 'incoming')}",
-        WAIT,
-        f"{WAIT}\n        {INTO}.copy_(incoming)",
-    ),
+    (SEND, "dist.isend(chunks[(mine + step) % n], (rank - 1) % n)")
+    + (RECV, "dist.recv(chunks[(mine + step + 1) % n], (rank + 1) % n)"),
+    (f"request = {SEND}", f"arriving = {RECV.replace('recv', 'irecv')}")
+    + (RECV, f"request = {SEND}")
+    + (WAIT, f"{WAIT}\n        arriving.wait()"),
+    (RECV, f"incoming = {INTO}.clone()\n        {RECV.replace(INTO, 'incoming')}")
+    + (WAIT, f"{WAIT}\n        {INTO}.copy_(incoming)"),
 ):
     ANSWERS.right("07.all_gather")(Edited(*pieces))
 
@@ -165,13 +137,9 @@ PADDED = """n = dist.get_world_size()
 for pieces in (
     (CUT, REST_IN_THE_LAST),
     (CUT, SMALL_ONES_FIRST),
-    (CUT, PADDED, COPY, "tensor.copy_(whole[: len(flat)].view(tensor.shape))"),
-    (
-        CUT,
-        f"{CUT}\n    chunks = [chunk.clone() for chunk in chunks]",
-        COPY,
-        "tensor.copy_(torch.cat(chunks).view(tensor.shape))",
-    ),
+    (CUT, PADDED) + (COPY, "tensor.copy_(whole[: len(flat)].view(tensor.shape))"),
+    (CUT, f"{CUT}\n    chunks = [chunk.clone() for chunk in chunks]")
+    + (COPY, "tensor.copy_(torch.cat(chunks).view(tensor.shape))"),
 ):
     ANSWERS.right("07.all_reduce")(Edited(*pieces))
 for dtype, wide, says in (
@@ -222,24 +190,14 @@ RANK_0_RECEIVES_FIRST = f"""if rank == 0:
 
 for pieces in (
     (SPLIT, EMPTY_ONES_LAST.replace("flat", "tensor")),
-    (
-        "buffer = torch.empty_like(chunk)",
-        "buffer = buffers[: len(chunk)]",
-        SPLIT,
-        f"{SPLIT}\n    buffers = torch.empty_like(chunks[0])",
-    ),
+    ("buffer = torch.empty_like(chunk)", "buffer = buffers[: len(chunk)]")
+    + (SPLIT, f"{SPLIT}\n    buffers = torch.empty_like(chunks[0])"),
     # Repairs the first loop at its other end, and begins the second one there.
-    (
-        "rank - step - 1",
-        "rank - step + 1",
-        "isend(chunks[(rank - step)",
-        "isend(chunks[(rank - step + 2)",
-        "rank + 1 - step",
-        "rank + 3 - step",
-        THEN,
-        THEN.replace("rank", "rank + 2"),
-    ),
-    (SECOND, RANK_0_RECEIVES_FIRST, THEN, ""),
+    ("rank - step - 1", "rank - step + 1")
+    + ("isend(chunks[(rank - step)", "isend(chunks[(rank - step + 2)")
+    + ("rank + 1 - step", "rank + 3 - step")
+    + (THEN, THEN.replace("rank", "rank + 2")),
+    (SECOND, RANK_0_RECEIVES_FIRST) + (THEN, ""),
 ):
     ANSWERS.right("07.spot_the_ring")(Edited(*pieces))
 ANSWERS.wrong("07.spot_the_ring", "stuck", "If all `send` first, nobody receives")(
