@@ -12,12 +12,10 @@ from course_utils.measure.traffic import Watch
 from course_utils.tasks.inputs import linear
 from course_utils.tasks.memory import settled
 
-GATHERED = "all-gather"
 FEW = 4  # tensors; one is left from the last round of a loop
 # Only what the installed version has: their names have changed.
-NAMES = "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"
 REDUCE_SCATTERS = (
-    *(name for name in NAMES if hasattr(dist, name)),
+    *(name for name in vars(dist) if name.startswith("reduce_scatter")),
     "torch.distributed._functional_collectives.reduce_scatter_tensor",
 )
 
@@ -82,7 +80,7 @@ class Gathers(Watch):
 
     def note(self, name, nbytes):
         n = dist.get_world_size()
-        if name == GATHERED:  # a rank sends its part to n - 1 others
+        if name == "all-gather":  # a rank sends its part to n - 1 others
             self.nbytes = max(self.nbytes, round(nbytes * n / (n - 1)))
             self.in_backward += torch._C._current_graph_task_id() != -1
 
