@@ -22,7 +22,7 @@ from own_tasks import here, own_solutions, own_task, total_task  # noqa: F401
 from course_utils.from_scratch import pipeline
 from course_utils.notebook import check as checks
 from course_utils.notebook import processes
-from course_utils.notebook.beside import Beside, Look, run_task
+from course_utils.notebook.beside import Beside, Judge, Seen, run_task
 from course_utils.notebook.check import check, hint, solution
 from course_utils.notebook.outcome import Outcome, wrap
 from course_utils.notebook.progress import attempts, record_attempt
@@ -155,10 +155,8 @@ def test_ranks_that_all_are_in_one_collective_are_slow_and_not_stuck():
     where = "all_reduce, line 3 of the cell: x"
     stuck = [RankFailure(r, "stuck", "waiting", where=where) for r in range(2)]
     task = total_task(errors={OUT_OF_STEP: "Which rank stays away?"})
-    look = Look(Beside(task), right_total, 0, 2)
-    outcome = look.failed(
-        RanksError("", failures=dict(enumerate(stuck)), root=stuck[0])
-    )
+    error = RanksError("", failures=dict(enumerate(stuck)), root=stuck[0])
+    outcome = Judge(Beside(task), right_total, 2, 0, Seen(error=error)).outcome()
     assert outcome.status == "too slow"
     assert "A few large ones take less time" in text_of(outcome)
     assert "stays away" not in text_of(outcome)

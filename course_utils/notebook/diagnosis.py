@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from course_utils.ranks import RankFailure
-from course_utils.tasks.compare import difference, kind
+from course_utils.tasks.compare import ADVICE, difference, kind
 
 IN_PLACE = (
     "recv, collectives and operations such as `x /= 2` work in place: take a `clone()` "
@@ -39,6 +39,23 @@ ROOM_FOR_ALL = (
     "dist.get_world_size() pieces, each as large as the one that is sent. The check "
     "tries several world sizes: no fixed number fits all of them."
 )
+POLLED = (
+    "With gloo, is_completed() stays False until wait() has been called, even when the "
+    "message has long arrived. Call wait()."
+)
+ENDLESS = "Is there a loop that never ends?"
+TOO_MANY = (
+    "All ranks are in the same collective, so none is missing. Does it call very many? "
+    "A few large ones take less time than many small ones."
+)
+ENDED = (
+    "Something ended it before the function could return: a call such as os._exit, a "
+    "signal, a crash in C code, or too little memory."
+)
+STUB = (
+    "When the check calls it, it must take the arguments of the stub, in the same "
+    "order."
+)
 SAME_CALLS = (
     "All ranks must make the same calls, in the same order, with tensors that fit, and "
     "a recv needs its send."
@@ -50,6 +67,7 @@ ERRORS = {
     "Torch not compiled with CUDA": NO_GPU,
     "EOFError: ": KEYBOARD,
     "BdbQuit: ": f"There is a breakpoint in it. {KEYBOARD}",
+    "SystemExit: ": "It called exit(). A function ends with `return`.",
     "RecursionError: ": "It calls itself again and again. When should it stop?",
     "unsupported operand type(s) for ^": "In Python, `^` does not raise to a power (it "
     "works on the bits of whole numbers). Write `10**9`, or 1e9.",
@@ -63,6 +81,7 @@ ERRORS = {
     "only. In a function: dist.get_world_size().",
     "initialize the default process group twice": "The process group is ready when "
     "your function is called: leave out init_process_group.",
+    **{f"'{kind}' object": advice for kind, advice in ADVICE.items()},
     "'NoneType' object": "Something is None there. Does a call work in place and "
     "return nothing, as `all_reduce` does? Or has a tensor no gradient?",
 }
@@ -76,8 +95,14 @@ def about_error(root: RankFailure, on_ranks: bool) -> str:
     """What an exception means that has little to do with the task; or ""."""
     if "process group has not" in root.message:
         return GROUP_STAYS if on_ranks else NO_RANKS
+    if root.kind == "died":
+        return ENDED
     text = f"{root.error}: {root.message}"
-    return next((said for part, said in ERRORS.items() if part in text), "")
+    if said := next((said for part, said in ERRORS.items() if part in text), ""):
+        return said
+    # A call that does not fit, of the learner's function itself.
+    is_call = root.error == "TypeError" and not root.traceback
+    return STUB if is_call and WRONG_ARGUMENTS.search(root.message) else ""
 
 
 def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) -> str:
@@ -108,15 +133,21 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
     for other in range(n):
         if other != rank and alike(mine, want[other]):
             return f"That is what rank {other} should have."
-    return about_factor(mine, right, n, alike) or about_order(mine, right, alike)
-
-
-def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
-    """Is it the right value times a number that tells something?"""
     is_count = isinstance(right, int)
     mine, right = numbers_of(mine), numbers_of(right)
     if mine is None or right is None or mine.shape != right.shape:
         return ""
+    if looks := about_factor(mine, right, n, is_count, alike):
+        return looks
+    if mine.numel() > 1 and alike(mine.flatten().sort()[0], right.flatten().sort()[0]):
+        return "These are the right numbers in another order."
+    return ""
+
+
+def about_factor(
+    mine: torch.Tensor, right: torch.Tensor, n: int, is_count: bool, alike: Any
+) -> str:
+    """Is it the right value times a number that tells something?"""
     if not right.any() or not mine.any():
         return ""
     if mine.numel() == 1 and abs(mine - right) == 1:
@@ -129,24 +160,11 @@ def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
         return f"It is {n} times too large: a sum where a mean is wanted?"
     if n > 1 and alike(n * mine, right):
         return f"It is {n} times too small: divided once too often?"
-    if n > 1 and alike(mine, n * n * right):
-        return f"It is {n} × {n} times too large."
-    for factor in FACTORS:
+    for factor in (*FACTORS, n * n):
         if alike(mine, factor * right):
             return f"It is {factor:g} times too large."
         if alike(factor * mine, right):
             return f"It is {factor:g} times too small."
-    return ""
-
-
-def about_order(mine: Any, right: Any, alike: Any) -> str:
-    """Are they the right numbers at other places?"""
-    mine, right = numbers_of(mine), numbers_of(right)
-    if mine is None or right is None or mine.shape != right.shape or mine.numel() < 2:
-        return ""
-    ordered = (tensor.flatten().sort().values for tensor in (mine, right))
-    if alike(*ordered):
-        return "These are the right numbers in another order."
     return ""
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
-import gc
 import importlib
-import itertools
 import os
 import pickle
 import pkgutil
@@ -68,23 +66,23 @@ def call_on_rank(
             stub = raised_by_learner(error)
             if stub is None:
                 raise
-            line, names = stub
+            line, name = stub
             its_name = getattr(answer, "__name__", type(answer).__name__)
-            other = "" if its_name in names else f", in {names[0]}"
+            other = f", in {name}" if name not in ("", its_name) else ""
             raise StillAStub(line + other) from None
     if guards.caught:  # the learner's code has caught the exception
         raise ForbiddenCall(guards.caught[0])
     return plain(result), tuple(plain(arg) for arg in args)
 
 
-def raised_by_learner(error: BaseException) -> tuple[str, list[str]] | None:
+def raised_by_learner(error: BaseException) -> tuple[str, str] | None:
     """The place of the learner's own ``raise`` statement, or None.
 
     PyTorch raises NotImplementedError too, where an operation does not exist.
 
     Returns:
-        The line, and the names of the functions and classes that it is in, first that
-        of the outermost one.
+        The line, and the function or class of a cell that it is in ("" in Python 3.10,
+        which does not tell).
     """
     last = error.__traceback__
     while last.tb_next is not None:
@@ -92,18 +90,9 @@ def raised_by_learner(error: BaseException) -> tuple[str, list[str]] | None:
     code = last.tb_frame.f_code
     is_raise = dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     if is_raise and is_learners(code.co_filename):
-        names = [part for part in qualified(code).split(".") if part != "<locals>"]
-        return place(code.co_filename, last.tb_lineno), names
+        name = getattr(code, "co_qualname", "").partition(".")[0]
+        return place(code.co_filename, last.tb_lineno), name
     return None
-
-
-def qualified(code: types.CodeType) -> str:
-    """The name of a function with those of the classes and functions around it."""
-    if sys.version_info >= (3, 11):
-        return code.co_qualname
-    users = gc.get_referrers(code)
-    names = (u.__qualname__ for u in users if isinstance(u, types.FunctionType))
-    return next(names, code.co_name)
 
 
 # ------------------------------------------------------------------- forbidden calls
@@ -144,32 +133,23 @@ def courses_own() -> tuple[str, ...]:
     )
 
 
-# By names: how many modules were looked through, and what was found there.
-_looked: dict[tuple[str, ...], tuple[int, dict[str, list]]] = {}
-
-
+@functools.cache
 def places_of(names: tuple[str, ...]) -> dict[str, list[tuple[types.ModuleType, str]]]:
     """Where the objects of these full names stand, under whatever name.
 
     One of torch is looked for in all modules of torch, one of the course in all of the
     course. That takes a fork some 30 ms, because it copies much of the memory. So the
-    zygote looks first, and a fork only into modules that are new: the last ones of
-    `sys.modules`.
+    zygote looks, and all forks know.
     """
-    wanted: dict[str, dict[int, str]] = {}
-    for name in names:
-        package = name.partition(".")[0]
-        wanted.setdefault(package, {})[id(find(name))] = name
-    seen, places = _looked.get(names, (0, {name: [] for name in names}))
-    newest = reversed(sys.modules.items())
-    new = list(itertools.islice(newest, max(0, len(sys.modules) - seen)))
-    for full, module in reversed(new):
-        here = wanted.get(full.partition(".")[0])
-        if here and isinstance(module, types.ModuleType):
-            for attribute, value in list(vars(module).items()):
-                if id(value) in here:
-                    places[here[id(value)]].append((module, attribute))
-    _looked[names] = seen + len(new), places
+    wanted = {id(find(name)): name for name in names}
+    packages = {name.partition(".")[0] for name in names}
+    places: dict[str, list] = {name: [] for name in names}
+    for full, module in list(sys.modules.items()):
+        if full.partition(".")[0] in packages and isinstance(module, types.ModuleType):
+            for attribute, value in vars(module).items():
+                name = wanted.get(id(value), "")
+                if name.partition(".")[0] == full.partition(".")[0]:
+                    places[name].append((module, attribute))
     return places
 
 
@@ -197,16 +177,14 @@ class Guards:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def __enter__(self) -> Guards:
-        try:
-            places = places_of(self.forbids) | places_of(courses_own())
-            for name in places:
-                if isinstance(find(name), type):
-                    self._replace_class(name, find(name))
-                else:
-                    self._replace_function(name, places[name])
-        except BaseException:
-            self.__exit__()
-            raise
+        for name, places in (
+            places_of(self.forbids) | places_of(courses_own())
+        ).items():
+            original = find(name)
+            if isinstance(original, type):
+                self._replace_class(name, original)
+            else:
+                self._replace_function(name, original, places)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -219,9 +197,8 @@ class Guards:
             setattr(owner, attribute, guard)
 
     def _replace_function(
-        self, name: str, places: list[tuple[types.ModuleType, str]]
+        self, name: str, original: Any, places: list[tuple[types.ModuleType, str]]
     ) -> None:
-        original = find(name)
         passes = who_passes(name)
 
         def stop(*args: Any, **kwargs: Any) -> Any:

@@ -57,11 +57,6 @@ def colours_are_shown() -> bool:
     return notebook_shell() is not None or sys.stdout.isatty()
 
 
-def cut_off(line: str, width: int) -> str:
-    """The line, or its beginning and ``...`` where it is longer than `width`."""
-    return line if len(line) <= width else line[: width - 4] + " ..."
-
-
 def wrap(text: str, indent: str = "  ") -> str:
     """Fold long lines of prose; lines that are indented (code) stay as they are."""
     folded = []

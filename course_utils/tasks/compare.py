@@ -20,6 +20,16 @@ RETURNED_NONE = "It returned None: did you forget `return`?"
 MANY_DIGITS = 30  # of a whole number that is still shown in full
 
 
+# What the learner probably forgot, by the kind of what came back.
+ADVICE = {
+    "coroutine": "Write `def`, not `async def`.",
+    "function": "Did you forget the parentheses of a call?",
+    "generator": "Use `return`, not `yield`.",
+    "Work": "An asynchronous call returns at once: `wait()` for it, then return the "
+    "tensor.",
+}
+
+
 @dataclass(frozen=True)
 class Strange:
     """Stands for a returned object that is no tensor, number, text or list of these.
@@ -35,17 +45,6 @@ class Strange:
         if self.kind in ("coroutine", "function", "generator", "set", "NumPy array"):
             return f"a {self.kind}"
         return f"an object of type {self.kind}"
-
-    @property
-    def advice(self) -> str:
-        """What the learner probably forgot."""
-        return {
-            "coroutine": "Write `def`, not `async def`.",
-            "function": "Did you forget the parentheses of a call?",
-            "generator": "Use `return`, not `yield`.",
-            "Work": "An asynchronous call returns at once: `wait()` for it, then "
-            "return the tensor.",
-        }.get(self.kind, "")
 
 
 def plain(value: Any, depth: int = 8) -> Any:
@@ -117,7 +116,8 @@ def difference(got: Any, want: Any, tolerance: float) -> str | None:
     if isinstance(got, Strange):
         if got == want:
             return None
-        return f"That is {got}; {kind(want)} was expected. {got.advice}".rstrip()
+        advice = ADVICE.get(got.kind, "")
+        return f"That is {got}; {kind(want)} was expected. {advice}".rstrip()
     if isinstance(want, torch.Tensor):
         return _tensor_difference(got, want, tolerance)
     if isinstance(want, bool) and isinstance(got, torch.Tensor) and got.numel() == 1:
