@@ -9,7 +9,7 @@ import itertools
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from course_utils.tasks.task import OUT_OF_STEP, RULE, AtMost, Miss, Task, call_
 RETURNED = "It returned"
 OUR_SECONDS = 60.0
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
+PRINTED = "It printed something and returned None: use `return`, not print."
 # What a comparison says that helps nobody on, unless there is nothing else to say.
 NO_HELP = re.compile(
     r"((The (item at|value of) [^.]* is wrong\. ?)+$|\d+ of \d+ values)"
@@ -47,7 +48,7 @@ NOISE = re.compile(
 # A warning stands between a file, which is long and mostly PyTorch's, and a line of it.
 WARNING = re.compile(r"^\S.*:\d+: (\w*Warning: .*\n)(  .*\n)?", re.MULTILINE)
 # Collectives that no rank leaves before the last one has come.
-NEED_ALL = ("all_reduce", "all_gather", "all_gather_into_tensor", "barrier")
+NEED_ALL = ("all_reduce", "all_gather", "barrier")
 # They return at once: a rank that is found in one of them runs in a loop around it.
 INQUIRIES = ("get_rank", "get_world_size", "get_backend", "is_initialized")
 
@@ -229,32 +230,20 @@ class Beside(contextlib.ExitStack):
         return True
 
 
-def is_wrong(mine: Any, right: Any, tolerance: float) -> bool:
-    if isinstance(mine, AtMost) and isinstance(right, AtMost):
-        return not mine.value <= right.value
-    return is_other(mine, right, tolerance)
-
-
-def is_other(mine: Any, theirs: Any, tolerance: float) -> bool:
-    """Does an answer show something else than a near miss?"""
-    return difference(mine, theirs, tolerance) is not None
-
-
-def differences(
-    task: Task, seen: Seen, want: Seen, differs: Callable = is_wrong
-) -> Iterator[tuple[int, str]]:
+def differences(task: Task, seen: Seen, want: Seen) -> Iterator[tuple[int, str]]:
     """Each rank and observation that are not as wanted, in the order of the names.
 
     What was returned comes first: there was nothing that could be looked at.
     """
-    both = (*want.observed, *seen.observed)
-    for name in dict.fromkeys([RETURNED, *itertools.chain(*both)]):
+    both = itertools.chain(*want.observed, *seen.observed)
+    for name in dict.fromkeys([RETURNED, *both]):
         for rank, right in enumerate(want.observed):
             mine = seen.observed[rank]
-            if (name in mine) != (name in right) or (
-                name in mine and differs(mine[name], right[name], task.tolerance)
-            ):
+            if (name in mine) != (name in right):
                 yield rank, name
+            elif name in mine:
+                if difference(mine[name], right[name], task.tolerance) is not None:
+                    yield rank, name
 
 
 def first_wrong(task: Task, seen: Seen, want: Seen) -> tuple[int, str] | None:
@@ -319,46 +308,32 @@ class Judge:
     def _wrong(self, want: Seen, rank: int, name: str) -> Outcome:
         got = [observed.get(name) for observed in self.seen.observed]
         right = [observed.get(name) for observed in want.observed]
-        is_strange = name not in want.observed[rank]
-        found = self._difference(got[rank], right[rank], is_strange)
-        says = self._forgot_to_return(name, got[rank], rank)
-        if not says and self.seen.unwaited:
-            because = self._because(name)
+        mine, because = got[rank], self._because(name)
+        if name in want.observed[rank] or mine is None:
+            found = difference(mine, right[rank], self.task.tolerance) or ""
+        else:
+            advice = ADVICE.get(getattr(mine, "kind", ""), "")
+            found = f"That is {kind(mine)}, which is not what was asked for. {advice}"
+        if name == RETURNED and mine is None:
+            says = PRINTED if self._prints_of(rank) else RETURNED_NONE
+        elif self.seen.unwaited:
             says = "\n".join(filter(None, (*self.seen.unwaited, because)))
-        says = says or self._near_miss(want, name) or self._because(name)
+        else:
+            says = self._near_miss(want, name) or because
         if not says:
-            looks = diagnosis.diagnose(
-                got, right, rank, self.inputs[rank], self.task.tolerance
-            )
-            decides = looks or ("" if NO_HELP.match(found) else found)
+            given = self.inputs[rank], self.task.tolerance
+            looks = diagnosis.diagnose(got, right, rank, *given)
+            decides = looks or ("" if NO_HELP.match(found) else found.rstrip())
             says = " ".join(filter(None, (decides, self.task.otherwise))) or found
-        lines = [self._call(rank), compared(name, got[rank], right[rank])]
-        if found not in says and show(got[rank]) == show(right[rank]):
+        lines = [self._call(rank), compared(name, mine, right[rank])]
+        if found not in says and show(mine) == show(right[rank]):
             lines.append(found)
         wrong = {rank for rank, _ in differences(self.task, self.seen, want)}
-        if all_right := [r for r in range(self.n) if r not in wrong]:
-            where = f"Right on {rank_list(all_right)}; wrong on {rank_list([*wrong])}."
-            lines.append(where)
+        if fine := [r for r in range(self.n) if r not in wrong]:
+            lines.append(f"Right on {rank_list(fine)}; wrong on {rank_list([*wrong])}.")
         elif self.n > 1:
             lines.append("Wrong on all ranks.")
         return self._outcome("wrong", says, *lines, rank=rank)
-
-    def _difference(self, got: Any, right: Any, is_strange: bool) -> str:
-        """In words, what is different; "" where the values say it all."""
-        if is_strange and got is not None:
-            advice = ADVICE.get(getattr(got, "kind", ""), "")
-            said = f"That is {kind(got)}, which is not what was asked for. {advice}"
-            return said.rstrip()
-        if isinstance(right, AtMost):
-            return ""
-        return difference(got, right, self.task.tolerance) or ""
-
-    def _forgot_to_return(self, name: str, got: Any, rank: int) -> str:
-        if name != RETURNED or got is not None:
-            return ""
-        if self._prints_of(rank):
-            return "It printed something and returned None: use `return`, not print."
-        return RETURNED_NONE
 
     def _near_miss(self, want: Seen, name: str) -> str:
         """What is said of the near miss that shows the same, or ""."""
@@ -368,7 +343,8 @@ class Judge:
             wrong = None if other.error else first_wrong(self.task, other, want)
             if wrong is None or wrong[1] != name:
                 continue
-            others = {n for _, n in differences(self.task, self.seen, other, is_other)}
+            both_ways = (self.seen, other), (other, self.seen)
+            others = {n for w in both_ways for _, n in differences(self.task, *w)}
             if name not in others:
                 (in_this if others else in_all).append(miss)
         return self._first_to_fail_here(in_all + in_this)
@@ -381,10 +357,8 @@ class Judge:
         return next((s for part, s in self.task.because.items() if part in name), "")
 
     def _judge_inputs(self) -> Outcome | None:
-        for rank, (args, after) in enumerate(
-            zip(self.inputs, self.seen.after, strict=True)
-        ):
-            for before, changed in zip(args, after, strict=True):
+        for rank, after in enumerate(self.seen.after):
+            for before, changed in zip(self.inputs[rank], after, strict=True):
                 if difference(changed, plain(before), 0.0) is None:
                     continue
                 is_list = isinstance(before, list)
@@ -406,13 +380,12 @@ class Judge:
             return self._not_finished(error)
         if root.error == "StillAStub":
             line, _, other = root.message.partition(", in ")
-            says = f"It still raises NotImplementedError, {line}."
-            begin, *_ = not_attempted(self.task).lines
+            says = f"still raises NotImplementedError, {line}."
             if other:
-                says = f"{other}, which it calls, still raises NotImplementedError, "
-                says += f"{line}."
-                begin = f"Solve the task of {other} first, and run its cell: then this "
-                begin += "check can tell."
+                says = f"{other}, which it calls, {says}"
+                begin = f"Solve the task of {other} first. Run its cell, then this one."
+            else:
+                says, begin = f"It {says}", not_attempted(self.task).lines[0]
             return Outcome(self.task, "not attempted", (says, begin, more(self.task)))
         if root.error == "ForbiddenCall":
             return self._outcome(
@@ -470,8 +443,9 @@ class Judge:
             says = diagnosis.POLLED
         elif busy:
             says = self._about(error) or diagnosis.ENDLESS
-        elif not says and self._are_in_one_collective(stuck):
-            says, busy = diagnosis.TOO_MANY, stuck  # so it is about to end
+        elif not says and self.n > 1 and len({f.where for f in stuck}) == 1:
+            if len(stuck) == self.n and stuck[0].where.startswith(NEED_ALL):
+                says, busy = diagnosis.TOO_MANY, stuck  # so it is about to end
         shown = busy or stuck
         lines = [self._call(shown[0].rank)]
         for failure in shown:
@@ -487,11 +461,6 @@ class Judge:
             status = "stuck"
             says = says or self._about(error) or diagnosis.SAME_CALLS
         return self._outcome(status, says, *lines, rank=shown[0].rank)
-
-    def _are_in_one_collective(self, stuck: list[RankFailure]) -> bool:
-        places = {failure.where for failure in stuck}
-        called = stuck[0].where.partition(",")[0]
-        return len(stuck) == self.n > 1 and len(places) == 1 and called in NEED_ALL
 
     # ------------------------------------------------------------------------ texts
     def _call(self, rank: int) -> str:

@@ -19,15 +19,11 @@ The rest is the same for all:
 * ``answer.py`` reads the answer's source and packs it.
 
 The answer runs in processes of its own: an endless loop, a deadlock or a crash in it
-cannot harm the notebook. What is right is worked out here, out of its reach. The text
-and the explanation of a solution come from ``solutions/NN_*.ipynb``.
+cannot harm the notebook. What is right is worked out here, out of its reach.
 
-Every right way is right: where a task wants a number, ``3``, ``3.0``, ``tensor(3)``, a
-number of NumPy's and a Fraction will do (unless it says that a Python number is wanted,
-or wants an index or a count, which no float is); for a list, a tuple, or a tensor or
-array of one dimension. Where it wants a tensor, shape and dtype must be as the task
-says; values may differ by the task's tolerance. What an answer may call is the same
-everywhere: ``task.RULE``.
+Every right way is right: for a number, ``3``, ``3.0``, ``tensor(3)`` and NumPy's will
+do; for a list, a tuple, or a tensor or array of one dimension. Where a tensor is
+wanted, shape and dtype must be as the task says.
 """
 
 from __future__ import annotations
@@ -67,8 +63,7 @@ def check(task_id: str, answer: Any = ...) -> None:
 def run_check(task_id: str, answer: Any) -> Outcome:
     """Like :func:`check`, but prints and records nothing.
 
-    Cost: about half a second for a right answer on 1, 2, 3 and 4 ranks; a deadlock is
-    named after two to three.
+    It takes half a second for a right answer on 1, 2, 3 and 4 ranks.
 
     Raises:
         ValueError: there is no such task.
@@ -139,9 +134,9 @@ def solution(task_id: str, force: bool = False) -> None:
     find_task(task_id)
     if not force and not attempts().get(task_id, {}).get("tries"):
         print(
-            f"Try it first: you learn most from a mistake of your own. "
+            "Try it first: you learn most from a mistake of your own.\n"
             f'A hint: hint("{task_id}")\n'
-            f'To see the solution all the same: solution("{task_id}", force=True)'
+            f'The solution all the same: solution("{task_id}", force=True)'
         )
         return
     try:
@@ -168,17 +163,14 @@ def find_task(task_id: str) -> Task | NumberTask:
             f'check("00.average", {name}) or hint("00.average"), not by {task_id!r}.'
         )
     if "." not in task_id:
-        for task in all_tasks():
-            if task.id.endswith(f".{task_id}"):
-                raise ValueError(
-                    f"There is no task {task_id!r}. Did you mean {task.id!r}?"
-                )
+        for known in (task.id for task in all_tasks()):
+            if known.endswith(f".{task_id}"):
+                meant = f"Did you mean {known!r}?"
+                raise ValueError(f"There is no task {task_id!r}. {meant}")
     tasks = {task.id: task for task in tasks_of(lesson_of(task_id).number)}
     if task_id in tasks:
         return tasks[task_id]
     similar = difflib.get_close_matches(task_id, tasks, n=1)
     meant = f" Did you mean {similar[0]!r}?" if similar else ""
-    names = ", ".join(tasks) or "none yet"
-    raise ValueError(
-        f"There is no task {task_id!r}.{meant} Tasks of this lesson: {names}."
-    )
+    names = f"Tasks of this lesson: {', '.join(tasks)}."
+    raise ValueError(f"There is no task {task_id!r}.{meant} {names}")

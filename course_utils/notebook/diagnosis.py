@@ -18,26 +18,16 @@ IN_PLACE_LIST = (
     "`pop`, `append`, `sort` and `x[i] = ...` change the list itself: work on a copy, "
     "`list(x)`."
 )
-KEYBOARD = (
-    "Nobody can type anything while a check runs. Take what you need from the "
-    "arguments."
-)
-NO_GPU = (
-    "It runs on processes without GPUs. Take the device from what you are given: "
-    "`tensor.device`."
-)
-NO_RANKS = (
-    "There are no ranks in this task: the check calls the function in one process. "
-    "Take what you need from the arguments."
-)
+KEYBOARD = "Nobody can type anything while a check runs. Use the arguments."
+NO_GPU = "It runs on processes without GPUs. Take the device from `tensor.device`."
+NO_RANKS = "There are no ranks in this task: the check calls it in one process."
 GROUP_STAYS = (
     "The process group belongs to the check, which still needs it when your function "
     "has returned: leave out destroy_process_group."
 )
 ROOM_FOR_ALL = (
     "An all-gather brings one piece from each rank, so the output needs room for "
-    "dist.get_world_size() pieces, each as large as the one that is sent. The check "
-    "tries several world sizes: no fixed number fits all of them."
+    "dist.get_world_size() pieces, each as large as the one that is sent."
 )
 POLLED = (
     "With gloo, is_completed() stays False until wait() has been called, even when the "
@@ -51,10 +41,6 @@ TOO_MANY = (
 ENDED = (
     "Something ended it before the function could return: a call such as os._exit, a "
     "signal, a crash in C code, or too little memory."
-)
-STUB = (
-    "When the check calls it, it must take the arguments of the stub, in the same "
-    "order."
 )
 SAME_CALLS = (
     "All ranks must make the same calls, in the same order, with tensors that fit, and "
@@ -102,7 +88,9 @@ def about_error(root: RankFailure, on_ranks: bool) -> str:
         return said
     # A call that does not fit, of the learner's function itself.
     is_call = root.error == "TypeError" and not root.traceback
-    return STUB if is_call and WRONG_ARGUMENTS.search(root.message) else ""
+    if is_call and WRONG_ARGUMENTS.search(root.message):
+        return "When called, it must take the arguments of the stub, in the same order."
+    return ""
 
 
 def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) -> str:
@@ -156,15 +144,15 @@ def about_factor(
         return ""
     if alike(mine, -right):
         return "The sign is the other one."
-    if n > 1 and alike(mine, n * right):
-        return f"It is {n} times too large: a sum where a mean is wanted?"
-    if n > 1 and alike(n * mine, right):
-        return f"It is {n} times too small: divided once too often?"
-    for factor in (*FACTORS, n * n):
+    of_ranks = (n, n * n) if n > 1 else ()
+    for factor in (*of_ranks, *FACTORS):
+        is_n = factor == n > 1
         if alike(mine, factor * right):
-            return f"It is {factor:g} times too large."
+            why = ": a sum where a mean is wanted?" if is_n else "."
+            return f"It is {factor:g} times too large{why}"
         if alike(factor * mine, right):
-            return f"It is {factor:g} times too small."
+            why = ": divided once too often?" if is_n else "."
+            return f"It is {factor:g} times too small{why}"
     return ""
 
 

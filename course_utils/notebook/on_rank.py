@@ -12,7 +12,7 @@ import pkgutil
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import cloudpickle
@@ -20,7 +20,7 @@ import cloudpickle
 from course_utils.ranks.rank import seed_here
 from course_utils.ranks.report import is_learners, place
 from course_utils.tasks.compare import plain
-from course_utils.tasks.task import FOLDER, ForbiddenCall
+from course_utils.tasks.task import FOLDER, ForbiddenCall, core_of
 
 COURSE = os.path.join("course_utils", "")
 
@@ -59,7 +59,7 @@ def call_on_rank(
     args = pickle.loads(packed_inputs[rank])
     with Guards(forbids) as guards:
         answer = cloudpickle.loads(packed_answer)
-        guards.let_the_checks_pass()
+        guards.refuse(answer)
         try:
             result = observe(answer, *args)
         except NotImplementedError as error:
@@ -156,15 +156,10 @@ def places_of(names: tuple[str, ...]) -> dict[str, list[tuple[types.ModuleType, 
 class Guards:
     """While this is open, learner's code that calls a forbidden name is stopped.
 
-    Forbidden are the names of the task, and :func:`courses_own`.
-
-    A name is replaced in every module of its package (torch, or the course) that has
-    it, so another spelling is noticed as well. So is a detour through a function of
-    torch that uses it. The course itself may use what it has built: virtual GPUs do.
-
-    The checks themselves may call it, after :meth:`let_the_checks_pass`. What the
-    answer brings along (a ``functools.partial`` of the forbidden function, say) was
-    unpickled before that, and is stopped whoever calls it.
+    Forbidden are the names of the task, and :func:`courses_own`. A name is replaced in
+    every module of its package (torch, or the course) that has it, so another spelling
+    is noticed, and a detour through a function of torch that uses it. The checks
+    themselves may call it. So may the course what it has built: virtual GPUs do.
 
     Attributes:
         caught: what was stopped, as "all_reduce, line 3 of the cell".
@@ -173,77 +168,56 @@ class Guards:
     def __init__(self, forbids: tuple[str, ...]) -> None:
         self.forbids = forbids
         self.caught: list[str] = []
-        # Where something was replaced, by what it was, and by what for the checks.
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._names: dict[Any, str] = {}  # of what now stands where they stood
+        self._replaced: list[tuple[Any, str, Any]] = []  # where, and by what it was
 
     def __enter__(self) -> Guards:
-        for name, places in (
-            places_of(self.forbids) | places_of(courses_own())
-        ).items():
+        found = places_of(self.forbids) | places_of(courses_own())
+        for name, places in found.items():
             original = find(name)
             if isinstance(original, type):
-                self._replace_class(name, original)
+                guard, make = original, vars(original).get("__init__")
+                if make and not issubclass(original, Exception):
+                    self._replace(original, "__init__", self._guard(name, make))
             else:
-                self._replace_function(name, original, places)
+                guard = self._guard(name, original)
+                for module, attribute in places:
+                    self._replace(module, attribute, guard)
+            self._names[guard] = name
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for owner, attribute, original, _ in self._replaced:
+        for owner, attribute, original in self._replaced:
             setattr(owner, attribute, original)
 
-    def let_the_checks_pass(self) -> None:
-        """From here on, calls that a check makes itself go through."""
-        for owner, attribute, _, guard in self._replaced:
-            setattr(owner, attribute, guard)
+    def refuse(self, answer: Any) -> None:
+        """Stop a forbidden function or class that was itself handed in."""
+        core = core_of(answer)
+        for one in core.__mro__ if isinstance(core, type) else (core,):
+            if isinstance(one, Hashable) and one in self._names:
+                self._catch(self._names[one], None)
 
-    def _replace_function(
-        self, name: str, original: Any, places: list[tuple[types.ModuleType, str]]
-    ) -> None:
-        passes = who_passes(name)
+    def _replace(self, owner: Any, attribute: str, guard: Callable[..., Any]) -> None:
+        self._replaced.append((owner, attribute, vars(owner)[attribute]))
+        setattr(owner, attribute, guard)
 
-        def stop(*args: Any, **kwargs: Any) -> Any:
-            self._catch(name, calling_learner(passes))
+    def _guard(self, name: str, original: Any) -> Callable[..., Any]:
+        passes = COURSE if name.startswith("course_utils.") else FOLDER
 
         def guard(*args: Any, **kwargs: Any) -> Any:
-            line = calling_learner(passes)
-            if line is None:
-                return original(*args, **kwargs)
-            self._catch(name, line)
-
-        for one in (stop, guard):
-            functools.update_wrapper(one, original)
-            del one.__wrapped__  # it would lead around the guard
-        for module, attribute in places:
-            if vars(module).get(attribute) is original:
-                self._replaced.append((module, attribute, original, guard))
-                setattr(module, attribute, stop)
-
-    def _replace_class(self, name: str, original: type) -> None:
-        make = original.__init__
-        if make is object.__init__ or issubclass(original, BaseException):
-            return
-        passes = who_passes(name)
-
-        def guard(instance: Any, *args: Any, **kwargs: Any) -> None:
-            line = calling_learner(passes)
-            is_given = type(instance).__module__.startswith(("torch", "course_utils"))
-            if line is not None or not is_given:
+            if line := calling_learner(passes):
                 self._catch(name, line)
-            make(instance, *args, **kwargs)
+            return original(*args, **kwargs)
 
-        self._replaced.append((original, "__init__", make, guard))
-        original.__init__ = guard
+        functools.update_wrapper(guard, original)
+        del guard.__wrapped__  # it would lead around the guard
+        return guard
 
     def _catch(self, name: str, line: str | None) -> None:
         module, _, attribute = name.rpartition(".")
         where = f", {line}" if line else f" of {module}"
         self.caught.append(attribute + where)
         raise ForbiddenCall(self.caught[-1])
-
-
-def who_passes(name: str) -> str:
-    """The folder whose code may call a forbidden name: see :class:`Guards`."""
-    return COURSE if name.startswith("course_utils.") else FOLDER
 
 
 def calling_learner(passes: str) -> str | None:

@@ -110,6 +110,8 @@ def difference(got: Any, want: Any, tolerance: float) -> str | None:
     """
     if got is None and want is not None:
         return RETURNED_NONE
+    if isinstance(got, AtMost) and isinstance(want, AtMost):
+        return None if got.value <= want.value * (1 + tolerance) else ""
     is_plain = isinstance(want, (int, float, list, tuple))
     if isinstance(got, Strange) and got.array is not None and is_plain:
         got = got.array

@@ -39,7 +39,7 @@ class MessagesOnly(Watch):
             frames = [(torch.__file__, 0, name)]
             for frame, line in traceback.walk_stack(sys._getframe(2)):
                 frames.append((frame.f_code.co_filename, line, frame.f_code.co_name))
-            raise ForbiddenCall(find_where(frames) or name)
+            raise ForbiddenCall(find_where(frames).partition(": ")[0] or name)
 
 
 @contextlib.contextmanager
