@@ -73,7 +73,7 @@ def carries_the_sum(chunks):
     return number
 
 
-@ANSWERS.wrong("07.reduce_scatter", "wrong", "Your code calls allreduce, line")
+@ANSWERS.wrong("07.reduce_scatter", "wrong", "the ranks do not send what a ring sends")
 def by_the_backend(chunks):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     for chunk in chunks:

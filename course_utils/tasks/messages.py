@@ -118,8 +118,8 @@ def looked_at(answer, tensor, name, look):
 
 # For near misses.
 FROM_RECV = (
-    "recv returns the rank of the sender, and wait() returns True. The message is in "
-    "the tensor that you gave to recv or irecv: use that one."
+    "What recv returns is the rank of the sender, and wait() returns True. The message "
+    "is in the tensor that recv or irecv was given: use that one."
 )
 ROUNDED = (
     "These numbers went through float32, which has no room for all digits of an int64. "
