@@ -167,10 +167,9 @@ def look(task: Task, ranks: Ranks, packed: bytes, number: int, seconds: float) -
             error = raised
     if error and error.cause == "interrupt":
         raise KeyboardInterrupt from None
-    # Once more made plain, where no learner's code gets at it.
     return Seen(
-        tuple(named(task, plain(value)) for value, _ in results),
-        tuple(plain(after) for _, after in results),
+        tuple(named(task, value) for value, _ in results),
+        tuple(after for _, after in results),
         error,
         tuple(sentences(request_lines(ranks.unwaited)).splitlines()),
         output.getvalue(),
