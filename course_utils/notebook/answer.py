@@ -57,16 +57,15 @@ def pack(answer: Any) -> bytes:
 
 MAGIC = (
     "It uses a magic (a line that begins with % or !) or get_ipython(). These belong "
-    "to the notebook, and your function runs in a process of its own. Take it out of "
-    "the function."
+    "to the notebook: take it out of the function."
 )
 EXIT = "It calls exit() or quit(). A function ends with `return`."
 # The notebook's own, by class: to make them inside the function would be wrong, too.
 OF_THE_COURSE = {
     "Ranks": "It uses `{}`, the notebook's ranks. Your function runs in a process of "
     "its own. There `dist` knows the rank and the world size.",
-    "VirtualGPUs": "It uses `{}`, the notebook's virtual GPUs. Your function runs in a "
-    "process of its own, where the check has switched on others. Leave it out.",
+    "VirtualGPUs": "It uses `{}`, the notebook's virtual GPUs. The check has others: "
+    "leave it out.",
 }
 OF_THE_NOTEBOOK = {"get_ipython": MAGIC, "exit": EXIT, "quit": EXIT}
 

@@ -47,10 +47,9 @@ NOISE = re.compile(
 )
 # A warning stands between a file, which is long and mostly PyTorch's, and a line of it.
 WARNING = re.compile(r"^\S.*:\d+: (\w*Warning: .*\n)(  .*\n)?", re.MULTILINE)
-# Collectives that no rank leaves before the last one has come.
-NEED_ALL = ("all_reduce", "all_gather", "barrier")
-# They return at once: a rank that is found in one of them runs in a loop around it.
-INQUIRIES = ("get_rank", "get_world_size", "get_backend", "is_initialized")
+NEED_ALL = ("all_reduce", "all_gather", "barrier")  # the last one lets all go
+# A rank that is found in one of these runs in a loop around it.
+INQUIRIES = ("get_rank", "get_world_size")
 
 
 class Different(Exception):
@@ -87,8 +86,8 @@ def run_task(task: Task, answer: Any) -> Outcome:
                 with fresh_ranks(world_size, task) as ranks:
                     for number in range(len(task.cases)):
                         seen = look(task, ranks, packed, number, task.seconds)
-                        judge = Judge(beside, answer, world_size, number, seen)
-                        if outcome := judge.outcome():
+                        at = world_size, number
+                        if outcome := Judge(beside, answer, at, seen).outcome():
                             raise Different(outcome)
         except Different as different:
             return different.args[0]
@@ -278,11 +277,11 @@ class Judge:
     """Says what came of an answer in one case."""
 
     def __init__(
-        self, beside: Beside, answer: Any, n: int, number: int, seen: Seen
+        self, beside: Beside, answer: Any, at: tuple[int, int], seen: Seen
     ) -> None:
         self.beside, self.task, self.answer = beside, beside.task, answer
-        self.at, self.n, self.seen = (n, number), n, seen
-        self.inputs = self.task.inputs_of(self.task.cases[number], n)
+        self.at, (self.n, number), self.seen = at, at, seen
+        self.inputs = self.task.inputs_of(self.task.cases[number], self.n)
 
     def outcome(self) -> Outcome | None:
         """What went wrong; None where all is right."""
@@ -296,12 +295,10 @@ class Judge:
             return self._outcome("wrong", luck, *self.seen.unwaited, self._call(0))
         return self._judge_inputs() if self.task.keeps_inputs else None
 
-    def _outcome(
-        self, status: Status, says: str, *lines: str, rank: int = 0
-    ) -> Outcome:
+    def _outcome(self, status: Status, *lines: str, rank: int = 0) -> Outcome:
         """The sentence that decides comes first, then what was seen."""
         prints = self._prints_of(rank)
-        return Outcome(self.task, status, (says, *lines, *prints, more(self.task)))
+        return Outcome(self.task, status, (*lines, *prints, more(self.task)))
 
     # ------------------------------------------------------------- results came back
     def _wrong(self, want: Seen, rank: int, name: str) -> Outcome:
@@ -396,9 +393,8 @@ class Judge:
         return self._crashed(error, root)
 
     def _crashed(self, error: RanksError, root: RankFailure) -> Outcome:
-        about = self._about(error) or diagnosis.about_error(
-            root, self.task.where == "ranks"
-        )
+        on_ranks = self.task.where == "ranks"
+        about = self._about(error) or diagnosis.about_error(root, on_ranks)
         if root.kind == "died":
             at = f", {root.where}" if root.where else ""
             lines = [f"Its process ended ({root.error}){at}."]
@@ -408,9 +404,8 @@ class Judge:
             raised = "\n".join(line[:240] for line in raised.splitlines()[:3])
             lines = [raised] * bool(about) + indented(root.traceback)
             about = about or raised
-        return self._outcome(
-            "crashed", about, self._call(root.rank), *lines, rank=root.rank
-        )
+        lines = about, self._call(root.rank), *lines
+        return self._outcome("crashed", *lines, rank=root.rank)
 
     def _about(self, error: RanksError) -> str:
         """What the task says of a failure, or a near miss that fails in this way."""
@@ -422,13 +417,9 @@ class Judge:
             if part in text:
                 return says
         seen = ((miss, self.beside.seen(miss, *self.at)) for miss in self.task.misses)
-        return self._first_to_fail_here(
-            [
-                miss
-                for miss, other in seen
-                if other.error and signature(other.error) == signature(error)
-            ]
-        )
+        mine = signature(error)
+        alike = [m for m, s in seen if s.error and signature(s.error) == mine]
+        return self._first_to_fail_here(alike)
 
     def _not_finished(self, error: RanksError) -> Outcome:
         if error.root is None:  # all ranks returned, but not all took part
@@ -514,6 +505,4 @@ def given_as(name: str, value: Any) -> str:
 def indented(text: str) -> list[str]:
     """The last lines; one that comes again and again (a recursion) only once."""
     lines = [line for line, _ in itertools.groupby(text.splitlines())]
-    return [
-        f"  {line if len(line) <= 76 else line[:72] + ' ...'}" for line in lines[-4:]
-    ]
+    return [f"  {s if len(s) <= 76 else s[:72] + ' ...'}" for s in lines[-4:]]

@@ -9,21 +9,16 @@ In a notebook::
     solution("00.average")           # after an honest attempt
 
 The tasks of a lesson are in ``tasks/lesson_NN.py``, in the words of ``tasks/task.py``.
-The rest is the same for all:
-
-* ``beside.py`` runs the answer and our solution, compares what is observed, and looks
-  for the near miss that shows the same,
-* ``ours.py`` packs our solution and its near misses, which come from ``solutions/``,
-* ``diagnosis.py`` has what can be said where no task says anything,
-* ``on_rank.py`` is the part that runs on the ranks; ``processes.py`` has the ranks,
-* ``answer.py`` reads the answer's source and packs it.
+``beside.py`` runs the answer and our solution, compares what is observed, and looks for
+the near miss that shows the same. It packs them by ``answer.py`` and ``ours.py``, has
+``processes.py`` for them, with ``on_rank.py`` on each rank, and ``diagnosis.py`` for
+what no task says.
 
 The answer runs in processes of its own: an endless loop, a deadlock or a crash in it
 cannot harm the notebook. What is right is worked out here, out of its reach.
 
-Every right way is right: for a number, ``3``, ``3.0``, ``tensor(3)`` and NumPy's will
-do; for a list, a tuple, or a tensor or array of one dimension. Where a tensor is
-wanted, shape and dtype must be as the task says.
+Every right way is right: for a number, ``3``, ``3.0`` and ``tensor(3)`` will do; for a
+list, a tuple, or a tensor or array of one dimension. A tensor's shape and dtype count.
 """
 
 from __future__ import annotations
@@ -118,12 +113,9 @@ def hint(task_id: str) -> None:
 def solution(task_id: str, force: bool = False) -> None:
     """Print our code for a task, and why it is so.
 
-    It is shown after an honest attempt, that is, after a check that found anything
-    but "not attempted".
-
     Args:
         task_id: for example "00.average".
-        force: show it in any case.
+        force: show it also before a check that found more than "not attempted".
 
     Raises:
         ValueError: there is no such task.

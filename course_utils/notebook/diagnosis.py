@@ -46,6 +46,7 @@ SAME_CALLS = (
     "All ranks must make the same calls, in the same order, with tensors that fit, and "
     "a recv needs its send."
 )
+READY_MADE = "It is ready-made in %%ranks cells only. In a function"
 # A part of an exception's class and text, and what to say about it.
 ERRORS = {
     "Found no NVIDIA driver": NO_GPU,
@@ -61,10 +62,8 @@ ERRORS = {
     "piece of memory. Send a copy that is: `.contiguous()`.",
     "invalid output tensor list at index": ROOM_FOR_ALL,
     "The output holds one piece for each of the": ROOM_FOR_ALL,
-    "NameError: name 'rank' is": "`rank` is ready-made in %%ranks cells only. In a "
-    "function: dist.get_rank().",
-    "NameError: name 'world_size' is": "`world_size` is ready-made in %%ranks cells "
-    "only. In a function: dist.get_world_size().",
+    "NameError: name 'rank' is": f"{READY_MADE}: dist.get_rank().",
+    "NameError: name 'world_size' is": f"{READY_MADE}: dist.get_world_size().",
     "initialize the default process group twice": "The process group is ready when "
     "your function is called: leave out init_process_group.",
     **{f"'{kind}' object": advice for kind, advice in ADVICE.items()},

@@ -47,10 +47,6 @@ def call_on_rank(
         observe: ``observe(answer, *args)``.
         forbids: full names of what the learner's code must not call.
         seed: ranks draw different random numbers, the same ones at every check.
-
-    Raises:
-        StillAStub, ForbiddenCall: see there.
-        Exception: whatever the learner's code raises.
     """
     rank = int(os.environ["RANK"])
     seed_here(seed + rank)

@@ -15,7 +15,7 @@ from course_utils.notebook.lessons import lesson_of
 from course_utils.tasks.task import Miss, Task
 
 MAGIC = re.compile(r"^[%!].*$", re.MULTILINE)
-DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def kept_of(source: str) -> list[str]:
         with contextlib.suppress(ValueError):
             if isinstance(node, ast.Assign):
                 ast.literal_eval(node.value)  # or else it is no constant
-            if isinstance(node, (*DEFINITIONS, ast.Assign)):
+            if isinstance(node, DEFINITIONS):
                 kept.append(ast.unparse(node))
     return kept
 

@@ -70,7 +70,9 @@ def plain(value: Any, depth: int = 8) -> Any:
             copy = value.detach().to("cpu", copy=True).contiguous()
             return copy.as_subclass(torch.Tensor)
     if depth and isinstance(value, dict):
-        return {plain_key(key): plain(item, depth - 1) for key, item in value.items()}
+        names = [k if type(k) in (bool, int, float, str) else repr(k) for k in value]
+        items = [plain(item, depth - 1) for item in value.values()]
+        return dict(zip(names, items, strict=True))
     if depth and isinstance(value, (list, tuple)):
         items = [plain(item, depth - 1) for item in value]
         return items if isinstance(value, list) else tuple(items)
@@ -92,10 +94,6 @@ EXACTLY = {
     str: str.__str__,
     bytes: lambda value: bytes(memoryview(value)),
 }
-
-
-def plain_key(key: Any) -> Any:
-    return key if type(key) in (bool, int, float, str) else repr(key)
 
 
 # ------------------------------------------------------------------------- comparing
@@ -193,8 +191,7 @@ def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | 
     largest = float(finite.max()) if finite.numel() else 0.0
     absolute = relative * (largest or 1.0)
     wrong = ~torch.isclose(exact, target, relative, absolute, equal_nan=True)
-    count = int(wrong.sum())
-    if count:
+    if count := int(wrong.sum()):
         if want.numel() <= FEW:
             return ""
         index = wrong.nonzero()[0].tolist()
@@ -221,8 +218,7 @@ def _list_difference(got: Any, want: list | tuple, tolerance: float) -> str | No
         verb = "was" if len(want) == 1 else "were"
         return f"It has {items}; {len(want)} {verb} expected."
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
-        found = difference(one, other, tolerance)
-        if found is not None:
+        if (found := difference(one, other, tolerance)) is not None:
             found = found.replace(RETURNED_NONE, "It is None.")
             return f"The item at index {index} is wrong. {found}".rstrip()
     return None
@@ -238,8 +234,7 @@ def _dict_difference(got: Any, want: dict, tolerance: float) -> str | None:
     if surplus:
         return f"The key {surplus[0]!r} was not expected."
     for key, value in want.items():
-        found = difference(got[key], value, tolerance)
-        if found is not None:
+        if (found := difference(got[key], value, tolerance)) is not None:
             return f"The value of {key!r} is wrong. {found}".rstrip()
     return None
 

@@ -39,9 +39,7 @@ def module_of(kind):
 def sent_bytes(sent, calls):
     """What a rank sent: by collectives, and by messages, also those of its threads.
 
-    Args:
-        sent: what `Sent` has noted.
-        calls: what `recorded()` has noted meanwhile.
+    `sent` is what `Sent` has noted, and `calls` what `recorded()` has.
     """
     messages = sum(call.nbytes for call in calls if call.kind == "send")
     return messages + round(sum(part for name, part in sent.calls if name != "send"))
@@ -102,9 +100,8 @@ def announced():
         gathered = [torch.empty(1) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, torch.ones(1))
         if dist.get_rank() > 0:  # rank 0 keeps them all
-            kept.append(
-                settled(lambda: sum(not one.expired() for one in made), FEW, 0.2)
-            )
+            there = settled(lambda: sum(not one.expired() for one in made), FEW, 0.2)
+            kept.append(there)
         whole = original(self, *args, **kwargs)
         made.append(StorageWeakRef(whole.untyped_storage()))
         return whole
