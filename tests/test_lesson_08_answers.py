@@ -6,8 +6,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from course_utils.measure.alive import alive, new_bytes
 from course_utils.notebook.check import find_task
-from course_utils.tasks.memory import alive, new_bytes
 from course_utils.theory import costs
 from tests.answers import Answers, Edited
 

@@ -4,13 +4,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_utils.measure.alive import alive, listed_in, new_bytes, settled
 from course_utils.measure.messages import recorded
 from course_utils.measure.traffic import Sent
 from course_utils.questions.lesson_08 import PREDICT_PEAK
 from course_utils.tasks import sharding
 from course_utils.tasks.compare import difference
 from course_utils.tasks.inputs import whole_numbers
-from course_utils.tasks.memory import alive, listed_in, new_bytes, settled
 from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
 
 ZERO_TABLE = Task(

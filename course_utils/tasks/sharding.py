@@ -7,10 +7,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from course_utils.measure.taps import put_back
+from course_utils.measure.alive import settled
+from course_utils.measure.taps import tap
 from course_utils.measure.traffic import Watch
 from course_utils.tasks.inputs import linear
-from course_utils.tasks.memory import settled
 
 FEW = 4  # tensors; one is left from the last round of a loop
 # Only what the installed version has: their names have changed.
@@ -56,16 +56,11 @@ def called(*names):
     """Yields a list: which of these methods of process groups are called meanwhile."""
     found = []
 
-    def noted(name, original):
-        def method(*args, **kwargs):
-            found.append(name)
-            return original(*args, **kwargs)
+    def around(call):
+        found.append(call.name)
+        return call.go()
 
-        return method
-
-    with put_back(dist.ProcessGroup, names) as originals:
-        for name, original in originals.items():
-            setattr(dist.ProcessGroup, name, noted(name, original))
+    with tap(around, names):
         yield found
 
 

@@ -1,4 +1,4 @@
-"""For tasks about memory: what an answer keeps of the numbers that it was given."""
+"""What an answer, or any code, keeps alive of the numbers that it was given."""
 
 import gc
 import time
