@@ -39,17 +39,17 @@ def own_task(name: str, solution: str, **fields: Any) -> Task:
     task_id = f"99.{name}{number or ''}"
     SOLVED[task_id] = ours.Solved(name, textwrap.dedent(solution))
     settings = {"title": name, "stars": 1, "hints": ("a", "b", "c")}
-    return Task(id=task_id, **{**settings, **fields})
+    return Task(id=task_id, **settings | fields)
 
 
-def total_task(**fields: Any) -> Task:
-    """On two ranks: the sum of a tensor over the ranks."""
+def total_task(solution: str = TOTAL, **fields: Any) -> Task:
+    """On two ranks: the sum of a tensor over the ranks; or what `solution` says."""
     settings = {
         "ranks": (2,),
         "cases": ((2,),),
         "inputs": lambda shape, rank, world_size: (whole_numbers(shape, rank),),
     }
-    return own_task("total", TOTAL, **{**settings, **fields})
+    return own_task("total", solution, **settings | fields)
 
 
 def here(solution: str, *cases: tuple, **fields: Any) -> Task:

@@ -10,24 +10,23 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from own_tasks import here, own_solutions, own_task, total_task  # noqa: F401
+from own_tasks import TOTAL, here, own_solutions, own_task, total_task  # noqa: F401
 
 from course_utils.from_scratch import pipeline
 from course_utils.notebook import check as checks
-from course_utils.notebook import processes
-from course_utils.notebook.beside import Beside, Look, run_task
+from course_utils.notebook import ours, processes
+from course_utils.notebook.beside import run_task
 from course_utils.notebook.check import check, hint, solution
-from course_utils.notebook.outcome import Outcome, wrap
+from course_utils.notebook.outcome import Outcome
 from course_utils.notebook.progress import attempts, record_attempt
-from course_utils.ranks import RankFailure, Ranks, RanksError
-from course_utils.ranks.processes import start_method
+from course_utils.ranks import Ranks
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.task import OUT_OF_STEP, RULE, AtMost, Miss
 from course_utils.theory import costs
@@ -97,7 +96,6 @@ def test_wrong_reads_like_this():
 def test_the_verdict_has_a_colour_where_it_can_be_seen(capsys):
     outcome = Outcome(total_task(), "passed", ("It is right.",))
     assert outcome.text(coloured=True).startswith("\x1b[1;32m✓ ")
-    assert "\x1b" not in str(outcome)
     check("00.who_am_i")
     assert "\x1b" not in capsys.readouterr().out  # a file or a pipe
 
@@ -136,34 +134,6 @@ def test_crashed_shows_the_learners_lines_only():
     assert text.count("line ") == 2
 
 
-def test_stuck_names_the_rank_and_the_line():
-    def only_rank_1(tensor):
-        if dist.get_rank() == 1:
-            dist.all_reduce(tensor)
-        return tensor
-
-    task = total_task(errors={OUT_OF_STEP: "Which rank stays away?"})
-    outcome = run_task(task, only_rank_1)
-    assert outcome.status == "stuck"
-    assert outcome.lines[0] == "Which rank stays away?"
-    text = text_of(outcome)
-    assert "Rank 1 waits in all_reduce, line " in text
-    assert "dist.all_reduce(tensor) Rank 0 returned." in text
-
-
-def test_ranks_that_all_are_in_one_collective_are_slow_and_not_stuck():
-    where = "all_reduce, line 3 of the cell: x"
-    stuck = [RankFailure(r, "stuck", "waiting", where=where) for r in range(2)]
-    task = total_task(errors={OUT_OF_STEP: "Which rank stays away?"})
-    look = Look(Beside(task), right_total, 0, 2)
-    outcome = look.failed(
-        RanksError("", failures=dict(enumerate(stuck)), root=stuck[0])
-    )
-    assert outcome.status == "too slow"
-    assert "A few large ones take less time" in text_of(outcome)
-    assert "stays away" not in text_of(outcome)
-
-
 def test_every_text_is_short_and_narrow():
     def prints_and_fails(tensor):
         for number in range(1000):
@@ -172,26 +142,10 @@ def test_every_text_is_short_and_narrow():
 
     lines = str(run_task(total_task(), prints_and_fails)).splitlines()
     assert len(lines) <= 14
-    assert max(map(len, lines)) <= 260  # one long word of the learner's own
-    assert sum(len(line) > 80 for line in lines) <= 1
-
-
-def test_wrap_keeps_code_and_folds_prose():
-    text = wrap("word " * 30 + "\n  code = 1\n- " + "item " * 30)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "    code = 1" in lines
-    assert lines[-1].startswith("    item")
+    assert [len(line) > 80 for line in lines].count(True) <= 1  # a word of the learner
 
 
 # --------------------------------------------------------------------- not attempted
-
-
-@pytest.mark.parametrize("answer", [None, ...])
-def test_nothing_is_not_attempted(answer):
-    outcome = run_task(total_task(), answer)
-    assert outcome.status == "not attempted"
-    assert "Write your code in the cell above, run that cell" in text_of(outcome)
 
 
 def half_done(tensor):
@@ -210,12 +164,12 @@ def calls_an_unsolved_one(tensor):
 
 
 def test_a_stub_is_not_attempted_and_that_of_an_earlier_task_is_named():
-    outcome = run_task(total_task(), half_done)
-    assert outcome.status == "not attempted"
-    assert "It still raises NotImplementedError, line " in text_of(outcome)
-    outcome = run_task(total_task(), calls_an_unsolved_one)
-    assert outcome.status == "not attempted"
-    assert "UnsolvedBefore, which it calls, still raises NotImpl" in text_of(outcome)
+    for answer, says in (
+        (half_done, "It still raises NotImplementedError, line "),
+        (calls_an_unsolved_one, "UnsolvedBefore, which it calls, still raises"),
+    ):
+        outcome = run_task(total_task(), answer)
+        assert (outcome.status, says in text_of(outcome)) == ("not attempted", True)
 
 
 def test_what_pytorch_has_not_implemented_is_a_crash():
@@ -254,14 +208,12 @@ def observe_sum(answer, n):
     return {"the sum": sum_, "the largest": largest}
 
 
-SUM = "def answer(n): return sum(range(n)), n - 1"
-
-
 def test_a_near_miss_must_fail_first_in_the_same_observation():
     wrong_sum = Miss("range(n)", "range(n - 1)", "One is missing in the sum.")
     wrong_both = Miss("sum(range(n)), n - 1", "sum(range(n)), n", "One too far.")
     fields = {"observe": observe_sum, "misses": (wrong_sum, wrong_both)}
-    task = here(SUM, (5,), **fields, because={"the largest": "It begins at 0."})
+    code = "def answer(n): return sum(range(n)), n - 1"
+    task = here(code, (5,), **fields, because={"the largest": "It begins at 0."})
     assert "One is missing" in text_of(run_task(task, lambda n: (6, 5)))
     assert "One too far." in text_of(run_task(task, lambda n: (10, n)))
     assert "It begins at 0." in text_of(run_task(task, lambda n: (10, 7)))
@@ -273,42 +225,37 @@ def test_a_near_miss_may_fail_with_the_same_error():
     outcome = run_task(task, lambda tensor: tensor + "b")
     assert outcome.lines[0] == "Mind the types."
     outcome = run_task(task, lambda tensor: 1 / 0)
-    assert outcome.lines[0].startswith("It raised ZeroDivisionError")
+    assert outcome.lines[0] == "It raised ZeroDivisionError: division by zero"
 
 
 def test_errors_are_named_by_a_part_of_their_text():
-    task = total_task(errors={"ZeroDivisionError": "By which number?"})
+    def only_rank_1(tensor):
+        if dist.get_rank() == 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    errors = {"ZeroDivision": "By which number?", OUT_OF_STEP: "Which rank is missing?"}
+    task = total_task(errors=errors)
     outcome = run_task(task, lambda tensor: 1 / 0)
     assert outcome.lines[0] == "By which number?"
     assert "It raised ZeroDivisionError: division by zero" in text_of(outcome)
+    outcome = run_task(task, only_rank_1)
+    assert (outcome.status, outcome.lines[0]) == ("stuck", "Which rank is missing?")
 
 
-def test_at_most_may_be_less():
-    def observe(answer, n):
-        return {"bytes kept": AtMost(answer(n))}
+def observe_bytes(answer, n):
+    value = answer(n)
+    return {"bytes kept": AtMost(value)} if isinstance(value, int) else value
 
-    observe.__module__ = "__main__"  # so that it is copied, not imported
-    task = here("def answer(n): return n", (8,), observe=observe)
+
+def test_at_most_may_be_less_and_what_cannot_be_looked_at_takes_its_place():
+    observe_bytes.__module__ = "__main__"  # so that it is copied, not imported
+    task = here("def answer(n): return n", (8,), observe=observe_bytes)
     assert run_task(task, lambda n: 4).passed
     text = text_of(run_task(task, lambda n: 9))
     assert "bytes kept: 9. At most 8 expected." in text
-
-
-def test_a_result_that_cannot_be_looked_at_takes_the_place_of_the_observations():
-    def observe(answer, n):
-        value = answer(n)
-        return {"value": value} if isinstance(value, int) else value
-
-    observe.__module__ = "__main__"
-    task = here("def answer(n): return n", (8,), observe=observe)
     assert "did you forget `return`?" in text_of(run_task(task, lambda n: None))
     assert "That is text, which is not what" in text_of(run_task(task, str))
-
-
-def test_a_piece_that_the_solution_does_not_have_is_an_error():
-    task = total_task(misses=(Miss("nowhere", "", "?"),))
-    with pytest.raises(ValueError, match="our solution has no 'nowhere'"):
-        run_task(task, lambda tensor: tensor)
 
 
 # -------------------------------------------------------- what is said without the task
@@ -317,16 +264,11 @@ def test_a_piece_that_the_solution_does_not_have_is_an_error():
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda tensor: None, "did you forget `return`?"),
-        (lambda tensor: print(tensor), "use `return`, not print"),
         (lambda tensor: (x for x in tensor), "Use `return`, not `yield`."),
         (lambda tensor: right_total, "Did you forget the parentheses of a call?"),
-        (lambda tensor: tensor.numpy(), "That is a NumPy array; a tensor was expected"),
-        (lambda tensor: right_total(tensor)[:1], "Its shape is (1,); (2,) was"),
-        (lambda tensor: right_total(tensor).int(), "its dtype is int32; float32 was"),
         (lambda tensor: tensor + 0, "That is the argument, as it was given."),
         (lambda tensor: right_total(tensor) / 2, "It is 2 times too small"),
-        (lambda tensor: right_total(tensor) * 4, "It is 2 × 2 times too large."),
+        (lambda tensor: right_total(tensor) * 4, "It is 4 times too large."),
         (lambda tensor: -right_total(tensor), "The sign is the other one."),
         (lambda tensor: right_total(tensor).flip(0), "numbers in another order"),
         (
@@ -345,18 +287,17 @@ def test_what_a_difference_looks_like_is_said(answer, says):
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("given", "says"),
     [
-        (lambda n: n * 1024, "It is 1024 times too large."),
-        (lambda n: n / 8, "It is 8 times too small."),
-        (lambda n: n + 1, "It is one too many."),
-        (lambda n: n * 3, "wrong Take it twice."),
+        (40 * 1024, "It is 1024 times too large."),
+        (40 / 8, "It is 8 times too small."),
+        (41, "It is one too many."),
+        (120, "wrong Take it twice."),
     ],
 )
-def test_factors_are_recognized(answer, says):
-    code = "def answer(n): return 2 * n"
-    task = here(code, (20,), otherwise="Take it twice.")
-    assert says in text_of(run_task(task, lambda n: answer(2 * n)))
+def test_factors_are_recognized(given, says):
+    task = here("def answer(n): return 2 * n", (20,), otherwise="Take it twice.")
+    assert says in text_of(run_task(task, lambda n: given))
 
 
 def test_otherwise_is_said_where_nothing_else_fits():
@@ -367,16 +308,9 @@ def test_otherwise_is_said_where_nothing_else_fits():
 
 
 def test_the_result_of_another_rank():
-    code = (
-        "import torch\nimport torch.distributed as dist\n"
-        "def own(): return torch.tensor([dist.get_rank(), 5])"
-    )
-    task = own_task("own", code, ranks=(3,))
-
-    def mixed_up():
-        return torch.tensor([(dist.get_rank() + 1) % 3, 5])
-
-    assert "That is what rank 1 should have." in text_of(run_task(task, mixed_up))
+    task = total_task("def total(tensor): return tensor")
+    text = text_of(run_task(task, lambda t: whole_numbers((2,), 1 - dist.get_rank())))
+    assert "That is what rank 1 should have." in text
 
 
 def test_what_differs_is_said_where_it_is_not_among_what_is_shown():
@@ -386,29 +320,6 @@ def test_what_differs_is_said_where_it_is_not_among_what_is_shown():
     answer[9] = 2
     text = text_of(run_task(task, lambda n: answer))
     assert "Look at the end." in text and "is 2.0 and should be 1.0" in text
-
-
-async def asynchronous(tensor):
-    return tensor
-
-
-def test_async_def():
-    text = text_of(run_task(total_task(), asynchronous))
-    assert "Write `def`, not `async def`." in text
-    assert "It printed" not in text  # Python's warning
-
-
-def asks(tensor):
-    return float(input("How much? "))
-
-
-def has_a_breakpoint(tensor):
-    breakpoint()
-    return right_total(tensor)
-
-
-def recurse(tensor):
-    return recurse(tensor)
 
 
 def sends_a_column(tensor):
@@ -423,25 +334,12 @@ def leaves_the_group(tensor):
     return dist.get_rank()
 
 
-def leaves_by_os_exit(tensor):
-    os._exit(3)
-
-
-def takes_two(tensor, other):
-    return tensor
-
-
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (asks, "Nobody can type anything while a check runs."),
-        (has_a_breakpoint, "There is a breakpoint in it. Nobody can type"),
-        (recurse, "It calls itself again and again. When should it stop?"),
         (lambda tensor: tensor * (2.0 * 10 ^ 9), "does not raise to a power"),
         (sends_a_column, "A column, or a tensor that was transposed, is no single"),
         (leaves_the_group, "The process group belongs to the check"),
-        (leaves_by_os_exit, "Something ended it before the function could return"),
-        (takes_two, "it must take the arguments of the stub, in the same order."),
     ],
 )
 def test_errors_that_have_nothing_to_do_with_the_task_are_explained(answer, says):
@@ -449,16 +347,27 @@ def test_errors_that_have_nothing_to_do_with_the_task_are_explained(answer, says
     assert (outcome.status, says in text_of(outcome)) == ("crashed", True), str(outcome)
 
 
-def test_a_request_that_nobody_waited_for_is_wrong_even_with_the_right_result():
-    def never_waits(tensor):
-        total = tensor.clone()
-        dist.all_reduce(total, async_op=True)
-        time.sleep(0.1)
-        return total
+def polls(tensor):
+    request = dist.isend(tensor, 1 - dist.get_rank())
+    dist.recv(tensor.clone(), 1 - dist.get_rank())
+    while not request.is_completed():
+        pass
 
-    outcome = run_task(total_task(), never_waits)
-    assert outcome.status == "wrong"
-    assert "never waited for all_reduce, line " in text_of(outcome)
+
+def one_by_one(tensor):
+    while True:
+        dist.all_reduce(tensor)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (polls, "is_completed() stays False until wait() has been called"),
+        (one_by_one, "A few large ones take less time"),
+    ],
+)
+def test_ranks_that_wait_for_nobody_are_told_why(answer, says):
+    assert says in text_of(run_task(total_task(seconds=2), answer))
 
 
 def test_of_threads_and_warnings_the_words_are_shown():
@@ -490,18 +399,14 @@ def test_an_answer_that_changes_its_input_is_wrong():
         dist.all_reduce(tensor)
         return tensor
 
-    outcome = run_task(total_task(), in_place)
-    assert outcome.status == "wrong"
-    assert "before tensor([-2., 3.]) after tensor([0., 12.])" in text_of(outcome)
-    assert run_task(total_task(keeps_inputs=False), in_place).passed
-
     def takes_the_last(numbers):
         return sum(numbers.pop() for _ in range(len(numbers)))
 
+    assert run_task(total_task(keeps_inputs=False), in_place).passed
+    text = text_of(run_task(total_task(), in_place))
+    assert "before tensor([-2., 3.]) after tensor([0., 12.])" in text
     task = here("def answer(numbers): return sum(numbers)", ([1, 2, 3],))
-    text = text_of(run_task(task, takes_the_last))
-    assert "work on a copy, `list(x)`" in text
-    assert "before [1, 2, 3] after [] " in text
+    assert "work on a copy, `list(x)`" in text_of(run_task(task, takes_the_last))
 
 
 def test_what_an_answer_prints_stays_out_of_the_notebook(capsys):
@@ -522,34 +427,16 @@ class Explosive:
         return os._exit, (17,)
 
 
-class EqualNumber(int):
-    """Says that it equals every number."""
-
-    def __eq__(self, other):
-        return True
-
-    __hash__ = int.__hash__
-
-
 def breaks_torch(tensor):
     torch.isclose = lambda *args, **kwargs: torch.ones(2, dtype=torch.bool)
     return tensor
-
-
-def breaks_the_check(tensor):
-    from course_utils.notebook import on_rank
-
-    on_rank.plain = lambda value: value
-    return EqualNumber(7)
 
 
 def returns_what_explodes(tensor):
     return [Explosive(), {"a": lambda: 1}]
 
 
-@pytest.mark.parametrize(
-    "answer", [breaks_torch, breaks_the_check, returns_what_explodes]
-)
+@pytest.mark.parametrize("answer", [breaks_torch, returns_what_explodes])
 def test_an_answer_cannot_reach_the_comparison(answer):
     assert run_task(total_task(), answer).status == "wrong"
 
@@ -565,17 +452,16 @@ def test_nothing_is_left_from_the_check_before():
 
 
 def test_ranks_draw_different_numbers_but_always_the_same():
-    def differs(tensor):
-        drawn = [torch.empty(1) for _ in range(2)]
-        dist.all_gather(drawn, torch.rand(1))
-        return drawn[0].item() != drawn[1].item()
+    task = total_task("import torch\ndef total(tensor): return torch.rand(1)")
 
-    task = own_task("differ", "def differ(t): return True", ranks=(2,), cases=((0,),))
-    assert run_task(task, differs).passed
-    first, second = (
-        str(run_task(task, lambda tensor: torch.rand(1).item())) for _ in range(2)
-    )
-    assert first == second
+    def rank_0_draws(tensor):
+        drawn = torch.rand(1)
+        dist.broadcast(drawn, src=0)
+        return drawn
+
+    assert run_task(task, lambda tensor: torch.rand(1)).passed
+    text = text_of(run_task(task, rank_0_draws))
+    assert "Right on rank 0; wrong on rank 1." in text
 
 
 def test_a_module_of_the_learners_is_taken_as_it_is_in_the_kernel(
@@ -587,42 +473,18 @@ def test_a_module_of_the_learners_is_taken_as_it_is_in_the_kernel(
 
     assert run_task(total_task(), my_code.total).status == "wrong"
     exec("my_code.total = None", {"my_code": my_code})
-    source = (
-        "import torch.distributed as dist\n"
-        "def total(tensor):\n"
-        "    result = tensor.clone()\n"
-        "    dist.all_reduce(result)\n"
-        "    return result\n"
-    )
-    exec(compile(source, "my_code.py", "exec"), my_code.__dict__)
+    exec(compile(TOTAL, "my_code.py", "exec"), my_code.__dict__)
     assert run_task(total_task(), my_code.total).passed
     del sys.modules["my_code"]
 
 
 # ------------------------------------------------------------------------- odd answers
 
-lock = threading.Lock()
 
-
-def uses_a_lock(tensor):
-    with lock:
-        return right_total(tensor)
-
-
-def test_a_result_instead_of_the_function():
-    outcome = run_task(total_task(), torch.ones(2))
-    assert outcome.status == "wrong"
-    assert "wants the function itself" in text_of(outcome)
-    assert "it got a tensor" in text_of(outcome)
-
-
-def test_an_answer_that_cannot_be_copied_names_the_culprit():
-    outcome = run_task(total_task(), uses_a_lock)
-    assert outcome.status == "crashed"
-    assert "It uses `lock` (lock), which can't be copied" in text_of(outcome)
+def test_ranks_of_the_notebook_cannot_be_used():
     with Ranks(1) as ranks:
-        outcome = run_task(total_task(), lambda tensor: tensor * ranks.n)
-    assert "It uses `ranks`, the notebook's ranks." in text_of(outcome)
+        text = text_of(run_task(total_task(), lambda tensor: tensor * ranks.n))
+    assert "It uses `ranks`, the notebook's ranks." in text
 
 
 def test_other_things_that_can_be_called():
@@ -646,7 +508,6 @@ def test_a_task_without_ranks_speaks_of_none():
     text = text_of(run_task(task, lambda a, b: a + b))
     assert "The check called <lambda>(2, 3). It returned 5, expected was 6." in text
     assert "rank" not in text
-    assert run_task(task, lambda a, b: os.getpid()).status == "wrong"
     text = text_of(run_task(task, lambda a, b: dist.get_rank()))
     assert "There are no ranks in this task" in text
 
@@ -654,30 +515,6 @@ def test_a_task_without_ranks_speaks_of_none():
 # -------------------------------------------------------------------- forbidden calls
 
 from torch.distributed import all_reduce as another_name  # noqa: E402
-
-
-def direct(tensor):
-    total = tensor.clone()
-    dist.all_reduce(total)
-    return total
-
-
-def under_another_name(tensor):
-    total = tensor.clone()
-    another_name(total)
-    return total
-
-
-def imported_inside(tensor):
-    from torch import distributed
-
-    total = tensor.clone()
-    distributed.all_reduce(total)
-    return total
-
-
-def in_a_helper(tensor):
-    return right_total(tensor)
 
 
 def by_a_detour(tensor):
@@ -708,36 +545,25 @@ def as_a_default(tensor, function=another_name):
     return total
 
 
-def unwrapped(tensor):
-    total = tensor.clone()
-    function = dist.all_reduce
-    getattr(function, "__wrapped__", function)(total)
-    return total
-
-
 REBUILT = """\
 import torch
 import torch.distributed as dist
 
 def total(tensor):
-    other, theirs = 1 - dist.get_rank(), torch.empty_like(tensor)
-    requests = [dist.isend(tensor, other), dist.irecv(theirs, other)]
-    for request in requests:
-        request.wait()
-    return tensor + theirs
+    def all_reduce(value):  # a name of the learner's own
+        other, theirs = 1 - dist.get_rank(), torch.empty_like(value)
+        requests = [dist.isend(value, other), dist.irecv(theirs, other)]
+        for request in requests:
+            request.wait()
+        return value + theirs
+
+    return all_reduce(tensor)
 """
 
 
 def rebuild_task():
-    return own_task(
-        "total",
-        REBUILT,
-        ranks=(2,),
-        cases=((2,),),
-        inputs=lambda shape, rank, world_size: (whole_numbers(shape, rank),),
-        forbids=("all_reduce", "all_gather"),
-        instead="Use send and recv.",
-    )
+    forbids = ("all_reduce", "all_gather")
+    return total_task(REBUILT, forbids=forbids, instead="Use send and recv.")
 
 
 @pytest.mark.parametrize(
@@ -745,11 +571,6 @@ def rebuild_task():
     [
         in_a_thread,
         as_a_default,
-        unwrapped,
-        direct,
-        under_another_name,
-        imported_inside,
-        in_a_helper,
         by_a_detour,
         swallows_the_message,
         dist.all_reduce,
@@ -766,31 +587,13 @@ def test_a_forbidden_call_is_noticed_kindly(answer):
     assert RULE in text
 
 
-def from_send_and_recv(tensor):
-    def all_reduce(value):  # a name of the learner's own
-        other = 1 - dist.get_rank()
-        theirs = torch.empty_like(value)
-        requests = [dist.isend(value, other), dist.irecv(theirs, other)]
-        for request in requests:
-            request.wait()
-        return value + theirs
-
-    return all_reduce(tensor)
-
-
 def test_names_of_ones_own_are_not_forbidden():
-    assert run_task(rebuild_task(), from_send_and_recv).passed
-
-
-class Holder:
-    """What the course has built, under a name of the learner's."""
-
-    __call__ = staticmethod(costs.rank_of)
+    task = rebuild_task()
+    assert run_task(task, cloudpickle.loads(ours.packed(task))).passed
 
 
 def uses_a_formula_under_another_name(tensor):
-    total = right_total(tensor)
-    return total * getattr(costs, "gigabits")(8) / 1e9  # noqa: B009
+    return right_total(tensor) * getattr(costs, "gigabits")(8) / 1e9  # noqa: B009
 
 
 def derives_from_a_class_of_the_course(tensor):
@@ -798,7 +601,6 @@ def derives_from_a_class_of_the_course(tensor):
         pass
 
     Mine([torch.nn.Identity()], ["cpu"], 1)
-    return right_total(tensor)
 
 
 @pytest.mark.parametrize(
@@ -808,8 +610,6 @@ def derives_from_a_class_of_the_course(tensor):
         (derives_from_a_class_of_the_course, "GPipe, line "),
         (costs.rank_of, "rank_of of course_utils.theory.costs."),
         (functools.partial(costs.rank_of), "rank_of of course_utils.theory.costs."),
-        (functools.lru_cache(costs.rank_of), "rank_of of course_utils.theory.costs."),
-        (Holder(), "rank_of of course_utils.theory.costs."),
     ],
 )
 def test_what_the_course_has_built_is_noticed_in_any_wrapping(answer, called):
@@ -822,49 +622,39 @@ class OwnLinear(torch.nn.Linear):
 
 
 def test_a_forbidden_class_cannot_be_inherited_either():
-    def observe(answer, x):
-        answer(x, x)
-        return True
-
-    observe.__module__ = "__main__"
     code = "def answer(a, b): return True"
-    task = here(code, (1,), forbids=("torch.nn.Linear",), observe=observe)
+    task = here(code, (1, 1), forbids=("torch.nn.Linear",))
     for answer in (OwnLinear, functools.partial(torch.nn.Linear)):
-        assert "Your code calls Linear" in text_of(run_task(task, answer))
+        assert "Your code calls Linear of torch.nn" in text_of(run_task(task, answer))
 
 
 # ------------------------------------------------------------ check, hint and solution
 
 
-def good_who_am_i():
-    return f"rank {dist.get_rank()} of {dist.get_world_size()}"
-
-
 def test_check_prints_and_records_and_returns_nothing(capsys):
-    assert check("00.who_am_i", good_who_am_i) is None
+    def who_am_i():
+        return f"rank {dist.get_rank()} of {dist.get_world_size()}"
+
+    assert check("00.who_am_i", who_am_i) is None
     assert capsys.readouterr().out.startswith("✓ 00.who_am_i: passed\n")
     assert attempts()["00.who_am_i"]["passed"]
     check("00.predict_sum", 7)
     assert attempts()["00.predict_sum"]["status"] == "wrong"
     check("00.average")
-    assert "not attempted" in capsys.readouterr().out
+    assert "Write your code in the cell above, run that" in capsys.readouterr().out
     assert "00.average" not in attempts()
 
 
-@pytest.mark.parametrize("function", [check, hint, solution])
-def test_a_misspelt_id_is_answered_with_the_right_one(function):
-    with pytest.raises(ValueError) as error:
-        function("00.whoami")
-    assert str(error.value).startswith(
-        "There is no task '00.whoami'. Did you mean '00.who_am_i'? "
-        "Tasks of this lesson: 00.who_am_i, "
-    )
+def test_a_misspelt_id_is_answered_with_the_right_one():
+    meant = "There is no task '00.whoami'. Did you mean '00.who_am_i'? Tasks of this"
+    with pytest.raises(ValueError, match=re.escape(meant)):
+        check("00.whoami")
     with pytest.raises(ValueError, match="There is no lesson 'nothing'"):
-        function("nothing")
+        hint("nothing")
     with pytest.raises(ValueError, match="'average'. Did you mean '00.average'?"):
-        function("average")
+        solution("average")
     with pytest.raises(TypeError, match=r'check\("00.average", len\) or .* not by <b'):
-        function(len)
+        check(len)
 
 
 def test_hints_are_graded_and_end(capsys):
@@ -899,15 +689,14 @@ def test_a_solution_is_shown_after_an_attempt(capsys):
     assert attempts()["00.average"]["saw_solution"]
 
 
-def test_a_solution_can_be_forced(capsys):
+def test_a_solution_can_be_forced_and_is_the_repaired_code_alone(capsys):
     solution("00.spot_the_hang", force=True)
     text = capsys.readouterr().out
-    assert "total = loss.clone()\n" in text
-    assert text.count("def log_loss(loss):") == 1  # the repaired code alone
+    assert "total = loss.clone()\n" in text and text.count("def log_loss(loss):") == 1
 
 
 def test_without_the_solved_notebook_it_is_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("course_utils.setup.environment.ROOT", tmp_path)
+    monkeypatch.setattr("course_utils.ROOT", tmp_path)
     solution("00.average", force=True)
     assert "The solution of 00.average cannot be shown" in capsys.readouterr().out
     check("05.partition", right_total)
@@ -915,11 +704,8 @@ def test_without_the_solved_notebook_it_is_said(tmp_path, monkeypatch, capsys):
 
 
 def test_importing_the_checks_does_not_import_torch():
-    code = (
-        "import sys\n"
-        "from course_utils import check, hint, solution\n"
-        "assert 'torch' not in sys.modules\n"
-    )
+    code = "import sys\nfrom course_utils import check, hint, solution\n"
+    code += "assert 'torch' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
@@ -942,25 +728,6 @@ def test_the_same_where_ranks_cannot_be_forked(monkeypatch):
         processes.kept.clear()
 
 
-@pytest.mark.skipif(start_method() != "fork", reason="ranks are kept there")
-def test_what_is_forbidden_is_looked_for_once_for_all_ranks():
-    names = ("torch.distributed.all_reduce", "torch.distributed.all_gather")
-
-    def look():  # inside the test, so that a rank need not import this module
-        from course_utils.notebook import on_rank
-
-        before = on_rank._looked.get(names, (0,))[0]
-        on_rank.places_of(names)
-        return before, on_rank._looked[names][0]
-
-    task = rebuild_task()
-    run_task(task, direct)
-    with processes.fresh_ranks(2, task) as ranks:
-        for before, now in ranks.run(look):
-            assert before > 500
-            assert now - before < 20  # a rank has a few modules of its own
-
-
 # ------------------------------------------------------------------ in a real notebook
 
 CELLS = [
@@ -974,20 +741,10 @@ CELLS = [
     "def helper(total):\n"
     "    return total.no_such_thing",
     "check('00.average', average)",
-    "def log_loss(loss):\n"
-    "    if dist.get_rank() == 0:\n"
-    "        dist.all_reduce(loss)\n"
-    "        return loss.item()\n"
-    "check('00.spot_the_hang', log_loss)",
     "class Text(str): pass\n"
     "def who_am_i():\n"
     "    return Text(f'rank {dist.get_rank()} of {dist.get_world_size()}')\n"
     "check('00.who_am_i', who_am_i)",
-    "import os\n"
-    "def who_am_i():\n"
-    "    os._exit(1)\n"
-    "check('00.who_am_i', who_am_i)\n"
-    "print('the kernel lives')",
     "hint('00.average')",
     "import functools\n"
     "@functools.cache\n"
@@ -1010,29 +767,20 @@ def test_in_a_real_notebook(own_state):
 
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    environment = {
-        **os.environ,
-        "COURSE_STATE": str(own_state),
-        "PYTHONPATH": str(ROOT),
-    }
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute(
-        env=environment
-    )
+    own = {"COURSE_STATE": str(own_state), "PYTHONPATH": str(ROOT)}
+    client = NotebookClient(notebook, timeout=120, kernel_name="python3")
+    client.execute(env=os.environ | own)
     for cell in notebook.cells:
         assert all(output.output_type == "stream" for output in cell.outputs)
         assert all(output.name == "stdout" for output in cell.outputs), cell.outputs
     joined = ["".join(o.text for o in cell.outputs) for cell in notebook.cells]
-    assert joined[4].startswith("\x1b[1;32m✓ ")
+    assert joined[3].startswith("\x1b[1;32m✓ ")
     texts = [re.sub(r"\x1b\[[\d;]*m", "", text) for text in joined]
     assert "  It raised AttributeError: 'Tensor' object has no attribute" in texts[2]
     assert "    line 4 of the cell, in average: return helper(total)\n" in texts[2]
     assert "    line 6 of the cell, in helper: return total.no_such_thing\n" in texts[2]
-    assert "  It printed:\n    in the cell\n" in texts[2]
-    assert "line 3 of the cell: dist.all_reduce(loss)" in " ".join(texts[3].split())
-    assert texts[4].startswith("✓ 00.who_am_i: passed")
-    assert "Its process ended (exit code 1)" in texts[5]
-    assert texts[5].endswith("the kernel lives\n")
-    assert texts[6].startswith("Hint 1 of 3")
-    assert texts[7].startswith("✓ 00.who_am_i: passed")
-    assert "It uses a magic (a line that begins with % or !)" in texts[8]
-    assert "It calls exit() or quit(). A function ends with `return`." in texts[9]
+    assert texts[3].startswith("✓ 00.who_am_i: passed")
+    assert texts[4].startswith("Hint 1 of 3")
+    assert texts[5].startswith("✓ 00.who_am_i: passed")
+    assert "It uses a magic (a line that begins with % or !)" in texts[6]
+    assert "It calls exit() or quit(). A function ends with `return`." in texts[7]

@@ -100,9 +100,8 @@ def copied(clone: Path, run: Run) -> Path:
     """After the first step, and the line in `lessons.py`."""
     done = run(COPY[1])
     assert done.returncode == 0, done.stdout
-    insert_after_last(
-        clone / "course_utils" / "lessons.py", '    Lesson("', LESSON_LINE[1]
-    )
+    lessons = clone / "course_utils" / "notebook" / "lessons.py"
+    insert_after_last(lessons, '    Lesson("', LESSON_LINE[1])
     return clone
 
 

@@ -6,7 +6,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tests.answers import Answers
+from tests.answers import Answers, Edited
 
 ANSWERS = Answers()
 
@@ -18,19 +18,9 @@ def stub():
     raise NotImplementedError("Write your code here.")
 
 
-@ANSWERS.wrong("00.who_am_i", "wrong", "It must be called, with parentheses")
-def forgot_the_parentheses():
-    return f"rank {dist.get_rank()} of {dist.get_world_size}"
-
-
-@ANSWERS.wrong("00.who_am_i", "wrong", "The text must be just that, word by word")
+@ANSWERS.wrong("00.who_am_i", "wrong", "The text must read exactly like")
 def two_numbers():
     return dist.get_rank(), dist.get_world_size()
-
-
-@ANSWERS.right("00.who_am_i")
-def asks_the_group():
-    return f"rank {dist.get_rank()} of {dist.get_world_size()}"
 
 
 @ANSWERS.right("00.who_am_i")
@@ -45,17 +35,11 @@ def counts_the_others():
     return "rank {} of {}".format(dist.get_rank(), ones.item())  # noqa: UP032
 
 
-@ANSWERS.right("00.who_am_i")
-def asks_the_group_object():
-    group = dist.group.WORLD
-    return f"rank {group.rank()} of {group.size()}"
-
-
-@ANSWERS.right("00.who_am_i")
-def puts_words_together():
-    words = ["rank", dist.get_rank(), "of", dist.get_world_size()]
-    return " ".join(map(str, words))
-
+ANSWERS.wrong("00.who_am_i", "wrong", "It must be called, with parentheses")(
+    Edited("get_world_size()", "get_world_size")
+)
+ANSWERS.wrong("00.who_am_i", "wrong", "with an f in front")(Edited('f"', '"'))
+ANSWERS.right("00.who_am_i")(Edited("dist.get_rank()", "dist.group.WORLD.rank()"))
 
 # ---------------------------------------------------------------------- 00.average
 
@@ -68,53 +52,11 @@ def sleeps_and_does_not_wait(tensor):
     return total / dist.get_world_size()
 
 
-@ANSWERS.wrong("00.average", "wrong", "Return a new tensor, with one rank as well.")
-def itself_where_it_is_alone(tensor):
-    return tensor if dist.get_world_size() == 1 else add_then_divide(tensor)
-
-
-buffers = {}
-
-
-@ANSWERS.wrong("00.average", "wrong", "another call of the function has changed this")
-def always_in_the_same_tensor(tensor):
-    total = buffers.setdefault(tensor.shape, torch.empty_like(tensor))
-    total.copy_(tensor)
-    dist.all_reduce(total)
-    return total.div_(dist.get_world_size())
-
-
-@ANSWERS.wrong("00.average", "wrong", "its dtype is float64; float32 was expected")
-def in_double_precision(tensor):
-    return add_then_divide(tensor.double())
-
-
-@ANSWERS.right("00.average")
-def add_then_divide(tensor):
-    total = tensor.clone()
-    dist.all_reduce(total)
-    return total / dist.get_world_size()
-
-
-@ANSWERS.right("00.average")
-def divide_then_add(tensor):
-    part = tensor / dist.get_world_size()
-    dist.all_reduce(part, op=dist.ReduceOp.SUM)
-    return part
-
-
 @ANSWERS.right("00.average")
 def mean_of_all_gathered(tensor):
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
     return torch.stack(parts).mean(dim=0)
-
-
-@ANSWERS.right("00.average")
-def asynchronous_and_waited(tensor):
-    total = tensor.clone()
-    dist.all_reduce(total, async_op=True).wait()
-    return total.div_(dist.get_world_size())
 
 
 @ANSWERS.right("00.average")
@@ -139,6 +81,19 @@ def as_objects(tensor):
     return sum(everywhere) / len(everywhere)
 
 
+CLONE, DIVIDE = "tensor.clone()", " / dist.get_world_size()"
+ALL_REDUCE = "dist.all_reduce(total)"
+ANSWERS.wrong("00.average", "wrong", "where there is only one rank")(
+    Edited("return total", "return tensor if dist.get_world_size() == 1 else total")
+)
+ANSWERS.wrong("00.average", "wrong", "its dtype is float64; float32 was expected")(
+    Edited(CLONE, "tensor.double()")
+)
+ANSWERS.right("00.average")(Edited(CLONE, CLONE + DIVIDE, f"total{DIVIDE}", "total"))
+ANSWERS.right("00.average")(
+    Edited(ALL_REDUCE, "dist.all_reduce(total, async_op=True).wait()")
+)
+
 # ---------------------------------------------------------------- 00.spot_the_hang
 
 NOT_ALL = "a collective that not every rank calls"
@@ -153,61 +108,12 @@ def log_loss(loss):
         return total.item() / dist.get_world_size()
 
 
-@ANSWERS.wrong("00.spot_the_hang", "stuck", NOT_ALL)
-def a_barrier_for_all(loss):
-    dist.barrier()
-    return log_loss(loss)
-
-
 @ANSWERS.wrong("00.spot_the_hang", "crashed", NOT_ALL)
 def only_the_return_outside(loss):
     if dist.get_rank() == 0:
         total = loss.clone()
         dist.all_reduce(total)
     return total.item() / dist.get_world_size()
-
-
-@ANSWERS.wrong("00.spot_the_hang", "crashed", "A barrier is a collective too")
-def a_barrier_for_the_others(loss):
-    if dist.get_rank() == 0:
-        return collective_before_the_if(loss)
-    dist.barrier()
-
-
-@ANSWERS.wrong("00.spot_the_hang", "wrong", "but no Python number")
-def as_a_tensor(loss):
-    mean = collective_before_the_if(loss)
-    return None if mean is None else torch.tensor(mean)
-
-
-@ANSWERS.wrong("00.spot_the_hang", "wrong", "The other ranks must return None")
-def zero_elsewhere(loss):
-    return collective_before_the_if(loss) or 0.0
-
-
-@ANSWERS.right("00.spot_the_hang")
-def collective_before_the_if(loss):
-    total = loss.clone()
-    dist.all_reduce(total)
-    if dist.get_rank() == 0:
-        return total.item() / dist.get_world_size()
-
-
-@ANSWERS.right("00.spot_the_hang")
-def reduce_to_one(loss):
-    total = loss.clone()
-    dist.reduce(total, dst=0)
-    return (total / dist.get_world_size()).item() if dist.get_rank() == 0 else None
-
-
-@ANSWERS.right("00.spot_the_hang")
-def the_others_call_it_too(loss):
-    total = loss.clone()
-    if dist.get_rank() == 0:
-        dist.all_reduce(total)
-        return total.item() / dist.get_world_size()
-    else:
-        dist.all_reduce(total)
 
 
 @ANSWERS.right("00.spot_the_hang")
@@ -225,12 +131,33 @@ def numbers_of_all(loss):
     return None if dist.get_rank() else sum(losses) / len(losses)
 
 
+IF = "if dist.get_rank() == 0:"
+for status, says, old, new in (
+    ("stuck", NOT_ALL, ALL_REDUCE, f"dist.barrier()\n    {IF}\n        {ALL_REDUCE}"),
+    (
+        "crashed",
+        "A barrier is a collective too",
+        ALL_REDUCE,
+        f"if dist.get_rank():\n        dist.barrier()\n    else:\n        {ALL_REDUCE}",
+    ),
+    ("wrong", "are missing on rank 0", ALL_REDUCE, "dist.reduce(total, dst=1)"),
+    ("wrong", "but it is no Python number", "total.item()", "total"),
+    ("wrong", "The other ranks must return None", IF, "if True:"),
+):
+    ANSWERS.wrong("00.spot_the_hang", status, says)(Edited(old, new))
+for new in (
+    "dist.reduce(total, dst=0)",
+    "dist.reduce(total, dst=0, async_op=True).wait()",
+    f"{IF}\n        {ALL_REDUCE}\n    else:\n        {ALL_REDUCE}",
+):
+    ANSWERS.right("00.spot_the_hang")(Edited(ALL_REDUCE, new))
+
 # ------------------------------------------------------------------ 00.predict_sum
 
 ANSWERS.wrong("00.predict_sum", "not attempted", 'Answer quiz("00.predict_sum").')(...)
 ANSWERS.wrong("00.predict_sum", "wrong", "each rank multiplies by its own number")(50)
 ANSWERS.wrong("00.predict_sum", "wrong", "Write down five numbers")(7)
-for value in (100, 100.0, torch.tensor(100), "100", 1e2):
+for value in (100, 100.0, torch.tensor(100), "100"):
     ANSWERS.right("00.predict_sum")(value)
 
 test_wrong, test_right = ANSWERS.tests()

@@ -2,10 +2,7 @@
 
 import concurrent.futures
 import copy
-import io
 import itertools
-import multiprocessing.pool
-import pickle
 import threading
 
 import torch
@@ -15,51 +12,11 @@ from torch.nn import functional as F
 from torch.nn import parallel
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
-from tests.answers import Answers
+from tests.answers import Answers, Edited
 
 ANSWERS = Answers()
 
 # ---------------------------------------------------------------------- 03.scatter
-
-
-def with_pieces_from(cut):
-    """A scatter in which `cut(tensor, target_gpus, dim)` makes the pieces."""
-
-    def scatter(inputs, target_gpus, dim=0):
-        if isinstance(inputs, torch.Tensor):
-            return cut(inputs, target_gpus, dim)
-        if isinstance(inputs, (tuple, list)) and inputs:
-            items = [scatter(item, target_gpus, dim) for item in inputs]
-            return [type(inputs)(part) for part in zip(*items, strict=False)]
-        if isinstance(inputs, dict) and inputs:
-            parts = scatter(tuple(inputs.values()), target_gpus, dim)
-            return [dict(zip(inputs, part, strict=True)) for part in parts]
-        return [inputs] * len(target_gpus)
-
-    scatter.__name__ = cut.__name__
-    return scatter
-
-
-@ANSWERS.right("03.scatter")
-@with_pieces_from
-def scatter_by_recursion(tensor, target_gpus, dim):
-    pieces = tensor.chunk(len(target_gpus), dim)
-    return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=False)]
-
-
-@ANSWERS.right("03.scatter")
-@with_pieces_from
-def all_to_the_first_gpu_and_on_from_there(tensor, target_gpus, dim):
-    pieces = tensor.to(target_gpus[0]).chunk(len(target_gpus), dim)
-    return [piece.to(gpu) for piece, gpu in zip(pieces, target_gpus, strict=False)]
-
-
-@ANSWERS.right("03.scatter")
-@with_pieces_from
-def with_split(tensor, target_gpus, dim):
-    rows = (tensor.shape[dim] + len(target_gpus) - 1) // len(target_gpus)
-    pieces = enumerate(tensor.split(rows, dim))
-    return [piece.to(f"cuda:{target_gpus[i]}") for i, piece in pieces]
 
 
 @ANSWERS.right("03.scatter")
@@ -77,11 +34,6 @@ def by_leaves(inputs, target_gpus, dim=0):
         tree_map_only(torch.Tensor, lambda tensor, gpu=gpu: tensor.cuda(gpu), part)
         for part, gpu in zip(parts, target_gpus)  # noqa: B905
     ]
-
-
-@ANSWERS.right("03.scatter")
-def scatter_as_a_generator(inputs, target_gpus, dim=0):
-    yield from scatter_by_recursion(inputs, target_gpus, dim)
 
 
 @ANSWERS.right("03.scatter")
@@ -106,40 +58,31 @@ def scatter_by_slices(inputs, target_gpus, dim=0):
     return (first, *(part(inputs, i) for i in range(1, min(counts))))
 
 
-@ANSWERS.wrong("03.scatter", "wrong", "each GPU was sent all rows")
-@with_pieces_from
-def copied_and_then_cut(tensor, target_gpus, dim):
-    n = len(target_gpus)
-    pieces = range(len(tensor.chunk(n, dim)))
-    return [tensor.to(target_gpus[i]).chunk(n, dim)[i] for i in pieces]
+CHUNK = "inputs.chunk(len(target_gpus), dim)"
+ANSWERS.right("03.scatter")(Edited(CHUNK, f"inputs.to(target_gpus[0]){CHUNK[6:]}"))
+ANSWERS.right("03.scatter")(
+    Edited(CHUNK, "inputs.split(-(-inputs.shape[dim] // len(target_gpus)), dim)")
+)
+ANSWERS.wrong("03.scatter", "wrong", "each GPU was sent all rows")(
+    Edited(
+        "[p.to(gpu) for", f"[{CHUNK[:6]}.to(gpu){CHUNK[6:]}[target_gpus.index(gpu)] for"
+    )
+)
 
-
-@ANSWERS.wrong("03.scatter", "wrong", "something was put into a list or dict")
-def writes_into_dicts(inputs, target_gpus, dim=0):
-    if isinstance(inputs, dict):
-        for key in inputs:
-            inputs[key] = scatter_by_recursion(inputs[key], target_gpus, dim)
-        n = min(map(len, inputs.values()), default=len(target_gpus))
-        return [{key: inputs[key][i] for key in inputs} for i in range(n)]
-    return scatter_by_recursion(inputs, target_gpus, dim)
-
+# The order of the keys in a dict does not count.
+PAIRS = "zip(inputs, part, strict=True)"
+ANSWERS.right("03.scatter")(Edited(PAIRS, f"[*{PAIRS}][::-1]"))
+for says, old, new in (
+    ("is repeated for every GPU", " and inputs:", ":"),
+    (
+        "is repeated for every GPU",
+        "return [inputs] * len(target_gpus)",
+        "return [inputs]",
+    ),
+):
+    ANSWERS.wrong("03.scatter", "wrong", says)(Edited(old, new))
 
 # ----------------------------------------------------------------------- 03.gather
-
-
-@ANSWERS.right("03.gather")
-def gather_by_recursion(outputs, target_device, dim=0):
-    first = outputs[0]
-    if isinstance(first, torch.Tensor):
-        here = [output.to(target_device) for output in outputs]
-        return torch.stack(here) if first.dim() == 0 else torch.cat(here, dim)
-    if first is None:
-        return None
-    if isinstance(first, dict):
-        groups = {key: [output[key] for output in outputs] for key in first}
-        return {k: gather_by_recursion(groups[k], target_device, dim) for k in groups}
-    groups = zip(*outputs, strict=True)
-    return type(first)(gather_by_recursion(g, target_device, dim) for g in groups)
 
 
 @ANSWERS.right("03.gather")
@@ -175,44 +118,23 @@ def leaf_by_leaf(outputs, target_device, dim=0):
     return tree_map(join, *outputs)
 
 
-@ANSWERS.right("03.gather")
-def case_by_case(outputs, target_device, dim=0):
-    match outputs[0]:
-        case None:
-            return None
-        case torch.Tensor(ndim=0):
-            return torch.cat([loss[None].to(target_device) for loss in outputs])
-        case torch.Tensor():
-            return torch.cat([o.to(f"cuda:{target_device}") for o in outputs], dim)
-        case dict():
-            keys, values = list(outputs[0]), [[*o.values()] for o in outputs]
-            return dict(zip(keys, case_by_case(values, target_device, dim)))  # noqa: B905
-        case first:
-            groups = map(list, zip(*outputs, strict=True))
-            return type(first)(case_by_case(g, target_device, dim) for g in groups)
-
-
-@ANSWERS.wrong("03.gather", "wrong", "a vector with one number for each GPU")
-def one_loss_as_it_is(outputs, target_device, dim=0):
-    if len(outputs) == 1:
-        return outputs[0].to(target_device)
-    return gather_by_recursion(outputs, target_device, dim)
-
+IN_ORDER, ELSEWHERE = (
+    "for key in first}\n    groups",
+    "for key in [*first][::-1]}\n    groups",
+)
+ANSWERS.right("03.gather")(Edited(IN_ORDER, ELSEWHERE))
+ONE_LOSS = (
+    "if first.dim() == 0 and len(outputs) == 1:\n            return first\n        "
+)
+ANSWERS.wrong("03.gather", "wrong", "become a vector, even a single one")(
+    Edited("here = [", f"{ONE_LOSS}here = [")
+)
 
 # -------------------------------------------------------------------- 03.replicate
 
 
 def tensors_of(network):
     return [*network.parameters(), *network.buffers()]
-
-
-@ANSWERS.right("03.replicate")
-def deepcopies_with_memo(network, devices):
-    replicas = []
-    for device in devices:
-        copies = {id(tensor): tensor.to(device) for tensor in tensors_of(network)}
-        replicas.append(copy.deepcopy(network, copies))
-    return replicas
 
 
 @ANSWERS.right("03.replicate")
@@ -262,36 +184,19 @@ def by_all_the_names(network, devices):
     return list(map(replica_on, devices))
 
 
-@ANSWERS.right("03.replicate")
-def pickled_without_its_tensors(network, devices):
-    tensors, file = tensors_of(network), io.BytesIO()
-    places = {id(tensor): i for i, tensor in enumerate(tensors)}
-    pickler = pickle.Pickler(file)
-    pickler.persistent_id = lambda value: places.get(id(value))
-    pickler.dump(network)
-
-    def read(device):
-        copies = [tensor.to(device) for tensor in tensors]
-        unpickler = pickle.Unpickler(io.BytesIO(file.getvalue()))
-        unpickler.persistent_load = copies.__getitem__
-        return unpickler.load()
-
-    return tuple(read(device) for device in devices)
-
-
-@ANSWERS.wrong("03.replicate", "wrong", "A module of the network stands in a replica")
-def the_network_itself(network, devices):
-    return [network, *deepcopies_with_memo(network, devices[1:])]
-
-
-@ANSWERS.wrong("03.replicate", "wrong", "give it a new dict for each device")
-def one_memo_for_all_devices(network, devices):
-    memo, replicas = {}, []
-    for device in devices:
-        memo |= {id(tensor): tensor.to(device) for tensor in tensors_of(network)}
-        replicas.append(copy.deepcopy(network, memo))
-    return replicas
-
+ANSWERS.wrong("03.replicate", "wrong", "A module of the network stands in a replica")(
+    Edited("replicas = []", "replicas = [network]", "in devices:", "in devices[1:]:")
+)
+ANSWERS.wrong("03.replicate", "wrong", "give it a new dict for each device")(
+    Edited(
+        "replicas = []",
+        "replicas, memo = [], {}",
+        "network, copies",
+        "network, memo",
+        "copies = ",
+        "memo |= ",
+    )
+)
 
 # --------------------------------------------------------------- 03.parallel_apply
 
@@ -316,23 +221,6 @@ def calls_of(modules, inputs, kwargs_tup, devices):
     kwargs_tup = kwargs_tup or [None] * len(modules)
     each = zip(modules, inputs, kwargs_tup, devices, strict=True)
     return [(*arguments, torch.is_grad_enabled()) for arguments in each]
-
-
-@ANSWERS.right("03.parallel_apply")
-def with_threads(modules, inputs, kwargs_tup=None, devices=None):
-    outputs, errors = {}, {}
-    calls = calls_of(modules, inputs, kwargs_tup, devices)
-
-    def call(i):
-        try:
-            outputs[i] = run(*calls[i])
-        except Exception as error:
-            errors[i] = error
-
-    started_and_joined(call, len(modules))
-    if errors:
-        raise errors[min(errors)]
-    return [outputs[i] for i in range(len(modules))]
 
 
 @ANSWERS.right("03.parallel_apply")
@@ -368,24 +256,6 @@ def with_a_pool(modules, inputs, kwargs_tup=None, devices=None):
     return [one.result() for one in calls]
 
 
-@ANSWERS.right("03.parallel_apply")
-def with_a_pool_of_idle_threads(modules, inputs, kwargs_tup=None, devices=None):
-    """Its threads wait for more work, and end a moment after the `with`."""
-    calls = calls_of(modules, inputs, kwargs_tup, devices)
-    with multiprocessing.pool.ThreadPool(len(modules)) as pool:
-        results = [pool.apply_async(run, arguments) for arguments in calls]
-        for result in results:
-            result.wait()
-        return [result.get() for result in results]
-
-
-@ANSWERS.right("03.parallel_apply")
-def mapped_over_a_pool(modules, inputs, kwargs_tup=None, *, devices):
-    calls = calls_of(modules, inputs, kwargs_tup, devices)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=len(modules)) as pool:
-        return list(pool.map(run, *zip(*calls, strict=True)))
-
-
 class Call(threading.Thread):
     def __init__(self, *arguments):
         super().__init__(daemon=True)
@@ -409,7 +279,9 @@ def with_a_class_of_threads(modules, inputs, kwargs_tup=None, *, devices):
     return [call.output for call in calls]
 
 
-@ANSWERS.wrong("03.parallel_apply", "wrong", "returned or raised while threads were")
+@ANSWERS.wrong(
+    "03.parallel_apply", "wrong", "not run to its end when you returned or raised"
+)
 def joins_and_raises_in_one_loop(modules, inputs, kwargs_tup=None, *, devices):
     calls = [Call(*one) for one in calls_of(modules, inputs, kwargs_tup, devices)]
     [call.start() for call in calls]
@@ -431,11 +303,9 @@ def by_the_variable_of_the_loop(modules, inputs, kwargs_tup=None, *, devices):
     return inputs
 
 
-@ANSWERS.wrong("03.parallel_apply", "crashed", "NameError: name 'input_s' is not")
-def a_typo_in_the_thread(modules, inputs, kwargs_tup=None, *, devices):
-    started_and_joined(lambda i: modules[i](input_s[i]), len(modules))  # noqa: F821
-    return inputs
-
+ANSWERS.wrong("03.parallel_apply", "wrong", "NameError: name 'input_s' is not")(
+    Edited("args = inputs[i]", "args = input_s[i]")  # outside of the try
+)
 
 # ---------------------------------------------------------------- 03.data_parallel
 
@@ -458,35 +328,6 @@ def one_replica_after_the_other(module, inputs, device_ids, output_device=None):
     outputs = [f(*part) for f, part in zip(replicas, parts, strict=True)]
     home = device_ids[0] if output_device is None else output_device
     return parallel.gather(outputs, home)
-
-
-@ANSWERS.right("03.data_parallel")
-def from_own_primitives(module, inputs, device_ids, output_device=None):
-    parts = scatter_by_recursion(inputs, device_ids)
-    used = [gpu for gpu, _ in zip(device_ids, parts, strict=False)]
-    outputs = with_threads(deepcopies_with_memo(module, used), parts, None, used)
-    home = used[0] if output_device is None else output_device
-    return gather_by_recursion(outputs, home)
-
-
-@ANSWERS.right("03.data_parallel")
-def with_a_single_gpu_apart(module, inputs, device_ids, output_device=None):
-    if len(device_ids) == 1:
-        return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
-    parts = parallel.scatter(inputs, device_ids)
-    replicas = parallel.replicate(module, device_ids)[: len(parts)]
-    outputs = parallel.parallel_apply(replicas, parts, devices=device_ids[: len(parts)])
-    home = device_ids[0] if output_device is None else output_device
-    return parallel.gather(outputs, home)
-
-
-@ANSWERS.right("03.data_parallel")
-def with_scatter_kwargs(module, inputs, device_ids, output_device=None):
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    args, kwargs = parallel.scatter_gather.scatter_kwargs(inputs, {}, device_ids)
-    copies = parallel.replicate(module, device_ids[: len(args)])
-    outputs = parallel.parallel_apply(copies, args, kwargs, device_ids[: len(args)])
-    return parallel.gather(outputs, [output_device, *device_ids][output_device is None])
 
 
 @ANSWERS.right("03.data_parallel")
@@ -533,7 +374,6 @@ class LossInside(nn.Module):
         return loss
 
 
-@ANSWERS.right("03.spot_the_mean")
 class LossOfEachRow(LossInside):
     reduction = "none"
 
@@ -570,21 +410,6 @@ class Weighted(LossInside):
 
 
 @ANSWERS.right("03.spot_the_mean")
-class ByHand(LossInside):
-    def forward(self, x, y):
-        return -self.model(x).log_softmax(dim=1)[torch.arange(len(y)), y]
-
-
-@ANSWERS.right("03.spot_the_mean")
-class RunsTheModelTwice(LossOfEachRow):
-    def forward(self, x, y):
-        return super().forward(x, y), super().forward(x, y).detach()
-
-    def loss(self, gathered, y):
-        return gathered[0].mean()
-
-
-@ANSWERS.right("03.spot_the_mean")
 class GradientsOfEachRow(LossOfEachRow):
     def training_step(self, x, y, device_ids):
         losses = nn.DataParallel(self, device_ids)(x, y)
@@ -613,7 +438,9 @@ class ANumberByItsPosition(ANumberByName):
         return loss
 
 
-@ANSWERS.wrong("03.spot_the_mean", "wrong", "keep from one step to the next?")
+@ANSWERS.wrong(
+    "03.spot_the_mean", "wrong", "A step leaves nothing behind for the next one"
+)
 class CountsOfAllSteps(LossInside):
     reduction, counts = "sum", []  # replicas have the list itself
 
@@ -633,7 +460,7 @@ class CountsOfOneStep(CountsOfAllSteps):
 
 
 # What nn.DataParallel says of a replica begins with its own traceback.
-@ANSWERS.wrong("03.spot_the_mean", "crashed", "It raised KeyError: 'loss' line")
+@ANSWERS.wrong("03.spot_the_mean", "crashed", "in forward: return {")
 class AKeyThatIsNotThere(LossInside):
     def forward(self, x, y):
         return {"losses": super().forward(x, y)}["loss"]

@@ -2,17 +2,14 @@
 
 import concurrent.futures
 import multiprocessing
-import pickle
-import time
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.multiprocessing as mp
-from torch.distributed import P2POp, distributed_c10d, irecv, isend, recv, send
+from torch.distributed import P2POp, irecv, isend, recv, send
 
-from course_utils.notebook.check import find_task
-from tests.answers import Answers
+from tests.answers import Answers, Edited
 
 ANSWERS = Answers()
 
@@ -38,15 +35,6 @@ def received(tensor, source):
     return buffer
 
 
-def through_the_store(tensor):
-    """What all ranks hold, without a message."""
-    rank, n = me()
-    store = distributed_c10d._get_default_store()
-    case = f"{tensor.dtype} {tuple(tensor.shape)}"
-    store.set(f"{case} {rank}", pickle.dumps(tensor))
-    return [pickle.loads(store.get(f"{case} {other}")) for other in range(n)]
-
-
 # -------------------------------------------------------------- 04.predict_messages
 
 for number, says in ((20_000, "one half"), (10_000, "4 bytes"), (7, "Count the mess")):
@@ -57,6 +45,11 @@ for number in (40_000, "40 000 bytes", 2 * 5 * 4e3, torch.tensor(40_000)):
 # ---------------------------------------------------------------- 04.spot_the_tuple
 
 
+def processes(worker, n, way=None):
+    context = multiprocessing.get_context(way)
+    return [context.Process(target=worker, args=(i, n)) for i in range(n)]
+
+
 def run_all(workers):
     for process in workers:
         process.start()
@@ -64,12 +57,12 @@ def run_all(workers):
         process.join()
 
 
-@ANSWERS.wrong("04.spot_the_tuple", "crashed", "spawn sends a function by its name.")
+@ANSWERS.wrong("04.spot_the_tuple", "crashed", "spawn sends a function by its name")
 def a_lambda_that_knows_n(worker, n):
     mp.spawn(lambda i: worker(i, n), nprocs=n)
 
 
-@ANSWERS.wrong("04.spot_the_tuple", "wrong", "wait for all of them")
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "wait for all")
 def joins_the_last_one(worker, n):
     started = processes(worker, n)
     for process in started:
@@ -83,17 +76,17 @@ def one_after_the_other_is_over(worker, n):
         run_all([process])
 
 
+@ANSWERS.wrong("04.spot_the_tuple", "wrong", "Each of n new processes must run")
+def without_processes(worker, n):
+    with concurrent.futures.ThreadPoolExecutor(n) as executor:
+        list(executor.map(worker, range(n), [n] * n))
+
+
 def run_worker(i, worker, n):
     worker(i, n)
 
 
-def processes(worker, n, way=None):
-    context = multiprocessing.get_context(way)
-    return [context.Process(target=worker, args=(i, n)) for i in range(n)]
-
-
 for start in (
-    lambda worker, n: mp.spawn(worker, args=(n,), nprocs=n),
     lambda worker, n: mp.spawn(worker, [n], n),
     lambda worker, n: mp.spawn(fn=worker, args=tuple([n]), nprocs=n, daemon=True),
     lambda worker, n: mp.spawn(run_worker, args=(worker, n), nprocs=n),
@@ -120,59 +113,38 @@ def with_an_executor(worker, n):
         list(executor.map(worker, range(n), [n] * n))
 
 
-@ANSWERS.right("04.spot_the_tuple")
-def with_futures(worker, n):
-    context = mp.get_context("forkserver")
-    with concurrent.futures.ProcessPoolExecutor(n, mp_context=context) as executor:
-        for future in [executor.submit(worker, i, n) for i in range(n)]:
-            future.result()
-
-
-@ANSWERS.right("04.spot_the_tuple")
-def with_a_pool_of_all(worker, n):
-    with multiprocessing.get_context("spawn").Pool(n) as pool:
-        pool.starmap(worker, [(i, n) for i in range(n)], chunksize=1)
-
-
-def test_hint_1_of_the_tuple_names_the_repair_that_is_none():
-    assert "`args=(n)` and `args=n`" in find_task("04.spot_the_tuple").hints[0]
-
-
 # ----------------------------------------------------------------- 04.spot_the_wait
 
+OUR_WAITS = """for request in requests:
+            request.wait()"""
+OUR_SENDS = f"""requests = [
+            dist.isend(rows[other], dst=other) for other in range(1, world_size)
+        ]
+        {OUR_WAITS}"""
+IN_A_LOOP = "for other in range(1, world_size):\n            "
 
-def handed_out(hand_out_rows):
-    """Rank 0's part is in the function, all others receive."""
-
-    def hand_out(rows):
-        rank, n = me()
-        if rank > 0:
-            return received(rows[0], 0)
-        hand_out_rows(rows, range(1, n))
-        return rows[0].clone()
-
-    return hand_out
-
-
-@ANSWERS.wrong("04.spot_the_wait", "wrong", "Wait for every request before")
-@handed_out
-def kept_but_not_waited_for(rows, others):
-    requests = [isend(rows[r], dst=r) for r in others]
-    time.sleep(0.3)  # so that no message is dropped: that would be a deadlock
-    del requests
+ANSWERS.wrong("04.spot_the_wait", "wrong", "Rank 0 never waited for isend")(
+    # Without the sleep a message is dropped, and that is a deadlock.
+    Edited(OUR_WAITS, "import time\n        time.sleep(0.3)")
+)
 
 
-@ANSWERS.wrong("04.spot_the_wait", "wrong", "This rank has received nothing")
-def rows_through_the_store(rows):
-    return through_the_store(rows)[0][dist.get_rank()]
-
-
-@ANSWERS.wrong("04.spot_the_wait", "wrong", "Send row r to rank r, and nothing else.")
+@ANSWERS.wrong("04.spot_the_wait", "wrong", "must be sent its row as a message")
 def all_rows_to_all(rows):
     rank, n = me()
     for other in range(1, n) if rank == 0 else ():
         send(rows, other)
     return (received(rows, 0) if rank else rows)[rank].clone()
+
+
+for sends in (
+    f"{IN_A_LOOP}dist.send(rows[other], dst=other)",
+    f"{IN_A_LOOP}row.copy_(rows[other])\n            dist.isend(row, other).wait()"
+    "\n        row.copy_(rows[0])",
+    "requests = [dist.isend(r + 0, i) for i, r in enumerate(rows) if i]"
+    f"\n        {OUR_WAITS}",
+):
+    ANSWERS.right("04.spot_the_wait")(Edited(OUR_SENDS, sends))
 
 
 @ANSWERS.right("04.spot_the_wait")
@@ -187,164 +159,87 @@ def rows_as_objects(rows):
 
 
 @ANSWERS.right("04.spot_the_wait")
-def waits_in_the_loop(rows):
-    rank, world_size = me()
-    row = torch.empty_like(rows[0])
-    if rank == 0:
-        for other in range(1, world_size):
-            row.copy_(rows[other])
-            request = dist.isend(row, dst=other)
-            request.wait()
-        row.copy_(rows[0])
-    else:
-        request = dist.irecv(row, src=0)
-        request.wait()
-    return row
-
-
-for rows_sent in (
-    lambda rows, others: [send(rows[r], dst=r) for r in others],
-    lambda rows, others: in_a_batch(P2POp(isend, rows[r].clone(), r) for r in others),
-    lambda rows, others: wait_for([isend(rows[r] + 0, r) for r in reversed(others)]),
-):
-    ANSWERS.right("04.spot_the_wait")(handed_out(rows_sent))
-
-
-@ANSWERS.right("04.spot_the_wait")
-def from_anybody(rows):
+def in_a_batch_and_from_anybody(rows):
     rank, n = me()
     if rank > 0:
         rows = torch.zeros_like(rows)
         assert recv(rows[rank]) == 0
-        return rows[rank]
-    requests = {other: isend(rows[other], other) for other in range(1, n)}
-    wait_for(requests.values())
+    else:
+        in_a_batch(P2POp(isend, rows[other], other) for other in range(1, n))
     return rows[rank]
 
 
 # ---------------------------------------------------------------------- 04.exchange
 
-
-def not_alone(exchange):
-    """One rank has nobody to exchange with."""
-
-    def answer(tensor):
-        (rank, n), incoming = me(), torch.empty_like(tensor)
-        if n == 1:
-            return tensor
-        exchange(tensor, incoming, (rank + 1) % n, (rank - 1) % n)
-        return incoming
-
-    answer.__name__ = exchange.__name__
-    return answer
+OUR_EXCHANGE = """request = dist.isend(tensor, dst=(rank + 1) % world_size)
+    dist.recv(received, src=(rank - 1) % world_size)
+    request.wait()"""
 
 
-@ANSWERS.wrong("04.exchange", "stuck", "If all send first")
-@not_alone
-def all_send_first(tensor, incoming, after, before):
-    send(tensor, after)
-    recv(incoming, before)
+def exchanged(*lines):
+    neighbours = "after, before = (rank + 1) % world_size, (rank - 1) % world_size"
+    return Edited(OUR_EXCHANGE, "\n    ".join([neighbours, *lines]))
 
 
-@ANSWERS.wrong("04.exchange", "crashed", "is_completed() stays False")
-@not_alone
-def polls(tensor, incoming, after, before):
-    request = isend(tensor, after)
-    recv(incoming, before)
-    while not request.is_completed():
-        pass
+SEND, RECV = "dist.send(tensor, after)", "dist.recv(received, before)"
+ISEND, WAIT = "request = dist.isend(tensor, after)", "request.wait()"
+RECV_READY = "dist.recv(torch.ones(1), after)"
+READY = ISEND.replace("tensor, after", "torch.ones(1), before"), RECV_READY, WAIT
+ENDLESS = "while not request.is_completed(): pass"
+OTHER_WAY = "after, before = before, after"
+SLEEP = "__import__('time').sleep(0.2 * rank)"  # rank 0 receives before rank 1 does
+ONE_BUFFER = ("received = tensor = tensor.clone()", ISEND, SLEEP)
+
+for status, says, lines in (
+    ("stuck", "If all send first", (SEND, RECV)),
+    ("stuck", "nobody receives", (ISEND, "dist.isend(received, before).wait()", WAIT)),
+    ("crashed", "is_completed() stays False", (ISEND, RECV, ENDLESS)),
+    ("wrong", "nothing from the rank before", (OTHER_WAY, ISEND, RECV, WAIT)),
+    ("wrong", "memory of its own", (*ONE_BUFFER, RECV, WAIT)),
+):
+    ANSWERS.wrong("04.exchange", status, says)(exchanged(*lines))
 
 
-@ANSWERS.wrong("04.exchange", "wrong", "Is it received into memory of its own?")
-@not_alone
-def into_the_tensor_that_is_sent(tensor, incoming, after, before):
-    incoming.copy_(tensor)
-    request = isend(incoming, after)
-    time.sleep(0.2 * dist.get_rank())  # so rank 0 receives before rank 1 does
-    recv(incoming, before)
-    request.wait()
-
-
-@ANSWERS.right("04.exchange")
-@not_alone
-def with_isend(tensor, incoming, after, before):
-    request = isend(tensor, after)
-    recv(incoming, before)
-    request.wait()
-
-
-@ANSWERS.right("04.exchange")
-@not_alone
-def even_ranks_send_first(tensor, incoming, after, before):
-    if dist.get_rank() % 2 == 0:
-        send(tensor, after)
-    recv(incoming, before)
-    if dist.get_rank() % 2:
-        send(tensor, after)
-
-
-@ANSWERS.right("04.exchange")
-@not_alone
-def one_rank_receives_first(tensor, incoming, after, before):
-    if after > 0:
-        send(tensor, after)
-    recv(incoming, before)
-    if after == 0:
+@ANSWERS.wrong("04.exchange", "wrong", "and not through another rank")
+def all_through_rank_0(tensor):
+    rank, n = me()
+    if rank > 0:
         send(tensor, 0)
+        return received(tensor, 0)
+    tensors = [tensor.clone(), *(received(tensor, other) for other in range(1, n))]
+    for other in range(1, n):
+        send(tensors[other - 1], other)
+    return tensors[-1]
 
 
-@ANSWERS.right("04.exchange")
-@not_alone
-def with_a_batch(tensor, incoming, after, before):
-    in_a_batch([P2POp(isend, tensor, after), P2POp(irecv, incoming, before)])
-
-
-@ANSWERS.right("04.exchange")
-@not_alone
-def irecv_first(tensor, incoming, after, before):
-    coming = irecv(incoming, src=before)
-    send(tensor, dst=after)
-    coming.wait()
-
-
-@ANSWERS.right("04.exchange")
-@not_alone
-def two_requests(tensor, incoming, after, before):
-    wait_for([irecv(incoming, before), isend(tensor.clone(), after)])
-
+for lines in (
+    ("if rank % 2 == 0:", f"    {SEND}", RECV, "if rank % 2:", f"    {SEND}"),
+    ("if after:", f"    {SEND}", RECV, "if not after:", f"    {SEND}"),
+    ("coming = dist.irecv(received, before)", SEND, "coming.wait()"),
+    (
+        "there = dist.P2POp(dist.isend, tensor, after)",
+        "here = dist.P2POp(dist.irecv, received, before)",
+        "for request in dist.batch_isend_irecv([there, here]):",
+        "    request.wait()",
+    ),
+    (*READY, ISEND, RECV, WAIT),
+):
+    ANSWERS.right("04.exchange")(exchanged(*lines))
+ANSWERS.right("04.exchange")(Edited("return tensor.clone()", "return tensor"))
 
 # -------------------------------------------------------------------- 04.all_reduce
 
 
-def to_rank_0(tensor):
-    """What rank 0 returns of a reduce; the others their own."""
-    rank, n = me()
-    total = tensor.clone()
-    for other in range(1, n) if rank == 0 else ():
-        total += received(tensor, other)
-    if rank > 0:
-        send(tensor, 0)
-    return total
-
-
-def from_rank_0(total):
-    """A broadcast from rank 0, in place."""
-    rank, n = me()
-    for other in range(1, n) if rank == 0 else ():
-        send(total, other)
-    if rank > 0:
-        recv(total, 0)
-    return total
+for says, new in (
+    ("is the tensor that was given.", "return total if world_size > 1 else tensor"),
+    ("divided once too often?", "return total / world_size"),
+):
+    ANSWERS.wrong("04.all_reduce", "wrong", says)(Edited("return total", new))
 
 
 @ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls all_reduce")
 def by_functional(tensor):
     return functional.all_reduce(tensor, "sum", dist.group.WORLD) + 0
-
-
-@ANSWERS.wrong("04.all_reduce", "wrong", "it is in the tensor that was given.")
-def its_argument_where_there_is_one_rank(tensor):
-    return tensor if me()[1] == 1 else from_rank_0(to_rank_0(tensor))
 
 
 @ANSWERS.wrong("04.all_reduce", "crashed", "There is no such rank")
@@ -360,11 +255,6 @@ def for_powers_of_two_only(tensor):
 
 
 @ANSWERS.right("04.all_reduce")
-def through_rank_0(tensor):
-    return from_rank_0(to_rank_0(tensor))
-
-
-@ANSWERS.right("04.all_reduce")
 def everybody_to_everybody(tensor):
     rank, n = me()
     incoming = {r: torch.empty_like(tensor) for r in range(n) if r != rank}
@@ -375,10 +265,12 @@ def everybody_to_everybody(tensor):
 
 @ANSWERS.right("04.all_reduce")
 def around_the_ring(tensor):
-    total, passing = tensor.clone(), tensor.clone()
-    for _ in range(dist.get_world_size() - 1):
-        passing = with_a_batch(passing)
-        total += passing
+    (rank, n), total, passing = me(), tensor.clone(), tensor
+    for _ in range(n - 1):
+        request = isend(passing, (rank + 1) % n)
+        incoming = received(tensor, (rank - 1) % n)
+        request.wait()
+        passing, total = incoming, total + incoming
     return total
 
 
@@ -410,63 +302,22 @@ def as_they_come(tensor):
     return total
 
 
-@ANSWERS.right("04.all_reduce")
-def with_object_messages(tensor):
-    (rank, n), holder = me(), [tensor]
-    if rank > 0:
-        dist.send_object_list(holder, dst=0)
-        dist.recv_object_list(holder, src=0)
-        return holder[0].clone()
-    for other in range(1, n):
-        dist.recv_object_list(holder_of := [None], src=other)
-        holder[0] = holder[0] + holder_of[0]
-    for other in range(1, n):
-        dist.send_object_list(holder, dst=other)
-    return holder[0].clone()
-
-
-@ANSWERS.right("04.all_reduce")
-def all_tensors_come_by(tensor):
-    tensors = [tensor]
-    for _ in range(dist.get_world_size() - 1):
-        tensors.append(irecv_first(tensors[-1]))
-    return sum(tensors[1:], tensor.clone())
-
-
-@ANSWERS.right("04.all_reduce")
-def each_in_turn_tells_all(tensor):
-    (rank, n), parts = me(), []
-    for speaker in range(n):
-        if speaker == rank:
-            in_a_batch(P2POp(isend, tensor, r) for r in range(n) if r != rank)
-        parts.append(tensor if speaker == rank else received(tensor, speaker))
-    return torch.stack(parts).sum(dim=0)
-
-
 # --------------------------------------------------------------------- 04.broadcast
 
 
-def children_of(place, n):
-    """Of a binomial tree: the one with the most descendants first."""
-    distance = 1
-    while distance < n and not place & distance:
-        distance *= 2
-    while distance > 1:
-        distance //= 2
-        if place + distance < n:
-            yield place + distance
-
-
-def by_children(send_all, work_on=lambda tensor: tensor):
+def by_children(send_all):
     """The parent of a place lacks its lowest bit; `send_all(tensor, children)`."""
 
     def broadcast(tensor, src=0):
         rank, n = me()
-        place = (rank - src) % n
+        place, distance, children = (rank - src) % n, 1, []
         if place:
-            recv(buffer := work_on(tensor), ((place & (place - 1)) + src) % n)
-            tensor.copy_(buffer)
-        send_all(tensor, [(child + src) % n for child in children_of(place, n)])
+            tensor.copy_(received(tensor, ((place & (place - 1)) + src) % n))
+        while distance < n and not place & distance:
+            if place + distance < n:
+                children.insert(0, (rank + distance) % n)
+            distance *= 2
+        send_all(tensor, children)
 
     return broadcast
 
@@ -474,74 +325,39 @@ def by_children(send_all, work_on=lambda tensor: tensor):
 for send_all in (
     lambda tensor, children: wait_for([isend(tensor, child) for child in children]),
     lambda tensor, children: in_a_batch(P2POp(isend, tensor, r) for r in children),
-    lambda tensor, children: [send(tensor, child) for child in children],
 ):
     ANSWERS.right("04.broadcast")(by_children(send_all))
-ANSWERS.right("04.broadcast")(by_children(send_all, torch.empty_like))
-ANSWERS.wrong("04.broadcast", "wrong", "first to the one that hands on to the most")(
+ANSWERS.wrong("04.broadcast", "wrong", "send first to the one that passes it on")(
     by_children(lambda tensor, children: [send(tensor, r) for r in children[::-1]])
 )
 
+SENT = "dist.send(tensor, dst=(rank + distance) % world_size)"
+CAME = "dist.recv(tensor, src=(rank - distance) % world_size)"
+THANKED = "; dist.recv(torch.ones(1), (rank + distance) % world_size)"
+THANKS = "; dist.send(torch.ones(1), (rank - distance) % world_size)"
 
-def doubling(send_it, recv_it=recv):
-    """The places that have it send it to the place `distance` further on."""
-
-    def broadcast(tensor, src=0):
-        (rank, n), distance, requests = me(), 1, []
-        place = (rank - src) % n
-        while distance < n:
-            if place < distance and place + distance < n:
-                requests.append(send_it(tensor, (rank + distance) % n))
-            elif distance <= place < 2 * distance:
-                recv_it(tensor, (rank - distance) % n)
-            distance *= 2
-        wait_for(filter(None, requests))
-
-    broadcast.__name__ = f"doubling_with_{send_it.__name__}"
-    return broadcast
+for says, pieces in (
+    ("the tensor once, and nothing else", (SENT, SENT + THANKED, CAME, CAME + THANKS)),
+    ("never waited for isend", ("dist.send", "dist.isend")),
+):
+    ANSWERS.wrong("04.broadcast", "wrong", says)(Edited(*pieces))
+ANSWERS.right("04.broadcast")(Edited(SENT, SENT.replace("send", "isend") + ".wait()"))
+ANSWERS.right("04.broadcast")(Edited(CAME, CAME.replace("recv", "irecv") + ".wait()"))
 
 
-def send_and_be_thanked(tensor, rank):
-    send(tensor, rank)
-    recv(torch.zeros(1), rank)
-
-
-def recv_and_thank(tensor, rank):
-    recv(tensor, rank)
-    send(torch.zeros(1), rank)
-
-
-ANSWERS.wrong("04.broadcast", "wrong", "no message is needed for anything else")(
-    doubling(send_and_be_thanked, recv_and_thank)
-)
-
-
-ANSWERS.right("04.broadcast")(doubling(send))
-ANSWERS.right("04.broadcast")(doubling(isend))
-ANSWERS.right("04.broadcast")(doubling(send, lambda *args: irecv(*args).wait()))
-
-
-def halving(send_it):
+@ANSWERS.right("04.broadcast")
+def halving(tensor, src=0):
     """The first of a range sends to the first of its second half."""
-
-    def broadcast(tensor, src=0):
-        (rank, n), requests = me(), []
-        place, low, high = (rank - src) % n, 0, n
-        while high - low > 1:
-            middle = (low + high + 1) // 2
-            if place == low:
-                requests.append(send_it(tensor, (middle + src) % n))
-            elif place == middle:
-                irecv(tensor, (low + src) % n).wait()
-            low, high = (low, middle) if place < middle else (middle, high)
-        wait_for(filter(None, requests))
-
-    broadcast.__name__ = f"halving_with_{send_it.__name__}"
-    return broadcast
-
-
-ANSWERS.right("04.broadcast")(halving(send))
-ANSWERS.right("04.broadcast")(halving(isend))
+    (rank, n), requests = me(), []
+    place, low, high = (rank - src) % n, 0, n
+    while high - low > 1:
+        middle = (low + high + 1) // 2
+        if place == low:
+            requests.append(isend(tensor, (middle + src) % n))
+        elif place == middle:
+            irecv(tensor, (low + src) % n).wait()
+        low, high = (low, middle) if place < middle else (middle, high)
+    wait_for(requests)
 
 
 @ANSWERS.right("04.broadcast")
@@ -553,77 +369,57 @@ def by_lists(tensor, src=0):
         pairs = list(zip(have, need, strict=False))
         for source, target in pairs:
             if rank == source:
-                isend(tensor, target).wait()
+                send(tensor, target)
             elif rank == target:
-                irecv(tensor, source).wait()
+                recv(tensor, source)
         have += [target for _, target in pairs]
         need = need[len(pairs) :]
 
 
-@ANSWERS.right("04.broadcast")
-def by_the_highest_bit(tensor, src=0):
-    rank, n = me()
-    place = (rank - src) % n
-    bits = place.bit_length()
-    if place:
-        recv(tensor, src=(place - 2 ** (bits - 1) + src) % n)
-    for child in (place + 2**bit for bit in range(bits, n.bit_length())):
-        if child < n:
-            send(tensor, dst=(child + src) % n)
-
-
 # -------------------------------------------------------------------- 04.even_group
 
+IF_EVEN, BY_GROUP = "if rank % 2 == 0:", "dist.all_reduce(total, group=group)"
+EVENS = "range(0, world_size, 2)"
+REDUCE_AND_BROADCAST = """dist.reduce(total, dst=0, group=group)
+        dist.broadcast(total, group_src=0, group=group)"""
 
-def evens():
-    return list(range(0, dist.get_world_size(), 2))
-
-
-def by_members(add_up):
-    """Every rank makes the group; the even ones do the rest, in place."""
-
-    def sum_of_even_ranks(tensor):
-        group, total = dist.new_group(evens()), tensor.clone()
-        if dist.get_rank() % 2 == 0:
-            add_up(total, group)
-            return total
-
-    return sum_of_even_ranks
+for status, says, pieces in (
+    ("wrong", "never waited for all_reduce", ("=group)", "=group, async_op=True)")),
+    ("wrong", "odd ranks return None", (IF_EVEN, "if True:")),
+    ("wrong", "the argument is not what it was", ("tensor.clone()", "tensor")),
+    ("crashed", "Rank 4 is out of range", (EVENS, "[0, 2, 4]")),
+    ("stuck", "with odd ranks in the list", (EVENS, "range(world_size)")),
+):
+    ANSWERS.wrong("04.even_group", status, says)(Edited(*pieces))
 
 
 @ANSWERS.wrong("04.even_group", "wrong", "odd ranks took part in it")
 def a_group_for_show(tensor):
-    dist.new_group(evens())
-    total = tensor.clone() if dist.get_rank() % 2 == 0 else torch.zeros_like(tensor)
-    dist.all_reduce(total)
-    return total if dist.get_rank() % 2 == 0 else None
+    (rank, n), total = me(), tensor.clone()
+    dist.new_group(list(range(0, n, 2)))
+    dist.all_reduce(total.mul_(rank % 2 == 0))
+    return total if rank % 2 == 0 else None
 
 
-ANSWERS.wrong("04.even_group", "crashed", "`src` and `dst` are ranks of the whole job")(
-    by_members(lambda total, group: dist.reduce(total, len(evens()) - 1, group=group))
-)
-
-
-def reduced_and_sent_back(total, group):
-    dist.reduce(total, dst=0, group=group)
-    dist.broadcast(total, group_src=0, group=group)
-
-
-for add_up in (
-    lambda total, group: dist.all_reduce(total, group=group),
-    lambda total, group: dist.all_reduce(total, group=group, async_op=True).wait(),
-    lambda total, group: group.allreduce([total]).wait(),
-    reduced_and_sent_back,
+for pieces in (
+    (BY_GROUP, "dist.all_reduce(total, group=group, async_op=True).wait()"),
+    (BY_GROUP, "group.allreduce([total]).wait()"),
+    (BY_GROUP, REDUCE_AND_BROADCAST),
+    (IF_EVEN, "if group != dist.GroupMember.NON_GROUP_MEMBER:"),
+    ("group = ", "if world_size == 1:\n        return tensor.clone()\n    group = "),
 ):
-    ANSWERS.right("04.even_group")(by_members(add_up))
+    ANSWERS.right("04.even_group")(Edited(*pieces))
+
+
+def evens_and_odds():
+    n = dist.get_world_size()
+    return [list(range(first, n, 2)) for first in range(min(2, n))]
 
 
 @ANSWERS.right("04.even_group")
 def by_enumeration(tensor):
-    rank, n = me()
-    lists = [r for r in (evens(), list(range(1, n, 2))) if r]
-    own, _ = dist.new_subgroups_by_enumeration(lists)
-    if rank % 2 == 0:
+    own, _ = dist.new_subgroups_by_enumeration(evens_and_odds())
+    if dist.get_rank() % 2 == 0:
         tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size(own))]
         dist.all_gather(tensors, tensor, group=own)
         return sum(tensors)
@@ -631,21 +427,10 @@ def by_enumeration(tensor):
 
 @ANSWERS.right("04.even_group")
 def odd_ranks_have_one_too(tensor):
-    rank, n = me()
-    groups = [dist.new_group(list(range(first, n, 2))) for first in range(min(2, n))]
-    total = tensor.clone()
+    rank, total = dist.get_rank(), tensor.clone()
+    groups = [dist.new_group(ranks) for ranks in evens_and_odds()]
     dist.all_reduce(total, group=groups[rank % 2])
     return total if rank % 2 == 0 else None
-
-
-@ANSWERS.right("04.even_group")
-def asks_the_group(tensor):
-    group = dist.new_group(evens())
-    if group == dist.GroupMember.NON_GROUP_MEMBER:
-        return
-    total = tensor.clone()
-    dist.all_reduce(total, group=group)
-    return total
 
 
 test_wrong, test_right = ANSWERS.tests()

@@ -97,7 +97,6 @@ class Log:
         self.after = []  # how many gradients were there when each of the step began
         self.ready = self.trained = 0
         self.waits_in_backward = 0  # while gradients were still missing
-        self.old_waits = 0  # for what an earlier step has sent
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
@@ -129,7 +128,7 @@ class Log:
     def _work_waits(self, call):
         done = call.go()
         for sent in self._of(call.group):
-            self._note_wait(sent)
+            self._note_wait()
             self._end(sent)
         return done
 
@@ -156,8 +155,7 @@ class Log:
         def wait(future):
             promise = self._promise_of(future)
             if promise:
-                for sent in promise.sent:
-                    self._note_wait(sent)
+                self._note_wait()
                 promise.keep()
             return futures["wait"](future)
 
@@ -208,9 +206,8 @@ class Log:
     def _of(self, work):
         return [sent for sent in self.sent if sent.work is work]
 
-    def _note_wait(self, sent):
+    def _note_wait(self):
         self.waits_in_backward += self.ready < self.trained
-        self.old_waits += sent.step < self.step
 
     def _result(self, sent):
         self._wait(sent.work)

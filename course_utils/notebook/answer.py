@@ -55,21 +55,19 @@ def pack(answer: Any) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-_MAGIC = (
+MAGIC = (
     "It uses a magic (a line that begins with % or !) or get_ipython(). These belong "
-    "to the notebook, and your function runs in a process of its own. Take it out of "
-    "the function."
+    "to the notebook: take it out of the function."
 )
-_EXIT = "It calls exit() or quit(). A function ends with `return`."
+EXIT = "It calls exit() or quit(). A function ends with `return`."
 # The notebook's own, by class: to make them inside the function would be wrong, too.
 OF_THE_COURSE = {
     "Ranks": "It uses `{}`, the notebook's ranks. Your function runs in a process of "
-    "its own and cannot reach them. On a rank, `dist` knows the rank and the world "
-    "size.",
-    "VirtualGPUs": "It uses `{}`, the notebook's virtual GPUs. Your function runs in a "
-    "process of its own, where the check has switched on others. Leave it out.",
+    "its own. There `dist` knows the rank and the world size.",
+    "VirtualGPUs": "It uses `{}`, the notebook's virtual GPUs. The check has others: "
+    "leave it out.",
 }
-OF_THE_NOTEBOOK = {"get_ipython": _MAGIC, "exit": _EXIT, "quit": _EXIT}
+OF_THE_NOTEBOOK = {"get_ipython": MAGIC, "exit": EXIT, "quit": EXIT}
 
 _Cached = type(functools.cache(len))
 
@@ -78,22 +76,12 @@ class _Pickler(cloudpickle.Pickler):
     """Takes the learner's functions by value also where they are cached."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, _Cached) and not _is_of_a_library(obj):
-            settings = obj.cache_parameters()
-            return _cached, (obj.__wrapped__, settings["maxsize"], settings["typed"])
+        if isinstance(obj, _Cached):
+            module = sys.modules.get(obj.__module__)
+            is_there = getattr(module, obj.__qualname__, None) is obj
+            if not is_there or is_learners(getattr(module, "__file__", "<ipython>")):
+                return functools.cache, (obj.__wrapped__,)
         return super().reducer_override(obj)
-
-
-def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
-    return functools.lru_cache(maxsize, typed)(function)
-
-
-def _is_of_a_library(cached: Any) -> bool:
-    """Can another process import it?"""
-    module = sys.modules.get(cached.__module__)
-    file = getattr(module, "__file__", None)
-    found = getattr(module, cached.__qualname__, None)
-    return found is cached and file is not None and not is_learners(file)
 
 
 def _dumps(value: Any) -> bytes:
@@ -119,22 +107,15 @@ def used_names(answer: Any) -> dict[str, Any]:
     """The global and enclosing variables that the learner's code uses."""
     found: dict[str, Any] = {}
     for function in functions_of(answer):
-        found |= enclosing(function)
-        for name in _names_in(function.__code__):
-            if name in function.__globals__:
-                found[name] = function.__globals__[name]
+        code = function.__code__
+        for name, cell in zip(
+            code.co_freevars, function.__closure__ or (), strict=True
+        ):
+            with contextlib.suppress(ValueError):  # not assigned yet
+                found[name] = cell.cell_contents
+        for name in _names_in(code) & function.__globals__.keys():
+            found[name] = function.__globals__[name]
     return found
-
-
-def enclosing(function: types.FunctionType) -> dict[str, Any]:
-    """The variables of the functions around this one."""
-    values = {}
-    for name, cell in zip(
-        function.__code__.co_freevars, function.__closure__ or (), strict=True
-    ):
-        with contextlib.suppress(ValueError):  # not assigned yet
-            values[name] = cell.cell_contents
-    return values
 
 
 def _names_in(code: types.CodeType) -> set[str]:
@@ -142,23 +123,16 @@ def _names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
-def parsed(function: types.FunctionType) -> ast.AST | None:
-    """The syntax tree of a function, or None where its source is not known."""
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-
-
 def is_unchanged(answer: Any, given: str) -> bool:
     """Is every function of the answer still as given, but for comments and docs?"""
-    if not given:
-        return False
     known = {_code_of(n) for n in ast.walk(ast.parse(given)) if isinstance(n, _DEFS)}
-    trees = [parsed(function) for function in functions_of(answer)]
-    return bool(trees) and all(
-        tree is not None and _code_of(tree.body[0]) in known for tree in trees
-    )
+    functions = functions_of(answer) if given else []
+    try:
+        sources = [textwrap.dedent(inspect.getsource(f)) for f in functions]
+        codes = {_code_of(ast.parse(source).body[0]) for source in sources}
+    except (OSError, TypeError, SyntaxError):  # the source is not known
+        return False
+    return bool(codes) and codes <= known
 
 
 _DEFS = (ast.FunctionDef, ast.AsyncFunctionDef)

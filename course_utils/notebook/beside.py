@@ -9,7 +9,7 @@ import itertools
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,42 +18,42 @@ from torch import nn
 from course_utils.notebook import diagnosis, ours
 from course_utils.notebook.answer import CannotPack, is_unchanged, pack
 from course_utils.notebook.on_rank import call_on_rank, forbidden_names
-from course_utils.notebook.outcome import Outcome, Status, cut_off
+from course_utils.notebook.outcome import Outcome, Status
 from course_utils.notebook.processes import fresh_ranks
 from course_utils.ranks import RankFailure, Ranks, RanksError, RequestWarning
 from course_utils.ranks.report import rank_list, request_lines, sentences
 from course_utils.tasks.compare import (
+    ADVICE,
     RETURNED_NONE,
     difference,
     kind,
     plain,
     show,
 )
-from course_utils.tasks.task import (
-    OUT_OF_STEP,
-    RULE,
-    AtMost,
-    Miss,
-    Task,
-    call_it,
-    core_of,
-)
+from course_utils.tasks.task import OUT_OF_STEP, RULE, AtMost, Miss, Task, call_it
 
 RETURNED = "It returned"
 OUR_SECONDS = 60.0
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
+PRINTED = "It printed something and returned None: use `return`, not print."
 # What a comparison says that helps nobody on, unless there is nothing else to say.
 NO_HELP = re.compile(
     r"((The (item at|value of) [^.]* is wrong\. ?)+$|\d+ of \d+ values)"
 )
-# What PyTorch itself writes to stderr, with the time of day in it.
-LOG_LINE = re.compile(r"^\[rank \d+\] (\[rank\d+\]:)?\[?[WEI]\d{4} ")
-# A warning begins with the file that it comes from, which is long and mostly PyTorch's.
-WARNING = re.compile(r"^\S.*:\d+: (?=\w*Warning: )")
-# Collectives that no rank leaves before the last one has come.
-NEED_ALL = ("all_reduce", "all_gather", "all_gather_into_tensor", "barrier")
-# They return at once: a rank that is found in one of them runs in a loop around it.
-INQUIRIES = ("get_rank", "get_world_size", "get_backend", "is_initialized")
+# Printed by others than the learner's code: what PyTorch logs, with the time of day in
+# it, and the frames of an exception in a thread.
+NOISE = re.compile(
+    r"^(\[rank\d+\]:)?\[?[WEI]\d{4} .*\n|^Traceback \(most.*\n( .*\n)*", re.MULTILINE
+)
+# A warning stands between a file, which is long and mostly PyTorch's, and a line of it.
+WARNING = re.compile(r"^\S.*:\d+: (\w*Warning: .*\n)(  .*\n)?", re.MULTILINE)
+NEED_ALL = ("all_reduce", "all_gather", "barrier")  # the last one lets all go
+# A rank that is found in one of these runs in a loop around it.
+INQUIRIES = ("get_rank", "get_world_size")
+
+
+class Different(Exception):
+    """An answer was seen to differ from our solution: `args` has the outcome."""
 
 
 def run_task(task: Task, answer: Any) -> Outcome:
@@ -73,41 +73,35 @@ def run_task(task: Task, answer: Any) -> Outcome:
     # A module is callable: it would be called with what is meant for the class.
     if not callable(answer) or solved.is_class and isinstance(answer, nn.Module):
         return Outcome(task, "wrong", (not_callable(task, solved, answer), more(task)))
-    given = solved.given
-    if is_unchanged(answer, given):
-        is_stub = "raise NotImplementedError" in given
-        return not_attempted(task, "Write" if is_stub else "Repair")
+    if is_unchanged(answer, solved.given):
+        is_stub = "raise NotImplementedError" in solved.given
+        return not_attempted(task, "Write your" if is_stub else "Repair the")
     try:
         packed = pack(answer)
     except CannotPack as error:
         return Outcome(task, "crashed", (str(error), more(task)))
     with Beside(task) as beside:
-        for world_size in task.sizes:
-            with contextlib.suppress(Different), fresh_ranks(world_size, task) as ranks:
-                for number in range(len(task.cases)):
-                    look = Look(beside, answer, number, world_size)
-                    look.at(ranks, packed)
-                continue
-            return look.outcome
-    return Outcome(task, "passed", (where_right(task), compare_it(task)))
+        try:
+            for world_size in task.sizes:
+                with fresh_ranks(world_size, task) as ranks:
+                    for number in range(len(task.cases)):
+                        seen = look(task, ranks, packed, number, task.seconds)
+                        at = world_size, number
+                        if outcome := Judge(beside, answer, at, seen).outcome():
+                            raise Different(outcome)
+        except Different as different:
+            return different.args[0]
+    compare = f'Compare it with ours: solution("{task.id}")'
+    return Outcome(task, "passed", (where_right(task), compare))
 
 
-class Different(Exception):
-    """An answer was seen to differ from our solution; it ends the run."""
-
-
-def not_attempted(task: Task, verb: str = "Write") -> Outcome:
-    what = "your code" if verb == "Write" else "the code"
-    begin = f"{verb} {what} in the cell above, run that cell, then this one."
+def not_attempted(task: Task, what: str = "Write your") -> Outcome:
+    begin = f"{what} code in the cell above, run that cell, then this one."
     return Outcome(task, "not attempted", (begin, more(task)))
 
 
 def more(task: Task) -> str:
     return f'A hint: hint("{task.id}")'
-
-
-def compare_it(task: Task) -> str:
-    return f'Compare it with ours: solution("{task.id}")'
 
 
 def where_right(task: Task) -> str:
@@ -130,35 +124,61 @@ def not_callable(task: Task, solved: ours.Solved, answer: Any) -> str:
     )
 
 
-# ----------------------------------------------------------- our solution, and misses
+# ------------------------------------------------------------------ what the ranks show
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the ranks have shown in one case: what they observed, or an error."""
+    """What the ranks have shown in one case.
 
-    observed: tuple = ()
+    Attributes:
+        observed: of each rank, by name; empty where not all came to their end.
+        after: the arguments of each rank, as they are afterwards.
+        error: why not all came to their end.
+        unwaited: which requests nobody has waited for, in sentences.
+        printed: what was printed, with a "[rank 0] " before each line.
+    """
+
+    observed: tuple[dict[str, Any], ...] = ()
+    after: tuple = ()
     error: RanksError | None = None
-
-    def parts(self, rank: int) -> dict[str, Any]:
-        """By name, what was observed on a rank."""
-        return parts(self.observed[rank])
+    unwaited: tuple[str, ...] = ()
+    printed: str = ""
 
 
-class Report(dict):
+def look(task: Task, ranks: Ranks, packed: bytes, number: int, seconds: float) -> Seen:
+    """Run one case of a task on ranks, with an answer that is packed for them."""
+    inputs = task.inputs_of(task.cases[number], ranks.n)
+    error, results, output = None, [], io.StringIO()
+    with contextlib.redirect_stdout(output), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RequestWarning)  # an outcome says it
+        try:
+            results = ranks.run(
+                call_on_rank,
+                packed,
+                list(map(pickle.dumps, inputs)),
+                task.observe,
+                forbidden_names(task),
+                1000 * (number + 1),  # the seed
+                timeout=seconds,
+            )
+        except RanksError as raised:
+            error = raised
+    if error and error.cause == "interrupt":
+        raise KeyboardInterrupt from None
+    return Seen(
+        tuple(named(task, value) for value, _ in results),
+        tuple(after for _, after in results),
+        error,
+        tuple(sentences(request_lines(ranks.unwaited)).splitlines()),
+        output.getvalue(),
+    )
+
+
+def named(task: Task, value: Any) -> dict[str, Any]:
     """Observations by name. What an answer itself returns may be a dict, too."""
-
-
-def parts(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, Report) else {RETURNED: value}
-
-
-def report(task: Task, results: list[tuple[Any, tuple]]) -> tuple:
-    """What came back from all ranks, made plain where no learner's code gets at it."""
-    observed = (plain(value) for value, _ in results)
-    if task.observe is call_it:
-        return tuple(observed)
-    return tuple(Report(o) if isinstance(o, dict) else o for o in observed)
+    has_names = isinstance(value, dict) and task.observe is not call_it
+    return value if has_names else {RETURNED: value}
 
 
 # What our solutions and near misses have shown, by task, near miss, world size, case.
@@ -171,121 +191,57 @@ def forget(task: Task) -> None:
         del _seen[key]
 
 
-class Beside:
+class Beside(contextlib.ExitStack):
     """Runs our solution and its near misses, on ranks that the answer never sees.
 
     What they show is remembered, so it costs its time once.
     """
 
     def __init__(self, task: Task) -> None:
+        super().__init__()
         self.task = task
-        self._stack = contextlib.ExitStack()
         self._ranks: dict[int, Ranks] = {}
-
-    def __enter__(self) -> Beside:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
 
     def seen(self, miss: Miss | None, world_size: int, number: int) -> Seen:
         """What our solution shows in a case, or what a near miss of it does."""
         key = self.task, miss, world_size, number
         if key not in _seen:
+            if world_size not in self._ranks:
+                ranks = self.enter_context(fresh_ranks(world_size, self.task))
+                self._ranks[world_size] = ranks
             # Ours is right: on a busy machine it gets the time that it needs.
             seconds = self.task.seconds if miss else OUR_SECONDS
             packed = ours.packed(self.task, *filter(None, [miss]))
-            _seen[key] = self._look(packed, world_size, number, seconds)
-            if miss is None and _seen[key].error:
-                raise _seen.pop(key).error
+            seen = look(self.task, self._ranks[world_size], packed, number, seconds)
+            if miss is None and seen.error:
+                raise seen.error
+            _seen[key] = seen
         return _seen[key]
-
-    def _look(
-        self, packed: bytes, world_size: int, number: int, seconds: float
-    ) -> Seen:
-        if world_size not in self._ranks:
-            ranks = self._stack.enter_context(fresh_ranks(world_size, self.task))
-            self._ranks[world_size] = ranks
-        inputs = self.task.inputs_of(self.task.cases[number], world_size)
-        try:
-            with quiet():
-                ranks = self._ranks[world_size]
-                results = call(self.task, ranks, packed, inputs, number, seconds)
-        except RanksError as error:
-            if error.cause == "interrupt":
-                raise KeyboardInterrupt from None
-            return Seen(error=error)
-        return Seen(report(self.task, results))
-
-    def is_right(self, seen: Seen, world_size: int, number: int) -> bool:
-        """Does it show what our solution shows?"""
-        want = self.seen(None, world_size, number)
-        return not seen.error and not first_wrong(self.task, seen, want)
-
-    def in_order(self) -> list[tuple[int, int]]:
-        """All world sizes and cases in the order in which an answer meets them."""
-        numbers = range(len(self.task.cases))
-        return list(itertools.product(self.task.sizes, numbers))
 
     def fails_first_at(self, miss: Miss, at: tuple[int, int]) -> bool:
         """Is a near miss, which is wrong here, right in all cases before?"""
-        before = itertools.takewhile(lambda other: other != at, self.in_order())
-        return all(self.is_right(self.seen(miss, *other), *other) for other in before)
+        order = itertools.product(self.task.sizes, range(len(self.task.cases)))
+        for before in itertools.takewhile(lambda other: other != at, order):
+            seen = self.seen(miss, *before)
+            if seen.error or first_wrong(self.task, seen, self.seen(None, *before)):
+                return False
+        return True
 
 
-def call(
-    task: Task, ranks: Ranks, packed: bytes, inputs: list, number: int, seconds: float
-) -> list:
-    """Run one case of a task on ranks: what `call_on_rank` returns, of every rank."""
-    return ranks.run(
-        call_on_rank,
-        packed,
-        list(map(pickle.dumps, inputs)),
-        task.observe,
-        forbidden_names(task),
-        1000 * (number + 1),  # the seed
-        timeout=seconds,
-    )
+def differences(task: Task, seen: Seen, want: Seen) -> Iterator[tuple[int, str]]:
+    """Each rank and observation that are not as wanted, in the order of the names.
 
-
-@contextlib.contextmanager
-def quiet():
-    """Nothing is printed in the notebook; what was, can be read in what this gives."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RequestWarning)  # an outcome says it
-        yield output
-
-
-def is_wrong(mine: Any, right: Any, tolerance: float) -> bool:
-    if isinstance(mine, AtMost) and isinstance(right, AtMost):
-        return not mine.value <= right.value
-    return is_other(mine, right, tolerance)
-
-
-def is_other(mine: Any, theirs: Any, tolerance: float) -> bool:
-    """Does an answer show something else than a near miss?"""
-    if isinstance(mine, AtMost) and isinstance(theirs, AtMost):
-        mine, theirs = mine.value, theirs.value
-    return difference(mine, theirs, tolerance) is not None
-
-
-def differences(
-    task: Task, seen: Seen, want: Seen, differs: Callable = is_wrong
-) -> Iterator[tuple[int, str]]:
-    """Each rank and observation that are not as wanted, in the order of the names."""
-    names = dict.fromkeys(
-        name for s in (want, seen) for o in s.observed for name in parts(o)
-    )
-    for name in names:
-        for rank in range(len(want.observed)):
-            mine, right = seen.parts(rank), want.parts(rank)
-            if RETURNED in mine and RETURNED not in right:
-                yield rank, RETURNED  # nothing that could be looked at
-            elif (name in mine) != (name in right):
+    What was returned comes first: there was nothing that could be looked at.
+    """
+    both = itertools.chain(*want.observed, *seen.observed)
+    for name in dict.fromkeys([RETURNED, *both]):
+        for rank, right in enumerate(want.observed):
+            mine = seen.observed[rank]
+            if (name in mine) != (name in right):
                 yield rank, name
-            elif name in mine and differs(mine[name], right[name], task.tolerance):
-                yield rank, name
+            elif name in mine:
+                if difference(mine[name], right[name], task.tolerance) is not None:
+                    yield rank, name
 
 
 def first_wrong(task: Task, seen: Seen, want: Seen) -> tuple[int, str] | None:
@@ -314,149 +270,91 @@ def waits(failure: RankFailure) -> bool:
     return failure.error == "waiting" and not failure.where.startswith(INQUIRIES)
 
 
-# ------------------------------------------------------------------------- one case
+# ------------------------------------------------------------------ what is said of it
 
 
-class Look:
-    """One case on some ranks: run the answer, and judge what came of it.
+class Judge:
+    """Says what came of an answer in one case."""
 
-    Attributes:
-        outcome: what was found, once it is known to be wrong.
-    """
-
-    def __init__(self, beside: Beside, answer: Any, number: int, n: int) -> None:
+    def __init__(
+        self, beside: Beside, answer: Any, at: tuple[int, int], seen: Seen
+    ) -> None:
         self.beside, self.task, self.answer = beside, beside.task, answer
-        self.number, self.n = number, n
-        self.inputs = self.task.inputs_of(self.task.cases[number], n)
-        self.printed: list[str] = []
-        self.unwaited: list[str] = []
-        self.outcome: Outcome | None = None
+        self.at, (self.n, number), self.seen = at, at, seen
+        self.inputs = self.task.inputs_of(self.task.cases[number], self.n)
 
-    def at(self, ranks: Ranks, packed: bytes) -> None:
-        """Run it, and return where all is right.
+    def outcome(self) -> Outcome | None:
+        """What went wrong; None where all is right."""
+        if self.seen.error:
+            return self._failed(self.seen.error)
+        want = self.beside.seen(None, *self.at)
+        if wrong := first_wrong(self.task, self.seen, want):
+            return self._wrong(want, *wrong)
+        if self.seen.unwaited:
+            luck = "The result is right, but by luck: not every request was waited for."
+            return self._outcome("wrong", luck, *self.seen.unwaited, self._call(0))
+        return self._judge_inputs() if self.task.keeps_inputs else None
 
-        Raises:
-            Different: it is not; `outcome` tells what was seen.
-        """
-        error, results = None, []
-        with quiet() as output:
-            try:
-                given = packed, self.inputs, self.number
-                results = call(self.task, ranks, *given, self.task.seconds)
-            except RanksError as raised:
-                error = raised
-        if error and error.cause == "interrupt":
-            raise KeyboardInterrupt from None
-        self.unwaited = sentences(request_lines(ranks.unwaited)).splitlines()
-        lines = output.getvalue().splitlines()
-        self.printed = [line for line in lines if not LOG_LINE.match(line)]
-        if error:
-            self.outcome = self.failed(error)
-        else:
-            self.outcome = self._judge(results)
-        if self.outcome:
-            raise Different
-
-    def _outcome(
-        self, status: Status, says: str, *lines: str, rank: int = 0
-    ) -> Outcome:
+    def _outcome(self, status: Status, *lines: str, rank: int = 0) -> Outcome:
         """The sentence that decides comes first, then what was seen."""
         prints = self._prints_of(rank)
-        return Outcome(self.task, status, (says, *lines, *prints, more(self.task)))
+        return Outcome(self.task, status, (*lines, *prints, more(self.task)))
 
     # ------------------------------------------------------------- results came back
-    def _judge(self, results: list[tuple[Any, tuple]]) -> Outcome | None:
-        seen = Seen(report(self.task, results))
-        want = self.beside.seen(None, self.n, self.number)
-        wrong = first_wrong(self.task, seen, want)
-        if wrong:
-            return self._wrong(seen, want, *wrong)
-        if self.unwaited:
-            luck = "The result is right, but by luck: not every request was waited for."
-            return self._outcome("wrong", luck, *self.unwaited, self._call(0))
-        if self.task.keeps_inputs:
-            return self._judge_inputs([plain(after) for _, after in results])
-        return None
-
-    def _wrong(self, seen: Seen, want: Seen, rank: int, name: str) -> Outcome:
-        got = [seen.parts(r).get(name) for r in range(self.n)]
-        right = [want.parts(r).get(name) for r in range(self.n)]
-        is_strange = name not in want.parts(rank)
-        found = self._difference(got[rank], right[rank], is_strange)
-        says = lazy(self.answer) or self._forgot_to_return(name, got[rank], rank)
-        if not says and self.unwaited:
-            says = "\n".join(filter(None, (*self.unwaited, self._because(name))))
-        says = says or self._near_miss(seen, want, name) or self._because(name)
+    def _wrong(self, want: Seen, rank: int, name: str) -> Outcome:
+        got = [observed.get(name) for observed in self.seen.observed]
+        right = [observed.get(name) for observed in want.observed]
+        mine, because = got[rank], self._because(name)
+        if name in want.observed[rank] or mine is None:
+            found = difference(mine, right[rank], self.task.tolerance) or ""
+        else:
+            advice = ADVICE.get(getattr(mine, "kind", ""), "")
+            found = f"That is {kind(mine)}, which is not what was asked for. {advice}"
+        if name == RETURNED and mine is None:
+            says = PRINTED if self._prints_of(rank) else RETURNED_NONE
+        elif self.seen.unwaited:
+            says = "\n".join(filter(None, (*self.seen.unwaited, because)))
+        else:
+            says = self._near_miss(want, name) or because
         if not says:
-            looks = diagnosis.diagnose(
-                got, right, rank, self.inputs[rank], self.task.tolerance
-            )
-            decides = looks or ("" if NO_HELP.match(found) else found)
+            given = self.inputs[rank], self.task.tolerance
+            looks = diagnosis.diagnose(got, right, rank, *given)
+            decides = looks or ("" if NO_HELP.match(found) else found.rstrip())
             says = " ".join(filter(None, (decides, self.task.otherwise))) or found
-        lines = [self._call(rank), self._compared(name, got[rank], right[rank])]
-        if found not in says and show(got[rank]) == show(right[rank]):
+        lines = [self._call(rank), compared(name, mine, right[rank])]
+        if found not in says and show(mine) == show(right[rank]):
             lines.append(found)
-        lines.append(self._where_wrong(seen, want))
+        wrong = {rank for rank, _ in differences(self.task, self.seen, want)}
+        if fine := [r for r in range(self.n) if r not in wrong]:
+            lines.append(f"Right on {rank_list(fine)}; wrong on {rank_list([*wrong])}.")
+        elif self.n > 1:
+            lines.append("Wrong on all ranks.")
         return self._outcome("wrong", says, *lines, rank=rank)
 
-    def _difference(self, got: Any, right: Any, is_strange: bool) -> str:
-        """In words, what is different; "" where the values say it all."""
-        if is_strange and got is not None:
-            return f"That is {kind(got)}, which is not what was asked for."
-        if isinstance(right, AtMost):
-            return ""
-        return difference(got, right, self.task.tolerance) or ""
-
-    def _forgot_to_return(self, name: str, got: Any, rank: int) -> str:
-        if name != RETURNED or got is not None:
-            return ""
-        if self._prints_of(rank):
-            return "It printed something and returned None: use `return`, not print."
-        return RETURNED_NONE
-
-    def _compared(self, name: str, got: Any, right: Any) -> str:
-        if isinstance(right, AtMost) and isinstance(got, AtMost):
-            return f"{name}: {show(got.value)}. At most {show(right.value)} expected."
-        if isinstance(right, bool) and isinstance(got, bool):
-            words = {True: "yes", False: "no"}
-            return f"{name}: {words[got]}. Expected: {words[right]}."
-        if name == RETURNED:
-            expected = "" if right is None else f", expected was {show(right)}"
-            return f"It returned {show(got)}{expected}."
-        return f"{name}: {show(got)}. Expected: {show(right)}."
-
-    def _near_miss(self, seen: Seen, want: Seen, name: str) -> str:
+    def _near_miss(self, want: Seen, name: str) -> str:
         """What is said of the near miss that shows the same, or ""."""
-        here = self.n, self.number
         in_all, in_this = [], []  # alike in all that is observed, or in `name` alone
         for miss in self.task.misses:
-            other = self.beside.seen(miss, *here)
+            other = self.beside.seen(miss, *self.at)
             wrong = None if other.error else first_wrong(self.task, other, want)
             if wrong is None or wrong[1] != name:
                 continue
-            others = {n for _, n in differences(self.task, seen, other, is_other)}
-            if not others:
-                in_all.append(miss)
-            elif name not in others:
-                in_this.append(miss)
-        found = (m for m in in_all + in_this if self.beside.fails_first_at(m, here))
+            both_ways = (self.seen, other), (other, self.seen)
+            others = {n for w in both_ways for _, n in differences(self.task, *w)}
+            if name not in others:
+                (in_this if others else in_all).append(miss)
+        return self._first_to_fail_here(in_all + in_this)
+
+    def _first_to_fail_here(self, misses: list[Miss]) -> str:
+        found = (m for m in misses if self.beside.fails_first_at(m, self.at))
         return next((miss.says for miss in found), "")
 
     def _because(self, name: str) -> str:
         return next((s for part, s in self.task.because.items() if part in name), "")
 
-    def _where_wrong(self, seen: Seen, want: Seen) -> str:
-        wrong = sorted({rank for rank, _ in differences(self.task, seen, want)})
-        right = [rank for rank in range(self.n) if rank not in wrong]
-        if self.n == 1:
-            return ""
-        if not right:
-            return "Wrong on all ranks."
-        return f"Right on {rank_list(right)}; wrong on {rank_list(wrong)}."
-
-    def _judge_inputs(self, after: list[tuple]) -> Outcome | None:
-        for rank, (args, now) in enumerate(zip(self.inputs, after, strict=True)):
-            for before, changed in zip(args, now, strict=True):
+    def _judge_inputs(self) -> Outcome | None:
+        for rank, after in enumerate(self.seen.after):
+            for before, changed in zip(self.inputs[rank], after, strict=True):
                 if difference(changed, plain(before), 0.0) is None:
                     continue
                 is_list = isinstance(before, list)
@@ -472,52 +370,42 @@ class Look:
         return None
 
     # -------------------------------------------------------------- nothing came back
-    def failed(self, error: RanksError) -> Outcome:
-        """What to say where nothing came back."""
+    def _failed(self, error: RanksError) -> Outcome:
         root = error.root
-        if root is not None and root.error == "StillAStub":
+        if root is None or root.kind == "stuck":
+            return self._not_finished(error)
+        if root.error == "StillAStub":
             line, _, other = root.message.partition(", in ")
-            says = f"It still raises NotImplementedError, {line}."
-            begin = not_attempted(self.task).lines[0]
+            says = f"still raises NotImplementedError, {line}."
             if other:
-                says = f"{other}, which it calls, still raises NotImplementedError, "
-                says += f"{line}."
-                begin = f"Solve the task of {other} first, and run its cell: then this "
-                begin += "check can tell."
+                says = f"{other}, which it calls, {says}"
+                begin = f"Solve the task of {other} first. Run its cell, then this one."
+            else:
+                says, begin = f"It {says}", not_attempted(self.task).lines[0]
             return Outcome(self.task, "not attempted", (says, begin, more(self.task)))
-        if root is not None and root.error == "ForbiddenCall":
+        if root.error == "ForbiddenCall":
             return self._outcome(
                 "wrong",
                 f"Your code calls {root.message}. It would work: but it is what you "
                 f"build here yourself. {self.task.instead}".rstrip(),
                 RULE,
             )
-        if root is None or root.kind == "stuck":
-            return self._not_finished(error)
         return self._crashed(error, root)
 
     def _crashed(self, error: RanksError, root: RankFailure) -> Outcome:
-        lines = [self._call(root.rank)]
-        about = self._about(error) or diagnosis.about_error(
-            root, self.task.where == "ranks"
-        )
+        on_ranks = self.task.where == "ranks"
+        about = self._about(error) or diagnosis.about_error(root, on_ranks)
         if root.kind == "died":
             at = f", {root.where}" if root.where else ""
-            lines.append(f"Its process ended ({root.error}){at}.")
-            about = about or (
-                "Something ended it before the function could return: a call such as "
-                "os._exit, a signal, a crash in C code, or too little memory."
-            )
-        elif root.error == "SystemExit":
-            lines += indented(root.traceback)
-            about = about or "It called exit(). A function ends with `return`."
+            lines = [f"Its process ended ({root.error}){at}."]
         else:
             message = root.message.strip().split("\n(caused by")[0]
-            raised = shortened(f"It raised {root.error}: {message}".rstrip(": "))
-            about = about or self._about_call(root)
-            lines += [raised] * bool(about) + indented(root.traceback)
+            raised = f"It raised {root.error}: {message}".rstrip(": ")
+            raised = "\n".join(line[:240] for line in raised.splitlines()[:3])
+            lines = [raised] * bool(about) + indented(root.traceback)
             about = about or raised
-        return self._outcome("crashed", about, *lines, rank=root.rank)
+        lines = about, self._call(root.rank), *lines
+        return self._outcome("crashed", *lines, rank=root.rank)
 
     def _about(self, error: RanksError) -> str:
         """What the task says of a failure, or a near miss that fails in this way."""
@@ -528,66 +416,41 @@ class Look:
         for part, says in self.task.errors.items():
             if part in text:
                 return says
-        here = self.n, self.number
-        for miss in self.task.misses:
-            other = self.beside.seen(miss, *here)
-            if other.error and signature(other.error) == signature(error):
-                if self.beside.fails_first_at(miss, here):
-                    return miss.says
-        return ""
-
-    def _about_call(self, root: RankFailure) -> str:
-        """A TypeError that comes from the call itself."""
-        if root.error != "TypeError" or root.traceback:
-            return ""
-        calls = self.task.observe is call_it
-        if isinstance(self.answer, type) and calls:
-            return "This is a class. The check wants a function, or an object."
-        if not diagnosis.WRONG_ARGUMENTS.search(root.message):
-            return ""
-        how = " as below" * calls
-        return (
-            f"The check calls it{how}: it must take the arguments of the stub, in the "
-            "same order."
-        )
+        seen = ((miss, self.beside.seen(miss, *self.at)) for miss in self.task.misses)
+        mine = signature(error)
+        alike = [m for m, s in seen if s.error and signature(s.error) == mine]
+        return self._first_to_fail_here(alike)
 
     def _not_finished(self, error: RanksError) -> Outcome:
-        root, limit = error.root, self.task.seconds
-        if root is None:  # all ranks returned, but not all took part
+        if error.root is None:  # all ranks returned, but not all took part
             what = str(error).rpartition("\n(")[0]
             says = self._about(error) or diagnosis.SAME_CALLS
             return self._outcome("stuck", says, self._call(0), what)
         stuck = [f for f in error.failures.values() if f.kind == "stuck"]
         busy = [failure for failure in stuck if not waits(failure)]
-        # All in one collective that needs all of them: so it is about to end.
-        together = not (busy or self.unwaited) and self._are_in_one_collective(stuck)
-        first = (busy or stuck)[0]
-        lines = [self._call(first.rank)]
-        verb = "was still at" if busy else "waits in"
-        for failure in busy or stuck:
+        says = "\n".join(self.seen.unwaited)
+        if any("is_completed()" in failure.where for failure in stuck):
+            says = diagnosis.POLLED
+        elif busy:
+            says = self._about(error) or diagnosis.ENDLESS
+        elif not says and self.n > 1 and len({f.where for f in stuck}) == 1:
+            if len(stuck) == self.n and stuck[0].where.startswith(NEED_ALL):
+                says, busy = diagnosis.TOO_MANY, stuck  # so it is about to end
+        shown = busy or stuck
+        lines = [self._call(shown[0].rank)]
+        for failure in shown:
             who = f"Rank {failure.rank}" if self.task.where == "ranks" else "It"
+            verb = "was still at" if busy else "waits in"
             lines.append(f"{who} {verb} {failure.where or '?'}")
         if error.finished and self.task.where == "ranks":
             lines.append(f"{rank_list(error.finished).capitalize()} returned.")
-        if busy or together:
-            says = f"It did not end within {limit:g} seconds."
-            about = self._about(error) if busy else ""
-            if together:
-                says += (
-                    " All ranks are in the same collective, so none is missing. How "
-                    "many collectives does it call? A few large ones take less time "
-                    "than many small ones."
-                )
-            else:
-                says = f"{about or 'Is there a loop that never ends?'} {says}"
-            return self._outcome("too slow", says, *lines, rank=first.rank)
-        said = "\n".join(self.unwaited) or self._about(error) or diagnosis.SAME_CALLS
-        return self._outcome("stuck", said, *lines, rank=first.rank)
-
-    def _are_in_one_collective(self, stuck: list[RankFailure]) -> bool:
-        places = {failure.where for failure in stuck}
-        called = stuck[0].where.partition(",")[0]
-        return len(stuck) == self.n > 1 and len(places) == 1 and called in NEED_ALL
+        if busy:
+            status = "too slow"
+            says = f"{says} It did not end within {self.task.seconds:g} seconds."
+        else:
+            status = "stuck"
+            says = says or self._about(error) or diagnosis.SAME_CALLS
+        return self._outcome(status, says, *lines, rank=shown[0].rank)
 
     # ------------------------------------------------------------------------ texts
     def _call(self, rank: int) -> str:
@@ -608,28 +471,25 @@ class Look:
     def _prints_of(self, rank: int) -> list[str]:
         """The first lines that the learner's code has printed on a rank."""
         begin = f"[rank {rank}] "
-        lines = [line[len(begin) :] for line in self.printed if line.startswith(begin)]
-        lines = without_places(without_frames(lines))
-        if not lines:
-            return []
+        lines = self.seen.printed.splitlines(keepends=True)
+        text = "".join(line[len(begin) :] for line in lines if line.startswith(begin))
+        lines = WARNING.sub(r"\1", NOISE.sub("", text)).splitlines()
         shown = [f"  {line[:70]}" for line in lines[:SHOWN_PRINTS]]
         if len(lines) > SHOWN_PRINTS:
             shown.append("  ... and more")
-        return ["It printed:", *shown]
+        return ["It printed:", *shown] if shown else []
 
 
-def lazy(answer: Any) -> str:
-    """What to say of a function that a call alone does not run; "" of all others."""
-    core = core_of(answer)
-    if inspect.isgeneratorfunction(core):
-        what, repair = "a function with `yield`", "Use `return`, not `yield`."
-        made = "a generator"
-    elif inspect.iscoroutinefunction(core):
-        what, repair = "an `async def`", "Write `def`, not `async def`."
-        made = "a coroutine"
-    else:
-        return ""
-    return f"A call of {what} runs none of its lines: it makes {made}. {repair}"
+def compared(name: str, got: Any, right: Any) -> str:
+    if isinstance(right, AtMost) and isinstance(got, AtMost):
+        return f"{name}: {show(got.value)}. At most {show(right.value)} expected."
+    if isinstance(right, bool) and isinstance(got, bool):
+        words = {True: "yes", False: "no"}
+        return f"{name}: {words[got]}. Expected: {words[right]}."
+    if name == RETURNED:
+        expected = "" if right is None else f", expected was {show(right)}"
+        return f"It returned {show(got)}{expected}."
+    return f"{name}: {show(got)}. Expected: {show(right)}."
 
 
 def given_as(name: str, value: Any) -> str:
@@ -645,28 +505,4 @@ def given_as(name: str, value: Any) -> str:
 def indented(text: str) -> list[str]:
     """The last lines; one that comes again and again (a recursion) only once."""
     lines = [line for line, _ in itertools.groupby(text.splitlines())]
-    return [f"  {cut_off(line, 76)}" for line in lines[-4:]]
-
-
-def without_frames(lines: list[str]) -> list[str]:
-    """Of a traceback only the exception: a thread of the learner's prints the whole."""
-    kept, inside = [], False
-    for line in lines:
-        inside = line.startswith("Traceback (most") or inside and line.startswith(" ")
-        if not inside:
-            kept.append(line)
-    return kept
-
-
-def without_places(lines: list[str]) -> list[str]:
-    """Of a warning only its words: not the file before them and the line after them."""
-    kept, after_warning = [], False
-    for line in lines:
-        if not (after_warning and line.startswith("  ")):
-            kept.append(WARNING.sub("", line))
-        after_warning = bool(WARNING.match(line))
-    return kept
-
-
-def shortened(text: str) -> str:
-    return "\n".join(line[:240] for line in text.splitlines()[:3])
+    return [f"  {s if len(s) <= 76 else s[:72] + ' ...'}" for s in lines[-4:]]

@@ -9,25 +9,16 @@ In a notebook::
     solution("00.average")           # after an honest attempt
 
 The tasks of a lesson are in ``tasks/lesson_NN.py``, in the words of ``tasks/task.py``.
-The rest is the same for all:
-
-* ``beside.py`` runs the answer and our solution, compares what is observed, and looks
-  for the near miss that shows the same,
-* ``ours.py`` packs our solution and its near misses, which come from ``solutions/``,
-* ``diagnosis.py`` has what can be said where no task says anything,
-* ``on_rank.py`` is the part that runs on the ranks; ``processes.py`` has the ranks,
-* ``answer.py`` reads the answer's source and packs it.
+``beside.py`` runs the answer and our solution, compares what is observed, and looks for
+the near miss that shows the same. It packs them by ``answer.py`` and ``ours.py``, has
+``processes.py`` for them, with ``on_rank.py`` on each rank, and ``diagnosis.py`` for
+what no task says.
 
 The answer runs in processes of its own: an endless loop, a deadlock or a crash in it
-cannot harm the notebook. What is right is worked out here, out of its reach. The text
-and the explanation of a solution come from ``solutions/NN_*.ipynb``.
+cannot harm the notebook. What is right is worked out here, out of its reach.
 
-Every right way is right: where a task wants a number, ``3``, ``3.0``, ``tensor(3)``, a
-number of NumPy's and a Fraction will do (unless it says that a Python number is wanted,
-or wants an index or a count, which no float is); for a list, a tuple, or a tensor or
-array of one dimension. Where it wants a tensor, shape and dtype must be as the task
-says; values may differ by the task's tolerance. What an answer may call is the same
-everywhere: ``task.RULE``.
+Every right way is right: for a number, ``3``, ``3.0`` and ``tensor(3)`` will do; for a
+list, a tuple, or a tensor or array of one dimension. A tensor's shape and dtype count.
 """
 
 from __future__ import annotations
@@ -67,8 +58,7 @@ def check(task_id: str, answer: Any = ...) -> None:
 def run_check(task_id: str, answer: Any) -> Outcome:
     """Like :func:`check`, but prints and records nothing.
 
-    Cost: about half a second for a right answer on 1, 2, 3 and 4 ranks; a deadlock is
-    named after two to three.
+    It takes half a second for a right answer on 1, 2, 3 and 4 ranks.
 
     Raises:
         ValueError: there is no such task.
@@ -123,12 +113,9 @@ def hint(task_id: str) -> None:
 def solution(task_id: str, force: bool = False) -> None:
     """Print our code for a task, and why it is so.
 
-    It is shown after an honest attempt, that is, after a check that found anything
-    but "not attempted".
-
     Args:
         task_id: for example "00.average".
-        force: show it in any case.
+        force: show it also before a check that found more than "not attempted".
 
     Raises:
         ValueError: there is no such task.
@@ -139,9 +126,9 @@ def solution(task_id: str, force: bool = False) -> None:
     find_task(task_id)
     if not force and not attempts().get(task_id, {}).get("tries"):
         print(
-            f"Try it first: you learn most from a mistake of your own. "
+            "Try it first: you learn most from a mistake of your own.\n"
             f'A hint: hint("{task_id}")\n'
-            f'To see the solution all the same: solution("{task_id}", force=True)'
+            f'The solution all the same: solution("{task_id}", force=True)'
         )
         return
     try:
@@ -168,17 +155,14 @@ def find_task(task_id: str) -> Task | NumberTask:
             f'check("00.average", {name}) or hint("00.average"), not by {task_id!r}.'
         )
     if "." not in task_id:
-        for task in all_tasks():
-            if task.id.endswith(f".{task_id}"):
-                raise ValueError(
-                    f"There is no task {task_id!r}. Did you mean {task.id!r}?"
-                )
+        for known in (task.id for task in all_tasks()):
+            if known.endswith(f".{task_id}"):
+                meant = f"Did you mean {known!r}?"
+                raise ValueError(f"There is no task {task_id!r}. {meant}")
     tasks = {task.id: task for task in tasks_of(lesson_of(task_id).number)}
     if task_id in tasks:
         return tasks[task_id]
     similar = difflib.get_close_matches(task_id, tasks, n=1)
     meant = f" Did you mean {similar[0]!r}?" if similar else ""
-    names = ", ".join(tasks) or "none yet"
-    raise ValueError(
-        f"There is no task {task_id!r}.{meant} Tasks of this lesson: {names}."
-    )
+    names = f"Tasks of this lesson: {', '.join(tasks)}."
+    raise ValueError(f"There is no task {task_id!r}.{meant} {names}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from course_utils.ranks import RankFailure
-from course_utils.tasks.compare import difference, kind
+from course_utils.tasks.compare import ADVICE, difference, kind
 
 IN_PLACE = (
     "recv, collectives and operations such as `x /= 2` work in place: take a `clone()` "
@@ -18,31 +18,35 @@ IN_PLACE_LIST = (
     "`pop`, `append`, `sort` and `x[i] = ...` change the list itself: work on a copy, "
     "`list(x)`."
 )
-KEYBOARD = (
-    "Nobody can type anything while a check runs. Take what you need from the "
-    "arguments."
-)
-NO_GPU = (
-    "It runs on processes without GPUs. Take the device from what you are given: "
-    "`tensor.device`."
-)
-NO_RANKS = (
-    "There are no ranks in this task: the check calls the function in one process. "
-    "Take what you need from the arguments."
-)
+KEYBOARD = "Nobody can type anything while a check runs. Use the arguments."
+NO_GPU = "It runs on processes without GPUs. Take the device from `tensor.device`."
+NO_RANKS = "There are no ranks in this task: the check calls it in one process."
 GROUP_STAYS = (
     "The process group belongs to the check, which still needs it when your function "
     "has returned: leave out destroy_process_group."
 )
 ROOM_FOR_ALL = (
     "An all-gather brings one piece from each rank, so the output needs room for "
-    "dist.get_world_size() pieces, each as large as the one that is sent. The check "
-    "tries several world sizes: no fixed number fits all of them."
+    "dist.get_world_size() pieces, each as large as the one that is sent."
+)
+POLLED = (
+    "With gloo, is_completed() stays False until wait() has been called, even when the "
+    "message has long arrived. Call wait()."
+)
+ENDLESS = "Is there a loop that never ends?"
+TOO_MANY = (
+    "All ranks are in the same collective, so none is missing. Does it call very many? "
+    "A few large ones take less time than many small ones."
+)
+ENDED = (
+    "Something ended it before the function could return: a call such as os._exit, a "
+    "signal, a crash in C code, or too little memory."
 )
 SAME_CALLS = (
     "All ranks must make the same calls, in the same order, with tensors that fit, and "
     "a recv needs its send."
 )
+READY_MADE = "It is ready-made in %%ranks cells only. In a function"
 # A part of an exception's class and text, and what to say about it.
 ERRORS = {
     "Found no NVIDIA driver": NO_GPU,
@@ -50,6 +54,7 @@ ERRORS = {
     "Torch not compiled with CUDA": NO_GPU,
     "EOFError: ": KEYBOARD,
     "BdbQuit: ": f"There is a breakpoint in it. {KEYBOARD}",
+    "SystemExit: ": "It called exit(). A function ends with `return`.",
     "RecursionError: ": "It calls itself again and again. When should it stop?",
     "unsupported operand type(s) for ^": "In Python, `^` does not raise to a power (it "
     "works on the bits of whole numbers). Write `10**9`, or 1e9.",
@@ -57,12 +62,11 @@ ERRORS = {
     "piece of memory. Send a copy that is: `.contiguous()`.",
     "invalid output tensor list at index": ROOM_FOR_ALL,
     "The output holds one piece for each of the": ROOM_FOR_ALL,
-    "NameError: name 'rank' is": "`rank` is ready-made in %%ranks cells only. In a "
-    "function: dist.get_rank().",
-    "NameError: name 'world_size' is": "`world_size` is ready-made in %%ranks cells "
-    "only. In a function: dist.get_world_size().",
+    "NameError: name 'rank' is": f"{READY_MADE}: dist.get_rank().",
+    "NameError: name 'world_size' is": f"{READY_MADE}: dist.get_world_size().",
     "initialize the default process group twice": "The process group is ready when "
     "your function is called: leave out init_process_group.",
+    **{f"'{kind}' object": advice for kind, advice in ADVICE.items()},
     "'NoneType' object": "Something is None there. Does a call work in place and "
     "return nothing, as `all_reduce` does? Or has a tensor no gradient?",
 }
@@ -76,8 +80,16 @@ def about_error(root: RankFailure, on_ranks: bool) -> str:
     """What an exception means that has little to do with the task; or ""."""
     if "process group has not" in root.message:
         return GROUP_STAYS if on_ranks else NO_RANKS
+    if root.kind == "died":
+        return ENDED
     text = f"{root.error}: {root.message}"
-    return next((said for part, said in ERRORS.items() if part in text), "")
+    if said := next((said for part, said in ERRORS.items() if part in text), ""):
+        return said
+    # A call that does not fit, of the learner's function itself.
+    is_call = root.error == "TypeError" and not root.traceback
+    if is_call and WRONG_ARGUMENTS.search(root.message):
+        return "When called, it must take the arguments of the stub, in the same order."
+    return ""
 
 
 def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) -> str:
@@ -108,15 +120,21 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
     for other in range(n):
         if other != rank and alike(mine, want[other]):
             return f"That is what rank {other} should have."
-    return about_factor(mine, right, n, alike) or about_order(mine, right, alike)
-
-
-def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
-    """Is it the right value times a number that tells something?"""
     is_count = isinstance(right, int)
     mine, right = numbers_of(mine), numbers_of(right)
     if mine is None or right is None or mine.shape != right.shape:
         return ""
+    if looks := about_factor(mine, right, n, is_count, alike):
+        return looks
+    if mine.numel() > 1 and alike(mine.flatten().sort()[0], right.flatten().sort()[0]):
+        return "These are the right numbers in another order."
+    return ""
+
+
+def about_factor(
+    mine: torch.Tensor, right: torch.Tensor, n: int, is_count: bool, alike: Any
+) -> str:
+    """Is it the right value times a number that tells something?"""
     if not right.any() or not mine.any():
         return ""
     if mine.numel() == 1 and abs(mine - right) == 1:
@@ -125,28 +143,15 @@ def about_factor(mine: Any, right: Any, n: int, alike: Any) -> str:
         return ""
     if alike(mine, -right):
         return "The sign is the other one."
-    if n > 1 and alike(mine, n * right):
-        return f"It is {n} times too large: a sum where a mean is wanted?"
-    if n > 1 and alike(n * mine, right):
-        return f"It is {n} times too small: divided once too often?"
-    if n > 1 and alike(mine, n * n * right):
-        return f"It is {n} × {n} times too large."
-    for factor in FACTORS:
+    of_ranks = (n, n * n) if n > 1 else ()
+    for factor in (*of_ranks, *FACTORS):
+        is_n = factor == n > 1
         if alike(mine, factor * right):
-            return f"It is {factor:g} times too large."
+            why = ": a sum where a mean is wanted?" if is_n else "."
+            return f"It is {factor:g} times too large{why}"
         if alike(factor * mine, right):
-            return f"It is {factor:g} times too small."
-    return ""
-
-
-def about_order(mine: Any, right: Any, alike: Any) -> str:
-    """Are they the right numbers at other places?"""
-    mine, right = numbers_of(mine), numbers_of(right)
-    if mine is None or right is None or mine.shape != right.shape or mine.numel() < 2:
-        return ""
-    ordered = (tensor.flatten().sort().values for tensor in (mine, right))
-    if alike(*ordered):
-        return "These are the right numbers in another order."
+            why = ": divided once too often?" if is_n else "."
+            return f"It is {factor:g} times too small{why}"
     return ""
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
-import gc
 import importlib
-import itertools
 import os
 import pickle
 import pkgutil
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import cloudpickle
@@ -22,7 +20,7 @@ import cloudpickle
 from course_utils.ranks.rank import seed_here
 from course_utils.ranks.report import is_learners, place
 from course_utils.tasks.compare import plain
-from course_utils.tasks.task import FOLDER, ForbiddenCall
+from course_utils.tasks.task import FOLDER, ForbiddenCall, core_of
 
 COURSE = os.path.join("course_utils", "")
 
@@ -49,10 +47,6 @@ def call_on_rank(
         observe: ``observe(answer, *args)``.
         forbids: full names of what the learner's code must not call.
         seed: ranks draw different random numbers, the same ones at every check.
-
-    Raises:
-        StillAStub, ForbiddenCall: see there.
-        Exception: whatever the learner's code raises.
     """
     rank = int(os.environ["RANK"])
     seed_here(seed + rank)
@@ -61,30 +55,30 @@ def call_on_rank(
     args = pickle.loads(packed_inputs[rank])
     with Guards(forbids) as guards:
         answer = cloudpickle.loads(packed_answer)
-        guards.let_the_checks_pass()
+        guards.refuse(answer)
         try:
             result = observe(answer, *args)
         except NotImplementedError as error:
             stub = raised_by_learner(error)
             if stub is None:
                 raise
-            line, names = stub
+            line, name = stub
             its_name = getattr(answer, "__name__", type(answer).__name__)
-            other = "" if its_name in names else f", in {names[0]}"
+            other = f", in {name}" if name not in ("", its_name) else ""
             raise StillAStub(line + other) from None
     if guards.caught:  # the learner's code has caught the exception
         raise ForbiddenCall(guards.caught[0])
     return plain(result), tuple(plain(arg) for arg in args)
 
 
-def raised_by_learner(error: BaseException) -> tuple[str, list[str]] | None:
+def raised_by_learner(error: BaseException) -> tuple[str, str] | None:
     """The place of the learner's own ``raise`` statement, or None.
 
     PyTorch raises NotImplementedError too, where an operation does not exist.
 
     Returns:
-        The line, and the names of the functions and classes that it is in, first that
-        of the outermost one.
+        The line, and the function or class of a cell that it is in ("" in Python 3.10,
+        which does not tell).
     """
     last = error.__traceback__
     while last.tb_next is not None:
@@ -92,18 +86,9 @@ def raised_by_learner(error: BaseException) -> tuple[str, list[str]] | None:
     code = last.tb_frame.f_code
     is_raise = dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     if is_raise and is_learners(code.co_filename):
-        names = [part for part in qualified(code).split(".") if part != "<locals>"]
-        return place(code.co_filename, last.tb_lineno), names
+        name = getattr(code, "co_qualname", "").partition(".")[0]
+        return place(code.co_filename, last.tb_lineno), name
     return None
-
-
-def qualified(code: types.CodeType) -> str:
-    """The name of a function with those of the classes and functions around it."""
-    if sys.version_info >= (3, 11):
-        return code.co_qualname
-    users = gc.get_referrers(code)
-    names = (u.__qualname__ for u in users if isinstance(u, types.FunctionType))
-    return next(names, code.co_name)
 
 
 # ------------------------------------------------------------------- forbidden calls
@@ -144,47 +129,33 @@ def courses_own() -> tuple[str, ...]:
     )
 
 
-# By names: how many modules were looked through, and what was found there.
-_looked: dict[tuple[str, ...], tuple[int, dict[str, list]]] = {}
-
-
+@functools.cache
 def places_of(names: tuple[str, ...]) -> dict[str, list[tuple[types.ModuleType, str]]]:
     """Where the objects of these full names stand, under whatever name.
 
     One of torch is looked for in all modules of torch, one of the course in all of the
     course. That takes a fork some 30 ms, because it copies much of the memory. So the
-    zygote looks first, and a fork only into modules that are new: the last ones of
-    `sys.modules`.
+    zygote looks, and all forks know.
     """
-    wanted: dict[str, dict[int, str]] = {}
-    for name in names:
-        package = name.partition(".")[0]
-        wanted.setdefault(package, {})[id(find(name))] = name
-    seen, places = _looked.get(names, (0, {name: [] for name in names}))
-    newest = reversed(sys.modules.items())
-    new = list(itertools.islice(newest, max(0, len(sys.modules) - seen)))
-    for full, module in reversed(new):
-        here = wanted.get(full.partition(".")[0])
-        if here and isinstance(module, types.ModuleType):
-            for attribute, value in list(vars(module).items()):
-                if id(value) in here:
-                    places[here[id(value)]].append((module, attribute))
-    _looked[names] = seen + len(new), places
+    wanted = {id(find(name)): name for name in names}
+    packages = {name.partition(".")[0] for name in names}
+    places: dict[str, list] = {name: [] for name in names}
+    for full, module in list(sys.modules.items()):
+        if full.partition(".")[0] in packages and isinstance(module, types.ModuleType):
+            for attribute, value in vars(module).items():
+                name = wanted.get(id(value), "")
+                if name.partition(".")[0] == full.partition(".")[0]:
+                    places[name].append((module, attribute))
     return places
 
 
 class Guards:
     """While this is open, learner's code that calls a forbidden name is stopped.
 
-    Forbidden are the names of the task, and :func:`courses_own`.
-
-    A name is replaced in every module of its package (torch, or the course) that has
-    it, so another spelling is noticed as well. So is a detour through a function of
-    torch that uses it. The course itself may use what it has built: virtual GPUs do.
-
-    The checks themselves may call it, after :meth:`let_the_checks_pass`. What the
-    answer brings along (a ``functools.partial`` of the forbidden function, say) was
-    unpickled before that, and is stopped whoever calls it.
+    Forbidden are the names of the task, and :func:`courses_own`. A name is replaced in
+    every module of its package (torch, or the course) that has it, so another spelling
+    is noticed, and a detour through a function of torch that uses it. The checks
+    themselves may call it. So may the course what it has built: virtual GPUs do.
 
     Attributes:
         caught: what was stopped, as "all_reduce, line 3 of the cell".
@@ -193,80 +164,56 @@ class Guards:
     def __init__(self, forbids: tuple[str, ...]) -> None:
         self.forbids = forbids
         self.caught: list[str] = []
-        # Where something was replaced, by what it was, and by what for the checks.
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._names: dict[Any, str] = {}  # of what now stands where they stood
+        self._replaced: list[tuple[Any, str, Any]] = []  # where, and by what it was
 
     def __enter__(self) -> Guards:
-        try:
-            places = places_of(self.forbids) | places_of(courses_own())
-            for name in places:
-                if isinstance(find(name), type):
-                    self._replace_class(name, find(name))
-                else:
-                    self._replace_function(name, places[name])
-        except BaseException:
-            self.__exit__()
-            raise
+        found = places_of(self.forbids) | places_of(courses_own())
+        for name, places in found.items():
+            original = find(name)
+            if isinstance(original, type):
+                guard, make = original, vars(original).get("__init__")
+                if make and not issubclass(original, Exception):
+                    self._replace(original, "__init__", self._guard(name, make))
+            else:
+                guard = self._guard(name, original)
+                for module, attribute in places:
+                    self._replace(module, attribute, guard)
+            self._names[guard] = name
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for owner, attribute, original, _ in self._replaced:
+        for owner, attribute, original in self._replaced:
             setattr(owner, attribute, original)
 
-    def let_the_checks_pass(self) -> None:
-        """From here on, calls that a check makes itself go through."""
-        for owner, attribute, _, guard in self._replaced:
-            setattr(owner, attribute, guard)
+    def refuse(self, answer: Any) -> None:
+        """Stop a forbidden function or class that was itself handed in."""
+        core = core_of(answer)
+        for one in core.__mro__ if isinstance(core, type) else (core,):
+            if isinstance(one, Hashable) and one in self._names:
+                self._catch(self._names[one], None)
 
-    def _replace_function(
-        self, name: str, places: list[tuple[types.ModuleType, str]]
-    ) -> None:
-        original = find(name)
-        passes = who_passes(name)
+    def _replace(self, owner: Any, attribute: str, guard: Callable[..., Any]) -> None:
+        self._replaced.append((owner, attribute, vars(owner)[attribute]))
+        setattr(owner, attribute, guard)
 
-        def stop(*args: Any, **kwargs: Any) -> Any:
-            self._catch(name, calling_learner(passes))
+    def _guard(self, name: str, original: Any) -> Callable[..., Any]:
+        passes = COURSE if name.startswith("course_utils.") else FOLDER
 
         def guard(*args: Any, **kwargs: Any) -> Any:
-            line = calling_learner(passes)
-            if line is None:
-                return original(*args, **kwargs)
-            self._catch(name, line)
-
-        for one in (stop, guard):
-            functools.update_wrapper(one, original)
-            del one.__wrapped__  # it would lead around the guard
-        for module, attribute in places:
-            if vars(module).get(attribute) is original:
-                self._replaced.append((module, attribute, original, guard))
-                setattr(module, attribute, stop)
-
-    def _replace_class(self, name: str, original: type) -> None:
-        make = original.__init__
-        if make is object.__init__ or issubclass(original, BaseException):
-            return
-        passes = who_passes(name)
-
-        def guard(instance: Any, *args: Any, **kwargs: Any) -> None:
-            line = calling_learner(passes)
-            is_given = type(instance).__module__.startswith(("torch", "course_utils"))
-            if line is not None or not is_given:
+            if line := calling_learner(passes):
                 self._catch(name, line)
-            make(instance, *args, **kwargs)
+            return original(*args, **kwargs)
 
-        self._replaced.append((original, "__init__", make, guard))
-        original.__init__ = guard
+        functools.update_wrapper(guard, original)
+        del guard.__wrapped__  # it would lead around the guard
+        return guard
 
     def _catch(self, name: str, line: str | None) -> None:
         module, _, attribute = name.rpartition(".")
         where = f", {line}" if line else f" of {module}"
         self.caught.append(attribute + where)
         raise ForbiddenCall(self.caught[-1])
-
-
-def who_passes(name: str) -> str:
-    """The folder whose code may call a forbidden name: see :class:`Guards`."""
-    return COURSE if name.startswith("course_utils.") else FOLDER
 
 
 def calling_learner(passes: str) -> str | None:

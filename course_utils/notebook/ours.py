@@ -15,7 +15,7 @@ from course_utils.notebook.lessons import lesson_of
 from course_utils.tasks.task import Miss, Task
 
 MAGIC = re.compile(r"^[%!].*$", re.MULTILINE)
-DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign)
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,11 @@ def solved(task_id: str) -> Solved:
     ours = reference(task_id)
     notebook = json.loads(lesson_of(task_id).solution.read_text(encoding="utf-8"))
     cells = (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
-    before: list[str] | None = []
-    for source in map("".join, (cell["source"] for cell in cells)):
+    before: list[str] = []
+    for source in ("".join(cell["source"]) for cell in cells):
         if found := re.match(rf'check\("{re.escape(task_id)}", (\w+)', source):
             return Solved(found[1], ours.code, ours.given, tuple(before))
-        cell = MARKER.sub("", source)
-        if cell.strip() not in ours.code:
+        if (cell := MARKER.sub("", source)).strip() not in ours.code:
             before += kept_of(MAGIC.sub("", cell))
     raise LookupError(f"No cell of the solved notebook checks {task_id}.")
 
@@ -66,13 +65,11 @@ def kept_of(source: str) -> list[str]:
     """Of a cell: imports, definitions, and constants such as ``RATE = 0.1``."""
     kept = []
     for node in ast.parse(source).body:
-        is_kept = isinstance(node, DEFINITIONS)
-        if isinstance(node, ast.Assign):
-            with contextlib.suppress(ValueError):
-                ast.literal_eval(node.value)
-                is_kept = True
-        if is_kept:
-            kept.append(ast.unparse(node))
+        with contextlib.suppress(ValueError):
+            if isinstance(node, ast.Assign):
+                ast.literal_eval(node.value)  # or else it is no constant
+            if isinstance(node, DEFINITIONS):
+                kept.append(ast.unparse(node))
     return kept
 
 

@@ -57,24 +57,18 @@ def colours_are_shown() -> bool:
     return notebook_shell() is not None or sys.stdout.isatty()
 
 
-def cut_off(line: str, width: int) -> str:
-    """The line, or its beginning and ``...`` where it is longer than `width`."""
-    return line if len(line) <= width else line[: width - 4] + " ..."
-
-
-def wrap(text: str, indent: str = "  ") -> str:
-    """Fold long lines of prose; lines that are indented (code) stay as they are."""
+def wrap(text: str) -> str:
+    """Indent, and fold long lines of prose; code, which is indented, stays as it is."""
     folded = []
     for line in text.split("\n"):
         if line.startswith("  ") or not line:
-            folded.append(indent + line if line else "")
+            folded.append(f"  {line}".rstrip())
             continue
-        later = indent + ("  " if line.startswith("- ") else "")
         folded += textwrap.wrap(
             line,
             WIDTH,
-            initial_indent=indent,
-            subsequent_indent=later,
+            initial_indent="  ",
+            subsequent_indent="    " if line.startswith("- ") else "  ",
             break_long_words=False,
             break_on_hyphens=False,
         )

@@ -6,12 +6,7 @@ import atexit
 import contextlib
 from collections.abc import Iterator
 
-from course_utils.notebook.on_rank import (
-    call_on_rank,
-    courses_own,
-    forbidden_names,
-    places_of,
-)
+from course_utils.notebook import on_rank
 from course_utils.ranks import Ranks
 from course_utils.ranks.processes import Zygote, start_method
 from course_utils.tasks.task import Task
@@ -54,12 +49,12 @@ def _prepare_zygote(task: Task) -> None:
     global _zygote
     if _zygote is None or not _zygote.usable():
         _zygote = Zygote.acquire()
-    ours = (call_on_rank.__module__, task.observe.__module__)
+    ours = (on_rank.__name__, task.observe.__module__)
     for name in (*(m for m in ours if m.startswith("course_utils.")), *task.imports):
         _zygote.import_first(name)
-    _zygote.call_first(courses_own)
-    for names in (forbidden_names(task), courses_own()):
-        _zygote.call_first(places_of, names)
+    _zygote.call_first(on_rank.courses_own)
+    for names in (on_rank.forbidden_names(task), on_rank.courses_own()):
+        _zygote.call_first(on_rank.places_of, names)
 
 
 @atexit.register

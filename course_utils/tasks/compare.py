@@ -20,6 +20,16 @@ RETURNED_NONE = "It returned None: did you forget `return`?"
 MANY_DIGITS = 30  # of a whole number that is still shown in full
 
 
+# What the learner probably forgot, by the kind of what came back.
+ADVICE = {
+    "coroutine": "Write `def`, not `async def`.",
+    "function": "Did you forget the parentheses of a call?",
+    "generator": "Use `return`, not `yield`.",
+    "Work": "An asynchronous call returns at once: `wait()` for it, then return the "
+    "tensor.",
+}
+
+
 @dataclass(frozen=True)
 class Strange:
     """Stands for a returned object that is no tensor, number, text or list of these.
@@ -35,17 +45,6 @@ class Strange:
         if self.kind in ("coroutine", "function", "generator", "set", "NumPy array"):
             return f"a {self.kind}"
         return f"an object of type {self.kind}"
-
-    @property
-    def advice(self) -> str:
-        """What the learner probably forgot."""
-        return {
-            "coroutine": "Write `def`, not `async def`.",
-            "function": "Did you forget the parentheses of a call?",
-            "generator": "Use `return`, not `yield`.",
-            "Work": "An asynchronous call returns at once: `wait()` for it, then "
-            "return the tensor.",
-        }.get(self.kind, "")
 
 
 def plain(value: Any, depth: int = 8) -> Any:
@@ -71,25 +70,22 @@ def plain(value: Any, depth: int = 8) -> Any:
             copy = value.detach().to("cpu", copy=True).contiguous()
             return copy.as_subclass(torch.Tensor)
     if depth and isinstance(value, dict):
-        return {plain_key(key): plain(item, depth - 1) for key, item in value.items()}
+        names = [k if type(k) in (bool, int, float, str) else repr(k) for k in value]
+        items = [plain(item, depth - 1) for item in value.values()]
+        return dict(zip(names, items, strict=True))
     if depth and isinstance(value, (list, tuple)):
         items = [plain(item, depth - 1) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        if value.ndim:
-            return _array(value)
-        return value.item()
+        if not value.ndim:
+            return value.item()
+        is_of_numbers = value.dtype.kind in "biufc"
+        return Strange(
+            "NumPy array", torch.from_numpy(value.copy()) if is_of_numbers else None
+        )
     if inspect.iscoroutine(value):
         value.close()  # else Python warns that nobody has waited for it
     return Strange(type(value).__name__)
-
-
-def _array(value: Any) -> Strange:
-    try:
-        numbers = torch.from_numpy(value.copy())
-    except TypeError:  # an array of texts or objects
-        numbers = None
-    return Strange("NumPy array", numbers)
 
 
 EXACTLY = {
@@ -98,10 +94,6 @@ EXACTLY = {
     str: str.__str__,
     bytes: lambda value: bytes(memoryview(value)),
 }
-
-
-def plain_key(key: Any) -> Any:
-    return key if type(key) in (bool, int, float, str) else repr(key)
 
 
 # ------------------------------------------------------------------------- comparing
@@ -116,13 +108,16 @@ def difference(got: Any, want: Any, tolerance: float) -> str | None:
     """
     if got is None and want is not None:
         return RETURNED_NONE
+    if isinstance(got, AtMost) and isinstance(want, AtMost):
+        return None if got.value <= want.value * (1 + tolerance) else ""
     is_plain = isinstance(want, (int, float, list, tuple))
     if isinstance(got, Strange) and got.array is not None and is_plain:
         got = got.array
     if isinstance(got, Strange):
         if got == want:
             return None
-        return f"That is {got}; {kind(want)} was expected. {got.advice}".rstrip()
+        advice = ADVICE.get(got.kind, "")
+        return f"That is {got}; {kind(want)} was expected. {advice}".rstrip()
     if isinstance(want, torch.Tensor):
         return _tensor_difference(got, want, tolerance)
     if isinstance(want, bool) and isinstance(got, torch.Tensor) and got.numel() == 1:
@@ -167,14 +162,13 @@ def _number_difference(got: Any, want: float, tolerance: float) -> str | None:
 
 def _almost(got: float) -> str:
     """What to say to 2.0000000000000018 where 2 was expected."""
-    if not isinstance(got, float) or not math.isfinite(got):
-        return ""
-    if got == round(got) or not math.isclose(got, round(got), rel_tol=1e-6):
-        return ""
-    return (
-        f"It is {got!r}, which is not a whole number. Dividing with `/` leaves "
-        "rounding errors: work with whole numbers (`//` and `%`)."
-    )
+    has_fraction = got != got // 1 and math.isfinite(got)
+    if has_fraction and math.isclose(got, round(got), rel_tol=1e-6):
+        return (
+            f"It is {got!r}, which is not a whole number. Dividing with `/` leaves "
+            "rounding errors: work with whole numbers (`//` and `%`)."
+        )
+    return ""
 
 
 def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | None:
@@ -187,17 +181,17 @@ def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | 
         return f"Its shape is {tuple(got.shape)}; {tuple(want.shape)} was expected."
     if got.dtype == want.dtype and torch.equal(got, want):  # mostly, and much faster
         return None
-    exact = got.to(_widest(got, want))
+    # In a dtype that loses no digit.
+    is_float = got.is_floating_point() or want.is_floating_point()
+    exact = got if got.is_complex() else got.to(torch.float64 if is_float else int)
     target = want.to(exact.dtype)
-    wrong = ~torch.isclose(
-        exact,
-        target,
-        rtol=tolerance if want.is_floating_point() else 0.0,
-        atol=_absolute(target, tolerance) if want.is_floating_point() else 0.0,
-        equal_nan=True,
-    )
-    count = int(wrong.sum())
-    if count:
+    relative = tolerance if want.is_floating_point() else 0.0
+    # Sums of large numbers may nearly cancel: measure against the largest value.
+    finite = target[torch.isfinite(target)].abs()
+    largest = float(finite.max()) if finite.numel() else 0.0
+    absolute = relative * (largest or 1.0)
+    wrong = ~torch.isclose(exact, target, relative, absolute, equal_nan=True)
+    if count := int(wrong.sum()):
         if want.numel() <= FEW:
             return ""
         index = wrong.nonzero()[0].tolist()
@@ -214,21 +208,6 @@ def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | 
     return None
 
 
-def _widest(got: torch.Tensor, want: torch.Tensor) -> torch.dtype:
-    """A dtype in which they can be compared and no digit is lost."""
-    if got.is_complex():
-        return got.dtype
-    either = (got, want)
-    return torch.float64 if any(map(torch.is_floating_point, either)) else torch.int64
-
-
-def _absolute(target: torch.Tensor, tolerance: float) -> float:
-    """Sums of large numbers may nearly cancel: measure against the largest value."""
-    finite = target.detach()[torch.isfinite(target)]
-    largest = float(finite.abs().max()) if finite.numel() else 0.0
-    return tolerance * (largest or 1.0)
-
-
 def _list_difference(got: Any, want: list | tuple, tolerance: float) -> str | None:
     if isinstance(got, torch.Tensor) and got.dim() == 1:
         got = got.tolist()
@@ -239,8 +218,7 @@ def _list_difference(got: Any, want: list | tuple, tolerance: float) -> str | No
         verb = "was" if len(want) == 1 else "were"
         return f"It has {items}; {len(want)} {verb} expected."
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
-        found = difference(one, other, tolerance)
-        if found is not None:
+        if (found := difference(one, other, tolerance)) is not None:
             found = found.replace(RETURNED_NONE, "It is None.")
             return f"The item at index {index} is wrong. {found}".rstrip()
     return None
@@ -256,8 +234,7 @@ def _dict_difference(got: Any, want: dict, tolerance: float) -> str | None:
     if surplus:
         return f"The key {surplus[0]!r} was not expected."
     for key, value in want.items():
-        found = difference(got[key], value, tolerance)
-        if found is not None:
+        if (found := difference(got[key], value, tolerance)) is not None:
             return f"The value of {key!r} is wrong. {found}".rstrip()
     return None
 
@@ -299,18 +276,17 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def show(value: Any, unit: str = "") -> str:
+def show(value: Any) -> str:
     """A value in a few words: short, and the same on every machine."""
     if isinstance(value, torch.Tensor):
         return _show_tensor(value)
     if isinstance(value, float):
         text = f"{value:.6g}"
-        is_whole = text.lstrip("-").isdigit()
-        return f"{text}.0 {unit}".rstrip() if is_whole else f"{text} {unit}".rstrip()
+        return f"{text}.0" if text.lstrip("-").isdigit() else text
     if isinstance(value, int) and not isinstance(value, bool):
         if abs(value) >= 10**MANY_DIGITS:
             return f"a number of more than {MANY_DIGITS} digits"
-        return f"{value} {unit}".rstrip()
+        return str(value)
     if isinstance(value, (list, tuple)):
         items = [show(item) for item in value[:FEW]]
         if len(value) > FEW:
@@ -338,19 +314,14 @@ def _show_tensor(tensor: torch.Tensor) -> str:
     if tensor.numel() <= FEW:
         note = "" if dtype in ("float32", "int64", "bool") else f", dtype={dtype}"
         return f"tensor({_nested(tensor.tolist())}{note})"
-    first = ", ".join(_short(x) for x in tensor.flatten()[:3].tolist())
+    first = ", ".join(map(_nested, tensor.flatten()[:3].tolist()))
     return f"tensor of shape {tuple(tensor.shape)}, {dtype}: {first}, ..."
 
 
 def _nested(values: Any) -> str:
+    """Numbers in lists; ``4.`` for a float that is whole, as PyTorch prints it."""
     if isinstance(values, list):
-        return "[" + ", ".join(_nested(value) for value in values) + "]"
-    return _short(values)
-
-
-def _short(number: Any) -> str:
-    """``4.`` for a float that is whole, as PyTorch prints it."""
-    if not isinstance(number, float):
-        return str(number)
-    text = f"{number:.5g}"
-    return f"{text}." if text.lstrip("-").isdigit() else text
+        return f"[{', '.join(map(_nested, values))}]"
+    text = f"{values:.5g}" if isinstance(values, float) else str(values)
+    is_whole = isinstance(values, float) and text.lstrip("-").isdigit()
+    return f"{text}." if is_whole else text

@@ -4,7 +4,7 @@
     def try_it(answer, gpus, rows):
         return {"output": answer(torch.ones(rows)), "copies": copies(gpus)}
 
-    Task(..., where="here", run=try_it)
+    Task(..., where="here", observe=try_it)
 
 The answer runs in a process of its own, with nothing but the virtual GPUs of the task,
 also on a machine that has real ones: only the virtual ones tell what was copied where.
@@ -13,6 +13,7 @@ also on a machine that has real ones: only the virtual ones tell what was copied
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ SETTINGS = {"memory": "1 GiB", "compute": "1 TFLOP/s", "force": True}
 
 
 def on_gpus(number: int, **settings: Any) -> Callable[[Callable], Callable]:
-    """Decorate a task's ``run``: it gets the virtual GPUs after the answer.
+    """Decorate a task's ``observe``: it gets the virtual GPUs after the answer.
 
     What it returns is plain data on the CPU, so it outlives the GPUs.
 
@@ -60,12 +61,11 @@ def copies(gpus: Any) -> list[str]:
 def at_the_same_time(gpus: Any, one: str, other: str) -> bool:
     """Did two devices compute at the same time, at any moment?"""
     rows = gpus.timeline().intervals
-    first, second = (
+    computing = (
         [i for i in rows[device] if i.kind == "compute"] for device in (one, other)
     )
     slack = 1e-12  # seconds: times are sums of floats
     return any(
         min(a.stop, b.stop) - max(a.start, b.start) > slack
-        for a in first
-        for b in second
+        for a, b in itertools.product(*computing)
     )

@@ -1,37 +1,35 @@
 """Lesson 01, GPUs, nodes and ranks: the tasks of its exercise."""
 
-import operator
+import numpy as np
 
 from course_utils.questions.lesson_01 import PREDICT_RANK
 from course_utils.tasks.task import Miss, Task
 
+RESULT, WHOLE = "what it returned", "whole numbers"
+
+
+def looked_at(result):
+    """Is it made of ints? Those of NumPy and PyTorch count."""
+    if result is None:
+        return None
+    return {RESULT: result, WHOLE: np.asarray(result).dtype.kind in "iu"}
+
+
+NOT_WHOLE = (
+    "The value is right here, but not every number is an int, and `items[2.0]` is a "
+    "TypeError. `/` makes a float of two ints, `//` makes an int."
+)
+FOUR = "That is right for 4 GPUs per node. Use `gpus_per_node`."
+
 # ---------------------------------------------------------------------------- rank_of
 
-RANK, WHOLE = "the rank", "whole numbers"
-NO_INDEX = (
-    "But a float is no whole number: `items[2.0]` is a TypeError. `//` makes an int of "
-    "two others, `/` a float."
-)
+OURS = "node * gpus_per_node + local_rank"
 
 
 def observe_rank(answer, node, local_rank, gpus_per_node):
-    rank = answer(node, local_rank, gpus_per_node)
-    return None if rank is None else {RANK: rank, WHOLE: is_index(rank)}
+    return looked_at(answer(node, local_rank, gpus_per_node))
 
 
-def is_index(number):
-    """Can it count and index? Also NumPy's and torch's whole numbers can."""
-    try:
-        operator.index(number)
-    except TypeError:
-        return False
-    return True
-
-
-OURS = "node * gpus_per_node + local_rank"
-NODES = "Nodes count from 0: before node 3 there are three others (0, 1 and 2)."
-FOUR = "That is right for 4 GPUs per node. Use `gpus_per_node`."
-EIGHT = "That is right for 8 GPUs per node. Use `gpus_per_node`."
 RANK_OF = Task(
     id="01.rank_of",
     title="From GPU to rank",
@@ -45,54 +43,46 @@ RANK_OF = Task(
             OURS,
             "local_rank * gpus_per_node + node",
             "Node and local rank changed places. Each node holds `gpus_per_node` "
-            "ranks: which of the two numbers counts nodes?",
+            "ranks, so multiply the number of the node.",
         ),
         Miss(OURS, "local_rank", "That is the local rank, the same on every node."),
         Miss(OURS, "node + local_rank", "A node holds `gpus_per_node` ranks, not one."),
         Miss(OURS, "node * gpus_per_node", "That is the first rank of the node."),
-        Miss("node *", "(node - 1) *", f"One node is missing. {NODES}"),
-        Miss("node *", "(node + 1) *", f"There is a node too many. {NODES}"),
         Miss(
-            OURS,
-            "(node + local_rank) * gpus_per_node",
-            "Only the nodes are multiplied: no parentheses are needed.",
+            "node *",
+            "(node - 1) *",
+            "One node is missing. Nodes count from 0: before node 3 there are three "
+            "others, 0, 1 and 2.",
         ),
         Miss("* gpus_per_node", "* 4", FOUR),
-        Miss("* gpus_per_node", "* 8", EIGHT),
     ),
-    because={WHOLE: f"The number is right. {NO_INDEX}"},
-    otherwise="A rank is the number of ranks that come before it: all those on the "
-    "nodes before, and those before it on its own node. Everything counts from 0.",
+    because={WHOLE: NOT_WHOLE},
+    otherwise="A rank is the number of ranks before it: all those on the nodes before, "
+    "and those before it on its own node. Everything counts from 0.",
     hints=(
-        "How many ranks live on all the nodes before this one?",
-        "Node 0 holds the first `gpus_per_node` ranks, node 1 the next ones. So a "
-        "node's first rank is a multiple of `gpus_per_node`. From there, count on by "
-        "the local rank.",
+        "How many ranks are there on all the nodes before this one?",
+        "The first rank of a node is a multiple of `gpus_per_node`. From there, count "
+        "on by the local rank.",
         "One line:\n  return ... * gpus_per_node + ...",
     ),
 )
 
 # ---------------------------------------------------------------- node_and_local_rank
 
-PLACE = "node and local rank"
+QUOTIENT, REST = "rank // gpus_per_node", "rank % gpus_per_node"
 
 
 def observe_place(answer, rank, gpus_per_node):
-    place = answer(rank, gpus_per_node)
-    if place is None:
-        return None
-    is_one = not hasattr(place, "__len__") or getattr(place, "shape", None) == ()
-    return {PLACE: place, WHOLE: None if is_one else list(map(is_index, place))}
+    return looked_at(answer(rank, gpus_per_node))
 
 
-QUOTIENT, REST = "rank // gpus_per_node", "rank % gpus_per_node"
 NODE_AND_LOCAL_RANK = Task(
     id="01.node_and_local_rank",
     title="And back again",
     stars=1,
     where="here",
-    # The first rank of a node, where no rounding does harm; then one where rounding
-    # up does, and one where `round` does. Then the first, the second and the last
+    # First a rank where `/` shows nothing but its float. Then one where `round` drops
+    # the rest, too, and one where it does not. Then the first, the second and the last
     # rank of a node, on nodes with 1 to 16 GPUs.
     cases=(
         *((70, 7), (23, 7), (26, 7), (999, 8), (4, 4)),
@@ -110,28 +100,17 @@ NODE_AND_LOCAL_RANK = Task(
             "The two numbers changed places: first the node, then the local rank.",
         ),
         Miss(
-            "//",
-            "/",
-            "`/` gives a fraction. A rank is on one whole node: `//` divides and drops "
-            "the rest.",
-        ),
-        Miss(
             QUOTIENT,
             "round(rank / gpus_per_node)",
             "`round` goes up where more than half of the node lies before the rank. "
             "Drop the rest instead: `//`.",
         ),
-        Miss(
-            QUOTIENT,
-            f"-(-{QUOTIENT})",
-            "Rounding up counts this node among those before it. Drop the rest: `//`.",
-        ),
         Miss(REST, "rank", "The node is right. The second number is still the rank."),
         Miss(
             REST,
             f"rank - {QUOTIENT}",
-            "The node is right. For the local rank you subtracted the number of nodes "
-            "before: subtract the number of ranks on them.",
+            "The node is right. For the local rank, subtract the number of ranks on "
+            "the nodes before, not the number of nodes.",
         ),
         Miss(
             REST,
@@ -140,33 +119,29 @@ NODE_AND_LOCAL_RANK = Task(
             "makes 1 of 1.9999. Work with whole numbers (`//` and `%`).",
         ),
         Miss(f"{QUOTIENT}, {REST}", "rank // 4, rank % 4", FOUR),
-        Miss(f"{QUOTIENT}, {REST}", "rank // 8, rank % 8", EIGHT),
     ),
-    because={WHOLE: f"The numbers are right. {NO_INDEX}"},
+    because={WHOLE: NOT_WHOLE},
     otherwise="`return node, local_rank`: the node is the number of full nodes before "
     "the rank, the local rank is what is then left of it. Both count from 0.",
     hints=(
-        "How many full nodes are there before this rank? How many ranks are left over "
-        "then?",
+        "How many full nodes are there before this rank? How many ranks are left over?",
         "Whole-number division gives the one, its rest the other. Python writes them "
         "`//` and `%`.",
-        "Two numbers, separated by a comma:\n"
-        "  return rank // ..., rank % ...\n"
-        "To test it, use your rank_of: it must lead back to the same rank.",
+        "Two numbers, separated by a comma:\n  return rank // ..., rank % ...",
     ),
 )
 
 # ------------------------------------------------------------------- transfer_seconds
 
 SUM, SIZE = "latency + nbytes / bandwidth", "numel * element_size"
+
 TRANSFER_SECONDS = Task(
     id="01.transfer_seconds",
     title="Seconds for a tensor",
     stars=2,
     where="here",
-    # First nothing but bytes, then nothing but latency, then both: whoever makes two
-    # mistakes at once is told of one after the other. With 3 bytes per element, "4
-    # bytes" and "half the bandwidth" are not the same.
+    # First almost nothing but bytes, then almost nothing but latency, then both:
+    # whoever makes two mistakes at once is told of one after the other.
     cases=(
         (7_000_000_000, 3, 0.0, 45.0),
         (1, 1, 20.0, 25.0),
@@ -185,15 +160,15 @@ TRANSFER_SECONDS = Task(
         Miss(
             SIZE,
             f"8 * {SIZE}",
-            "The part for the bytes is 8 times too long. The size is in bytes, and "
-            "GB/s has a capital B: bits do not come in.",
+            "The part for the bytes is 8 times too long. The capital B in GB/s means "
+            "bytes: do not convert to bits.",
         ),
         Miss(SUM, "nbytes / bandwidth", "The latency is missing. Add it."),
         Miss(
             SUM,
             "max(latency, nbytes / bandwidth)",
-            "That is the longer of the two parts. First the latency passes, then the "
-            "bytes flow: add them.",
+            "That is the longer of the two parts. They come one after the other: add "
+            "them.",
         ),
         Miss(
             "nbytes /",
@@ -201,24 +176,15 @@ TRANSFER_SECONDS = Task(
             "The bytes take almost no time. Did you divide with `//`, or round?",
         ),
         Miss(SIZE, "numel", "You counted the elements as bytes."),
-        Miss(SIZE, "numel * 4", "Not all elements have 4 bytes. Use `element_size`."),
         Miss(" * 1e9", "", "You divided bytes by GB/s. 1 GB is 10**9 bytes."),
-        Miss("1e-6", "1", "The latency is added as seconds. A microsecond is 1e-6."),
-        Miss("1e-6", "1e-3", "You took the latency for milliseconds."),
-        Miss("1e-6", "1e-9", "You took the latency for nanoseconds."),
-        Miss(SUM, f"round({SUM}, 6)", "It is rounded. Return all digits."),
-        Miss(SUM, f"round({SUM}, 9)", "It is rounded. Return all digits."),
+        Miss(SIZE, "numel * 4", "Not all elements have 4 bytes. Use `element_size`."),
     ),
-    errors={
-        "ZeroDivisionError": "The latency or the size may be 0: only the bandwidth is "
-        "divided by. Are the arguments in the order of the stub?"
-    },
-    otherwise="Bring every number to bytes and seconds, and print them: how many "
-    "bytes, how many bytes per second, which latency in seconds? The result is in "
-    "seconds, for one message, one way, and not rounded.",
+    otherwise="Convert every number to bytes and seconds, and print it: how many "
+    "bytes, how many bytes per second, how many seconds of latency? The result is in "
+    "seconds, and not rounded.",
     hints=(
         "Two things take time: until the first byte arrives, and until all the others "
-        "have followed. Bring every number to bytes and seconds first.",
+        "have followed. Convert every number to bytes and seconds first.",
         "seconds = latency + bytes / bandwidth. Bytes: elements times bytes per "
         "element. A microsecond is 1e-6 seconds, a GB is 1e9 bytes.",
         "Three lines:\n"
@@ -230,7 +196,6 @@ TRANSFER_SECONDS = Task(
 
 # --------------------------------------------------------------------- spot_the_units
 
-PORTS = "All ports send at the same time: multiply the speed by `ports`."
 SPOT_THE_UNITS = Task(
     id="01.spot_the_units",
     title="Spot the units",
@@ -247,35 +212,33 @@ SPOT_THE_UNITS = Task(
         Miss(
             "1e9  # GB, not GiB\n    gigabytes_per_second = ports * port_speed / 8",
             "2**30\n    gigabytes_per_second = ports * port_speed",
-            "That is what the old plan says. One line takes a GiB for a GB, another "
-            "takes Gb for GB.",
+            "That is what the old plan says. One line takes GiB for GB, another one "
+            "Gb for GB.",
         ),
         Miss(
             " / 8",
             "",
-            "The gigabytes are right now. But it is still 8 times too fast: "
-            "`port_speed` is in Gb/s, with a small b. That is bits.",
+            "The gigabytes are right now, but it is still 8 times too fast. "
+            "`port_speed` is in Gb/s, and a small b means bits.",
         ),
         Miss(
             "1e9",
             "1024**3",
-            "The bits are right now. But it is still 7 % too fast: 1024**3 bytes are a "
-            "GiB. Networks count in GB, and 1 GB is 10**9 bytes.",
+            "The bits are right now, but it is still 7 % too fast. 1024**3 bytes are a "
+            "GiB, and networks count in GB: 10**9 bytes.",
         ),
         Miss(
             "/ 8",
             "* 8",
             "The 8 is on the wrong side. A byte is 8 bits, so a port carries 8 times "
-            "fewer bytes than bits, and sending takes longer.",
+            "fewer bytes than bits.",
         ),
-        Miss("ports * ", "", PORTS),
-        Miss("ports * ", "1 / ports * ", PORTS),
-        Miss("speed / 8", "speed // 8", "`//` drops everything after the point."),
+        Miss("ports * ", "", "All ports send at the same time: multiply by `ports`."),
         Miss(" * element_size", "", "Each number has `element_size` bytes."),
     ),
-    otherwise="Two lines of the plan need another number, each by itself, and nothing "
-    "else must change: add no latency, and do not round. Say the unit of each line "
-    "aloud: GB, GB/s, seconds.",
+    otherwise="Two lines of the plan need another number, and nothing else changes: "
+    "add no latency, and do not round. Say the unit of each line aloud: GB, GB/s, "
+    "seconds.",
     hints=(
         "Say the unit of every number aloud, line by line. Does the name on the left "
         "promise the same unit?",
@@ -290,22 +253,17 @@ SPOT_THE_UNITS = Task(
 
 # ---------------------------------------------------------------------- which_backend
 
-NO_GPUS, ON_CPU = "for nodes without GPUs", "for tensors on the CPU"
+ON_CPU = "for tensors on the CPU"
 SHARED, OWN = "for ranks that share GPUs", "for a GPU for each rank"
-LEFT_OVER = "for more GPUs than ranks"
 
 
 def observe_backend(answer, tensors_on, ranks_on_node, gpus_on_node):
     name = answer(tensors_on, ranks_on_node, gpus_on_node)
-    if not isinstance(name, str) or name not in ("nccl", "gloo"):
+    if name not in ("nccl", "gloo"):
         return name
-    if gpus_on_node == 0:
-        return {NO_GPUS: name}
     if tensors_on == "cpu":
         return {ON_CPU: name}
-    if ranks_on_node > gpus_on_node:
-        return {SHARED: name}
-    return {OWN if ranks_on_node == gpus_on_node else LEFT_OVER: name}
+    return {SHARED if ranks_on_node > gpus_on_node else OWN: name}
 
 
 WHICH_BACKEND = Task(
@@ -320,24 +278,20 @@ WHICH_BACKEND = Task(
     ),
     observe=observe_backend,
     because={
-        "returned": 'Return the name "nccl" or "gloo", in small letters and alone.',
-        NO_GPUS: "nccl works between GPUs, and these nodes have none.",
-        ON_CPU: "There are GPUs here, but the tensors are in the CPU's memory. nccl "
-        "takes GPU tensors only.",
-        SHARED: "There are more ranks than GPUs, so some ranks share a GPU. nccl wants "
-        "a GPU for each rank: sharing ends in an error (`Duplicate GPU detected`) or a "
-        "deadlock.",
-        OWN: "gloo could average these GPU tensors, but slowly. There is a GPU for "
-        "each rank here: nccl works, and is made for it. (Only the arguments count, "
-        "not the GPUs of this machine.)",
-        LEFT_OVER: "There is a GPU for each rank here, and some are left over. That is "
-        "no problem for nccl: it uses the GPUs that the ranks use.",
+        ON_CPU: "nccl takes GPU tensors only, and these are in the CPU's memory, "
+        "whether there are GPUs or not.",
+        SHARED: "There are more ranks than GPUs, and nccl wants a GPU for each rank. "
+        "Sharing one ends in an error (`Duplicate GPU detected`) or a deadlock.",
+        OWN: "There is a GPU for each rank here, so nccl works, and it is faster than "
+        "gloo. It does not matter if some GPUs are left over. (Only the arguments "
+        "count, not the GPUs of this machine.)",
     },
+    otherwise='Return the name "nccl" or "gloo", in small letters and alone.',
     hints=(
-        "nccl is the fast one, but it has two conditions. When one of them is not "
-        "met, gloo is left.",
-        'The first condition is about the tensors: they are on "cuda". The second is '
-        "about numbers: each rank has a GPU of its own. Both must hold.",
+        "nccl is the fast one, but it has two conditions. If one of them is not met, "
+        "gloo is left.",
+        'The tensors must be on "cuda", and each rank must have a GPU of its own. Both '
+        "must hold.",
         "One condition with `and`:\n"
         "  if tensors_on == ... and ranks_on_node ... gpus_on_node:\n"
         '      return "nccl"\n'

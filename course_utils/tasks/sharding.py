@@ -7,17 +7,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from course_utils.measure.taps import put_back
+from course_utils.measure.alive import settled
+from course_utils.measure.taps import tap
 from course_utils.measure.traffic import Watch
 from course_utils.tasks.inputs import linear
-from course_utils.tasks.memory import settled
 
-GATHERED = "all-gather"
 FEW = 4  # tensors; one is left from the last round of a loop
 # Only what the installed version has: their names have changed.
-NAMES = "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"
 REDUCE_SCATTERS = (
-    *(name for name in NAMES if hasattr(dist, name)),
+    *(name for name in vars(dist) if name.startswith("reduce_scatter")),
     "torch.distributed._functional_collectives.reduce_scatter_tensor",
 )
 
@@ -41,9 +39,7 @@ def module_of(kind):
 def sent_bytes(sent, calls):
     """What a rank sent: by collectives, and by messages, also those of its threads.
 
-    Args:
-        sent: what `Sent` has noted.
-        calls: what `recorded()` has noted meanwhile.
+    `sent` is what `Sent` has noted, and `calls` what `recorded()` has.
     """
     messages = sum(call.nbytes for call in calls if call.kind == "send")
     return messages + round(sum(part for name, part in sent.calls if name != "send"))
@@ -60,16 +56,11 @@ def called(*names):
     """Yields a list: which of these methods of process groups are called meanwhile."""
     found = []
 
-    def noted(name, original):
-        def method(*args, **kwargs):
-            found.append(name)
-            return original(*args, **kwargs)
+    def around(call):
+        found.append(call.name)
+        return call.go()
 
-        return method
-
-    with put_back(dist.ProcessGroup, names) as originals:
-        for name, original in originals.items():
-            setattr(dist.ProcessGroup, name, noted(name, original))
+    with tap(around, names):
         yield found
 
 
@@ -82,7 +73,7 @@ class Gathers(Watch):
 
     def note(self, name, nbytes):
         n = dist.get_world_size()
-        if name == GATHERED:  # a rank sends its part to n - 1 others
+        if name == "all-gather":  # a rank sends its part to n - 1 others
             self.nbytes = max(self.nbytes, round(nbytes * n / (n - 1)))
             self.in_backward += torch._C._current_graph_task_id() != -1
 
@@ -104,9 +95,8 @@ def announced():
         gathered = [torch.empty(1) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, torch.ones(1))
         if dist.get_rank() > 0:  # rank 0 keeps them all
-            kept.append(
-                settled(lambda: sum(not one.expired() for one in made), FEW, 0.2)
-            )
+            there = settled(lambda: sum(not one.expired() for one in made), FEW, 0.2)
+            kept.append(there)
         whole = original(self, *args, **kwargs)
         made.append(StorageWeakRef(whole.untyped_storage()))
         return whole

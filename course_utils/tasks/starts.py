@@ -11,32 +11,21 @@ import pickle
 import tempfile
 import time
 import warnings
-from typing import NamedTuple
+from pathlib import Path
 
 import torch.multiprocessing as mp
 
 CAN_FORK = "fork" in mp.get_all_start_methods()
 MEETING = 3.0 if CAN_FORK else 20.0  # seconds that workers wait for each other
 LATE = 0.05  # seconds that a worker takes; one of them takes n more of these
-DONE = ".done"
-
-
-class Noted(NamedTuple):
-    """What a worker has left behind.
-
-    Attributes:
-        given: its arguments, as "0 3".
-        pid: of the process that it ran in.
-        met: did it see all the others?
-    """
-
-    given: str
-    pid: int
-    met: bool
 
 
 class Note:
-    """A worker that leaves a file. It first waits for the other workers."""
+    """A worker that leaves a file. It first waits for the other workers.
+
+    In the file are its arguments, the process that it ran in, and whether it saw all
+    the others. It is empty until the worker has come to its end.
+    """
 
     def __init__(self, folder: str, n: int):
         self.folder, self.n = folder, n
@@ -48,32 +37,17 @@ class Note:
                 f"{', '.join(map(repr, given))}"
             )
         with contextlib.suppress(OSError):  # nobody has waited: the folder is gone
-            handle, begun = tempfile.mkstemp(dir=self.folder)
-            met = self._all_are_there()
+            handle, _ = tempfile.mkstemp(dir=self.folder)
+            end = time.monotonic() + MEETING
+            while not (met := len(os.listdir(self.folder)) >= self.n):
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.002)
             # The last to end is one in the middle: nobody may wait for the first alone,
             # or for the last.
             time.sleep(LATE * (1 + self.n * (given[0] == self.n // 2)))
             with open(handle, "wb") as file:
                 pickle.dump(("{!r} {!r}".format(*given), os.getpid(), met), file)
-            os.rename(begun, begun + DONE)
-
-    def _all_are_there(self) -> bool:
-        end = time.monotonic() + MEETING
-        while len(os.listdir(self.folder)) < self.n:
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.002)
-        return True
-
-    @staticmethod
-    def read(folder: str) -> list[Noted]:
-        """What the workers have left that have come to their end by now."""
-        notes = []
-        for name in os.listdir(folder):
-            if name.endswith(DONE):
-                with open(os.path.join(folder, name), "rb") as file:
-                    notes.append(Noted(*pickle.load(file)))
-        return notes
 
 
 @contextlib.contextmanager
@@ -85,21 +59,18 @@ def forks_for_spawns():
     if not CAN_FORK:
         yield
         return
-    fork = multiprocessing.context.ForkProcess
 
-    class Process(fork):
+    class Process(multiprocessing.context.ForkProcess):
         @staticmethod
         def _Popen(process):
             refuse_what_has_no_name(process)
-            return fork._Popen(process)
+            return multiprocessing.context.ForkProcess._Popen(process)
 
-    class Context(multiprocessing.context.ForkContext):
-        pass
-
-    Context.Process = Process
+    context = multiprocessing.context.ForkContext()
+    context.Process = Process
     contexts = multiprocessing.context._concrete_contexts
     originals = dict(contexts)
-    contexts.update({name: Context() for name in originals if name != "fork"})
+    contexts.update(spawn=context, forkserver=context)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
         try:
@@ -142,12 +113,13 @@ def observe_start(answer, n):
             text = f"process {error.error_index} ended with {last}"
             short = mp.ProcessRaisedException(text, error.error_index, error.error_pid)
             raise short.with_traceback(error.__traceback__) from None
-        notes = Note.read(folder)
-    pids = [note.pid for note in notes]
+        files = [path.read_bytes() for path in Path(folder).iterdir()]
+    notes = [pickle.loads(note) for note in files if note]
+    pids = [pid for _, pid, _ in notes]
     return {
         OWN_PROCESSES: os.getpid() not in pids,
         EACH_ANOTHER: len(set(pids)) == len(pids),
         ENDED: len(notes),
-        GIVEN: sorted(note.given for note in notes),
-        TOGETHER: all(note.met for note in notes),
+        GIVEN: sorted(given for given, _, _ in notes),
+        TOGETHER: all(met for *_, met in notes),
     }

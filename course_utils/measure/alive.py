@@ -1,4 +1,4 @@
-"""For tasks about memory: what an answer keeps of the numbers that it was given."""
+"""What an answer, or any code, keeps alive of the numbers that it was given."""
 
 import gc
 import time
@@ -18,12 +18,8 @@ def alive():
     """
     gc.collect()
     tensors = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
-    storages = (
-        one.untyped_storage()
-        for one in tensors
-        if one.is_floating_point() and one.device.type != "meta"
-    )
-    return {storage._cdata: storage for storage in storages}
+    numbers = [t for t in tensors if t.is_floating_point() and t.device.type != "meta"]
+    return {t.untyped_storage()._cdata: t.untyped_storage() for t in numbers}
 
 
 def new_bytes(before):
