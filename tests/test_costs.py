@@ -79,6 +79,14 @@ def test_fit_never_finds_a_latency_below_zero():
 
 # ---------------------------------------------------------------- the data sheets
 
+
+def test_units():
+    decimal, binary = (costs.KB, costs.MB, costs.GB, costs.TB), ("KiB", "MiB", "GiB")
+    assert decimal == (1000, 1000**2, 1000**3, 1000**4)
+    assert [getattr(costs, name) for name in binary] == [2**10, 2**20, 2**30]
+    assert costs.TiB == 2**40
+
+
 ONE_WAY = {  # gigabytes a second
     "in a GPU": {
         "HBM3e (H200)": 4800,

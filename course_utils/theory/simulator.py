@@ -192,8 +192,7 @@ def all_reduce(
     """Simulate one all-reduce.
 
     Args:
-        cluster: On which GPUs.
-        nbytes: Of the tensor on each.
+        cluster, nbytes: On which GPUs, and of the tensor on each.
         algorithm: "naive", "tree", "halving-doubling", "ring" or "hierarchical": see
             the function of that name in this module.
         ready: Seconds at which GPUs join that are late: `{rank: seconds}`. The others
@@ -210,16 +209,9 @@ def all_reduce(
     Cost: an algorithm of k rounds on n GPUs takes k operations on arrays of n numbers:
     about 0.5 s for a ring of 10,000.
     """
-    run = ALGORITHMS[one_of(algorithm, "algorithm", ALGORITHMS)]
-    uniform = not ready and not slow_links
-    if every_gpu is None:
-        every_gpu = cluster.gpus <= _LARGEST or not uniform
-    if not every_gpu and not uniform:
-        raise ValueError(
-            "every_gpu=False, but some GPUs are late or some links are slow: these do "
-            "not behave like the others. Leave every_gpu out."
-        )
-    return run(_Network(cluster, ready or {}, slow_links or {}, every_gpu), nbytes)
+    algorithm = one_of(algorithm, "algorithm", ALGORITHMS)
+    network = _Network(cluster, ready or {}, slow_links or {}, every_gpu)
+    return ALGORITHMS[algorithm](network, nbytes)
 
 
 @checked
@@ -229,45 +221,39 @@ def all_gather(
     """Simulate one all-gather in a ring: n-1 rounds, half of a ring all-reduce.
 
     A reduce-scatter sends the same messages, and adding up costs no time: it takes as
-    long.
-
-    Args:
-        cluster: On which GPUs.
-        nbytes: Of what each GPU has in the end (a reduce-scatter: in the beginning).
-        every_gpu: As for `all_reduce`.
+    long. `nbytes` is what each GPU has in the end (a reduce-scatter: in the beginning).
     """
-    if every_gpu is None:
-        every_gpu = cluster.gpus <= _LARGEST
     network = _Network(cluster, {}, {}, every_gpu)
     network.ring(cluster.gpus - 1, nbytes / cluster.gpus)
     return network.result()
 
 
 class _Network:
-    """The state of all GPUs, and what a round of messages does to it.
-
-    Attributes:
-        now: When each GPU has what it sends next, by node and local rank.
-        sent: Bytes that each GPU has sent.
-    """
+    """When each GPU has what it sends next, and what a round of messages does to it."""
 
     def __init__(
         self,
         cluster: Cluster,
         ready: Mapping[int, float],
         slow_links: Mapping[tuple[int, int], float],
-        every_gpu: bool,
+        every_gpu: bool | None,
     ) -> None:
-        self.cluster = cluster
-        self.every_gpu = every_gpu
-        self.now = np.zeros(cluster.gpus)
+        uniform = not ready and not slow_links
+        if every_gpu is None:
+            every_gpu = cluster.gpus <= _LARGEST or not uniform
+        if not every_gpu and not uniform:
+            raise ValueError(
+                "every_gpu=False, but some GPUs are late or some links are slow: these "
+                "do not behave like the others. Leave every_gpu out."
+            )
         cluster.check_ranks(ready, "ready")
         cluster.check_ranks([r for pair in slow_links for r in pair], "slow_links")
-        self.now[list(ready)] = list(ready.values())
+        self.cluster, self.every_gpu = cluster, every_gpu
         self.slow_links = slow_links
+        self.now = np.zeros(cluster.gpus)
+        self.now[list(ready)] = list(ready.values())
         self.sent = np.zeros(cluster.gpus)
-        self.messages = 0
-        self.rounds = 0
+        self.messages = self.rounds = 0
         # When each port is free again: out of a GPU, and into it.
         self._out, self._into = np.zeros(cluster.gpus), np.zeros(cluster.gpus)
 
