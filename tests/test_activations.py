@@ -1,31 +1,62 @@
-"""``activations.py``: the layer keeps what the formula says."""
+"""``activations.py``: the layer keeps what `costs.activation_bytes` says."""
+
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from course_utils.measure.activations import Layer
 from course_utils.theory import costs
 
 
-@pytest.mark.parametrize("sizes", [(2, 128, 256, 4), (1, 96, 192, 6)])
-def test_the_layer_keeps_what_the_formula_says(sizes):
-    batch, tokens, width, heads = sizes
-    layer = Layer(width, heads).bfloat16()
-    own = {p.untyped_storage().data_ptr() for p in layer.parameters()}
-    kept = {}
+def saved_bytes(forward, modules):
+    """Bytes of storages that a forward pass saves, without those of parameters."""
+    own = {p.untyped_storage().data_ptr() for p in modules.parameters()}
+    saved = {}
 
     def note(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    x = torch.randn(batch, tokens, width, dtype=torch.bfloat16)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = layer(x)  # has a name, so that no address is used twice
-    assert output.shape == x.shape
-    formula = costs.activation_bytes(batch, tokens, width, heads)
-    assert sum(kept.values()) == pytest.approx(formula, rel=0.01)
+        result = forward()  # kept, so that no address is used twice
+    assert result.requires_grad
+    return sum(saved.values())
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_layers_keep_what_the_formula_says(recompute, dtype):
+    b, s, h, a, v = 2, 128, 256, 4, 1000
+    layer, norm, head = Layer(h, a), nn.LayerNorm(h), nn.Linear(h, v, bias=False)
+    modules = nn.ModuleList([layer, norm, head]).to(dtype)
+    if recompute == "selective":
+        layer.attention = partial(checkpoint, layer.attention, use_reentrant=True)
+    once = partial(checkpoint, layer, use_reentrant=True)
+    x = torch.randn(b, s, h, dtype=dtype, requires_grad=True)
+
+    def several(layers):
+        y = x
+        for _ in range(layers):
+            y = once(y) if recompute == "full" else layer(y)
+        return y
+
+    def loss():
+        scores = head(norm(several(3))).float().view(-1, v)
+        return F.cross_entropy(scores, torch.zeros(b * s, dtype=torch.long))
+
+    options = {"recompute": recompute, "element_bytes": x.element_size()}
+    formula = partial(costs.activation_bytes, b, s, h, a, **options)
+    for layers in (1, 3):
+        saved = saved_bytes(lambda layers=layers: several(layers), modules)
+        assert saved == pytest.approx(formula(layers=layers), rel=0.01), layers
+    expected = formula(layers=3, vocabulary=v)
+    assert saved_bytes(loss, modules) == pytest.approx(expected, rel=0.01)
 
 
 def test_its_attention_is_that_of_torch(monkeypatch):

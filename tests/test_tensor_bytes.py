@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils.measure import tensor_bytes
-from course_utils.measure.tensor_bytes import TensorBytes, record_tensor_bytes
+from course_utils.measure.tensor_bytes import record_tensor_bytes
 from course_utils.ranks import Ranks
 
 
@@ -21,7 +21,6 @@ def test_tensors_count_as_long_as_their_memory_lives():
     with record_tensor_bytes() as record:
         assert record.end == 0
         a = torch.zeros(100)
-        assert record.end == 400
         view, alias = a.view(10, 10), a.detach()
         a.add_(1)
         assert record.end == 400, "memory that is shared counts once"
@@ -67,31 +66,25 @@ def test_a_training_step():
         model = nn.Linear(50, 40)
         whole = 4 * (50 * 40 + 40)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        assert record.end == whole
         with record.label("step"):
             with record.label("forward"):
                 loss = model(torch.ones(8, 50)).sum()
             with record.label("backward"):
                 loss.backward()
             del loss
-            assert record.end == 2 * whole
+            with record.label("idle"):
+                assert record.end == 2 * whole
             optimizer.step()
         assert record.end == 3 * whole
         optimizer.zero_grad()
         assert record.end == 2 * whole
-    assert [name for name, *_ in record.spans] == ["forward", "backward", "step"]
+    assert [n for n, *_ in record.spans] == ["forward", "backward", "idle", "step"]
     # The batch, the output and the loss; the loss's own gradient comes later.
     assert record.peak_of("forward") == whole + 4 * (8 * 50 + 8 * 40 + 1)
-    assert record.peak_of("backward") >= 2 * whole
+    assert record.peak_of("backward") >= record.peak_of("idle") == 2 * whole
     assert record.peak_of("step") == record.peak >= 3 * whole
     with pytest.raises(KeyError, match=r"'eval'; there are \['backward', 'forward'"):
         record.peak_of("eval")
-
-
-def test_a_span_begins_with_what_is_there():
-    record = TensorBytes([0.0, 1.0, 2.0], [10, 50, 20], [("quiet", 2.5, 3.0)])
-    assert record.peak_of("quiet") == 20
-    assert TensorBytes().peak == TensorBytes().end == 0
 
 
 def test_all_is_put_back():
@@ -125,12 +118,13 @@ def test_on_ranks_with_dtensors():
             assert own <= between <= own + 64, "and a few numbers of its own"
             assert record.end >= 2 * own, "with the gradients"
             assert record.peak_of("step") >= 2 * own + 64 * 64 * 4
-            assert pickle.loads(pickle.dumps(record)).nbytes == record.nbytes
 
 
 def test_reading_a_record_needs_no_torch():
+    with record_tensor_bytes() as record:
+        held = torch.zeros(100)
     code = (
-        "import sys, course_utils.measure.tensor_bytes as t; t.TensorBytes().peak; "
-        "sys.exit('torch' in sys.modules)"
+        f"import sys, pickle; record = pickle.loads({pickle.dumps(record)!r}); "
+        "assert record.peak == 400; sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0, held

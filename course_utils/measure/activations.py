@@ -37,10 +37,14 @@ class Layer(nn.Module):
         b, s, h = x.shape
         each = self.queries_keys_values(self.norm1(x)).view(b, s, 3, self.heads, -1)
         q, k, v = (part.contiguous() for part in each.permute(2, 0, 3, 1, 4))
-        scores = q @ k.mT / (h / self.heads) ** 0.5
-        seen = _drop(scores.softmax(-1)) @ v
+        seen = self.attention(q, k, v)
         x = x + _drop(self.out(seen.transpose(1, 2).reshape(b, s, h)))
         return x + _drop(self.down(F.gelu(self.up(self.norm2(x)))))
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Mix the values; all are [batch, heads, tokens, width / heads]."""
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return _drop(scores.softmax(-1)) @ v
 
 
 def _drop(x: Tensor) -> Tensor:

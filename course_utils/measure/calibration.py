@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,28 +32,19 @@ from torch import Tensor
 
 from course_utils.measure.taps import Tapped, tap
 from course_utils.theory import costs
+from course_utils.theory.arguments import Count, NotNegative, Positive, checked
 
 # ------------------------------------------------------------------------ measuring
 
 
-def slowest_seconds(work: Callable[[], object], rounds: int = 5) -> list[float]:
-    """Time what all ranks do together, as often as `rounds`. Every rank calls it.
+@checked
+def slowest_seconds(work: Callable[[], object], rounds: Count = 5) -> list[float]:
+    """The seconds of each round of what all ranks do together; on all ranks the same.
 
-    A barrier lets all ranks begin at the same time. What counts is the slowest rank:
-    the others' time says how long they were idle as well. One round before these is
-    not counted: memory is touched and connections are made in it.
-
-    Args:
-        work: What each rank does.
-        rounds: How often.
-
-    Returns:
-        The seconds of each round, the same on all ranks.
-
-    Raises:
-        ValueError: there is no round.
+    Every rank calls it. A barrier lets all ranks begin at the same time. What counts is
+    the slowest rank: the others' time says how long they were idle as well. One round
+    before these is not counted: memory is touched and connections are made in it.
     """
-    rounds = costs.count(rounds, "rounds", least=1)
     work()
     seconds = torch.zeros(rounds, dtype=torch.float64)
     for number in range(rounds):
@@ -64,12 +56,12 @@ def slowest_seconds(work: Callable[[], object], rounds: int = 5) -> list[float]:
     return seconds.tolist()
 
 
-def ring_shift_seconds(sizes: Sequence[int], rounds: int = 20) -> list[float]:
+@checked
+def ring_shift_seconds(sizes: Sequence[Count], rounds: Count = 20) -> list[float]:
     """Seconds of one step of a ring: all send to the next rank at the same time.
 
-    Every rank calls it. Each sends a message of so many bytes to the next rank and
-    receives one from the rank before it. On one machine all of them share its cores and
-    its memory, and a ring all-reduce has to live with that: its steps are these.
+    Every rank calls it. On one machine all of them share its cores and its memory, and
+    a ring all-reduce has to live with that: its steps are these.
 
     Args:
         sizes: Bytes of a message, each of them 1 or more.
@@ -79,9 +71,6 @@ def ring_shift_seconds(sizes: Sequence[int], rounds: int = 20) -> list[float]:
     Returns:
         For each size the seconds of one exchange, the same on all ranks. In a round the
         slowest rank counts; of all rounds it is the median.
-
-    Raises:
-        ValueError: a size or the number of rounds is not a whole number from 1 up.
 
     Cost: 2(n - 1) messages of each size sent by each rank in each of `rounds` + 1
         rounds: the first one, which warms up, is not counted.
@@ -97,7 +86,8 @@ def ring_shift_seconds(sizes: Sequence[int], rounds: int = 20) -> list[float]:
     return _medians(exchanges, sizes, rounds, max(1, 2 * (n - 1)))
 
 
-def ping_pong_seconds(sizes: Sequence[int], rounds: int = 20) -> list[float]:
+@checked
+def ping_pong_seconds(sizes: Sequence[Count], rounds: Count = 20) -> list[float]:
     """Seconds of a message between ranks 0 and 1, one way, with nobody else sending.
 
     Rank 0 sends a message, rank 1 sends it back: half of that time. This is how a link
@@ -112,7 +102,7 @@ def ping_pong_seconds(sizes: Sequence[int], rounds: int = 20) -> list[float]:
         the rounds.
 
     Raises:
-        ValueError: as in `ring_shift_seconds`; or there is only one rank.
+        ValueError: there is only one rank.
 
     Cost: n - 1 messages of each size, there and back, in each of `rounds` + 1 rounds.
     """
@@ -142,8 +132,6 @@ def _medians(
 
     A machine is now busier, now less. So the sizes take turns, and each sees the same.
     """
-    rounds = costs.count(rounds, "rounds", least=1)
-    sizes = [costs.count(size, "a size", least=1) for size in sizes]
     buffers = [torch.ones(2, size, dtype=torch.uint8) for size in sizes]
     seconds = torch.zeros(rounds + 1, len(sizes), dtype=torch.float64)
     for number in range(rounds + 1):
@@ -179,7 +167,7 @@ def measured_link(
         The same on all ranks.
 
     Raises:
-        ValueError: as in `measure`; or a bad number of sizes.
+        ValueError: the sizes are all the same.
     """
     limit = _copied_a_second()
     for _ in range(3):
@@ -292,16 +280,15 @@ class EmulatedLink:
         bandwidth: Bytes a second, of each rank's way out and way in.
 
     Raises:
-        ValueError: a number is negative, or the bandwidth is 0.
-            In the block: a `recv` or `irecv` does not say whom it is from.
+        ValueError: in the block, a `recv` or `irecv` does not say whom it is from.
         RuntimeError: on entering a block inside another one.
     """
 
     _active = False
 
-    def __init__(self, latency: float, bandwidth: float) -> None:
-        self.latency = costs.not_negative(latency, "latency")
-        self.bandwidth = costs.positive(bandwidth, "bandwidth")
+    @checked
+    def __init__(self, latency: NotNegative, bandwidth: Positive) -> None:
+        self.latency, self.bandwidth = latency, bandwidth
 
     def __enter__(self) -> "EmulatedLink":
         if EmulatedLink._active:
@@ -323,30 +310,24 @@ class EmulatedLink:
                 "An EmulatedLink has to know which rank a message comes from: give "
                 "`src` to recv and irecv."
             )
-        tensors = call.tensors
+        sends = call.name == "send"
+        busy = sum(tensor.nbytes for tensor in call.tensors) / self.bandwidth
         time_sent = torch.zeros(1, dtype=torch.float64)  # goes ahead of the message
-        if call.name == "send":
-            free = max(self._now(), self._out) + self._busy(tensors)
-            self._out = free
-            time_sent[0] = free
+        if sends:
+            gone = self._out = max(self._now(), self._out) + busy
+            time_sent[0] = gone
 
         def after() -> None:
-            if call.name == "send":
-                self._sleep(free)
+            if sends:
+                self._sleep(gone)
             else:
-                self._arrive(time_sent, tensors)
+                there = max(time_sent.item() + self.latency, self._in + busy)
+                self._in = there
+                self._sleep(there)
 
-        works = [call.go([time_sent]), call.go()]
-        return _Message(works, (time_sent, *tensors), after)
-
-    def _busy(self, tensors: Sequence[Tensor]) -> float:
-        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return nbytes / self.bandwidth
-
-    def _arrive(self, sent: Tensor, tensors: Sequence[Tensor]) -> None:
-        arrival = max(sent.item() + self.latency, self._in + self._busy(tensors))
-        self._in = arrival
-        self._sleep(arrival)
+        # gloo reads and writes these tensors until the message is done.
+        kept = (time_sent, *call.tensors)
+        return _Message([call.go([time_sent]), call.go()], after, kept)
 
     def _now(self) -> float:
         # All processes of a machine have this clock in common.
@@ -359,21 +340,19 @@ class EmulatedLink:
             self._overslept = time.monotonic() - until
 
 
+@dataclass
 class _Message:
     """Stands for the `Work` of a message that takes longer."""
 
-    def __init__(
-        self, works: list[dist.Work], kept: tuple[Tensor, ...], after: Callable
-    ) -> None:
-        self._works, self._after = works, after
-        self._kept = kept  # gloo reads and writes them until it is done
-        self._done = False
+    works: list[dist.Work]
+    after: Callable[[], None]
+    kept: tuple[Tensor, ...]
 
     def wait(self, *args: Any, **kwargs: Any) -> bool:
         """Until the message has arrived, or left."""
-        if not self._done:
-            for work in self._works:
+        if self.works:
+            for work in self.works:
                 work.wait(*args, **kwargs)
-            self._after()
-            self._done = True
+            self.after()
+            self.works = []
         return True

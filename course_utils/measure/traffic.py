@@ -28,48 +28,18 @@ def _most(n: int) -> float:
     return (n - 1) / n
 
 
-def _others(n: int) -> float:
-    return n - 1
-
-
-def _twice(n: int) -> float:
-    return 2 * (n - 1) / n
-
-
-# What the operation is called, where its tensors are among the arguments, and which
-# share of them a rank of n sends with the best algorithm.
+# By the beginning of an operation's name, without underscores: what it is called, and
+# which share of its tensors a rank of n sends with the best algorithm.
 _COLLECTIVES = {
-    "c10d": {
-        "send": ("send", 0, lambda n: 1),
-        "allreduce": ("all-reduce", 0, _twice),
-        "allreduce_coalesced": ("all-reduce", 0, _twice),
-        "reduce": ("reduce", 0, _most),
-        "broadcast": ("broadcast", 0, _most),
-        "scatter": ("scatter", 1, _most),
-        "gather": ("gather", 1, _most),
-        "gather_into_tensor": ("gather", 1, _most),
-        "alltoall": ("all-to-all", 1, _most),
-        "alltoall_base": ("all-to-all", 1, _most),
-        "allgather": ("all-gather", 1, _others),
-        "allgather_base": ("all-gather", 1, _others),
-        "allgather_coalesced": ("all-gather", 1, _others),
-        "allgather_into_tensor_coalesced": ("all-gather", 1, _others),
-        "reduce_scatter": ("reduce-scatter", 1, _most),
-        "reduce_scatter_base": ("reduce-scatter", 1, _most),
-        "reduce_scatter_tensor_coalesced": ("reduce-scatter", 1, _most),
-    },
-    "_c10d_functional": {
-        "all_reduce": ("all-reduce", 0, _twice),
-        "all_reduce_coalesced": ("all-reduce", 0, _twice),
-        "broadcast": ("broadcast", 0, _most),
-        "all_to_all_single": ("all-to-all", 0, _most),
-        "all_gather_into_tensor": ("all-gather", 0, _others),
-        "all_gather_into_tensor_out": ("all-gather", 0, _others),
-        "all_gather_into_tensor_coalesced": ("all-gather", 0, _others),
-        "reduce_scatter_tensor": ("reduce-scatter", 0, _most),
-        "reduce_scatter_tensor_out": ("reduce-scatter", 0, _most),
-        "reduce_scatter_tensor_coalesced": ("reduce-scatter", 0, _most),
-    },
+    "send": ("send", lambda n: 1),
+    "allreduce": ("all-reduce", lambda n: 2 * (n - 1) / n),
+    "allgather": ("all-gather", lambda n: n - 1),
+    "alltoall": ("all-to-all", _most),
+    "reducescatter": ("reduce-scatter", _most),
+    "reduce": ("reduce", _most),
+    "broadcast": ("broadcast", _most),
+    "scatter": ("scatter", _most),
+    "gather": ("gather", _most),
 }
 
 
@@ -88,11 +58,15 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        known = _COLLECTIVES.get(operation.namespace, {})
-        called = known.get(operation.__name__.split(".")[0].strip("_"))
-        if called is not None:
-            name, place, share = called
-            self.note(name, _nbytes(args[place]) * share(dist.get_world_size()))
+        if operation.namespace in ("c10d", "_c10d_functional"):
+            spelled = operation.__name__.replace("_", "")
+            begins = (known for known in _COLLECTIVES if spelled.startswith(known))
+            if (known := next(begins, None)) is not None:
+                name, share = _COLLECTIVES[known]
+                given = zip(operation._schema.arguments, args, strict=False)
+                inputs = [value for what, value in given if "input" in what.name]
+                nbytes = _nbytes(inputs[0] if inputs else args[0])
+                self.note(name, nbytes * share(dist.get_world_size()))
         return operation(*args, **(kwargs or {}))
 
 

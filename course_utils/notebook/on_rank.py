@@ -113,16 +113,13 @@ def find(name: str) -> Any:
 @functools.cache
 def courses_own() -> tuple[str, ...]:
     """Full names of what the course has built, or computes: no answer may call it."""
-    folder = importlib.import_module("course_utils.from_scratch")
-    inside = pkgutil.walk_packages(folder.__path__, f"{folder.__name__}.")
-    modules = (
-        "course_utils.theory.costs",
-        "course_utils.theory.simulator",
-        *(m.name for m in inside),
+    folders = map(
+        importlib.import_module, ("course_utils.theory", "course_utils.from_scratch")
     )
     return tuple(
         f"{name}.{attribute}"
-        for name in modules
+        for folder in folders
+        for _, name, _ in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}.")
         for attribute, value in vars(importlib.import_module(name)).items()
         if isinstance(value, types.FunctionType | type)
         if value.__module__ == name and not attribute.startswith("__")

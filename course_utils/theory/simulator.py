@@ -25,16 +25,27 @@ Sizes are bytes, times are seconds, bandwidths are bytes a second. Needs NumPy.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
 
 from course_utils.theory import costs
-from course_utils.theory.costs import Transfer
+from course_utils.theory.arguments import (
+    Count,
+    NotNegative,
+    Positive,
+    Share,
+    Whole,
+    checked,
+    fitting,
+    one_of,
+)
+from course_utils.theory.costs import Transfer, link
+from course_utils.theory.models import MODELS, Layer, Model, transformer  # noqa: F401
 
-Algorithm = str
 _LARGEST = 20_000  # GPUs that are simulated one by one, unless told
 
 
@@ -69,11 +80,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for what in ("nodes", "gpus_per_node", "cards"):
-            value = getattr(self, what)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"{what} is {value!r}: expected a whole number from 1 up."
-                )
+            fitting(getattr(self, what), what, Count)
 
     @property
     def gpus(self) -> int:
@@ -84,7 +91,7 @@ class Cluster:
         """The same with another number of nodes."""
         return replace(self, nodes=nodes)
 
-    def between_nodes(self, senders: int) -> Transfer:
+    def between_nodes(self, senders: int | np.ndarray) -> Transfer:
         """A message to another node while `senders` GPUs of its node send one each.
 
         One GPU alone can use all cards of its node: libraries split its message (NCCL
@@ -93,72 +100,60 @@ class Cluster:
         share = self.between.bandwidth * self.cards / senders
         return Transfer(self.between.latency, share)
 
+    def check_ranks(self, ranks: Iterable[int], what: str) -> None:
+        """Raise a `ValueError` if one of these ranks is not in the cluster."""
+        for rank in ranks:
+            if not 0 <= rank < self.gpus:
+                raise ValueError(
+                    f"{what} names rank {rank}, but the ranks are 0 to {self.gpus - 1}."
+                )
+
 
 # Latencies: NCCL's own model, one step of a ring with the protocol "Simple".
 _NCCL = "latencies: NCCL 2.10, src/graph/tuning.cc, hwLat: Ring, Simple"
 _NVLINK, _PCI, _NET = 3.4e-6, 5.7e-6, 9.6e-6
 
 
-def _pod(name, *, inside, between, cards, flops, gpus=8, source) -> Cluster:
-    return Cluster(
-        name=name,
-        nodes=1,
-        gpus_per_node=gpus,
-        inside=inside,
-        between=between,
-        cards=cards,
-        flops=flops,
-        source=f"{source}; {_NCCL}",
-    )
+def _pod(name: str, node: dict, between: str, cards: int, source: str) -> Cluster:
+    source = f"{node['source']}; {source}; {_NCCL}"
+    network = Transfer(_NET, link(between).one_way)
+    own = {"name": name, "nodes": 1, "between": network, "cards": cards}
+    return Cluster(**{**node, **own, "source": source})
 
 
-_IN_A100 = Transfer(_NVLINK, costs.link("NVLink 3 (A100)").one_way)
-_IN_H100 = Transfer(_NVLINK, costs.link("NVLink 4 (H100, H200)").one_way)
-_A100_FLOPS, _H100_FLOPS = 312e12, 989e12  # bfloat16, dense: the data sheets
-_A100 = "8 GPUs: NVIDIA A100 80GB SXM data sheet (NVLink, 312 TFLOP/s in bfloat16)"
-_H100 = "8 GPUs: NVIDIA H100 SXM data sheet (NVLink, 989 TFLOP/s in bfloat16, dense)"
+_A100 = {
+    "gpus_per_node": 8,
+    "inside": Transfer(_NVLINK, link("NVLink 3 (A100)").one_way),
+    "flops": 312e12,
+    "source": "8 GPUs: NVIDIA A100 80GB SXM data sheet (NVLink, 312 TFLOP/s in "
+    "bfloat16)",
+}
+_H100 = {
+    "gpus_per_node": 8,
+    "inside": Transfer(_NVLINK, link("NVLink 4 (H100, H200)").one_way),
+    "flops": 989e12,
+    "source": "8 GPUs: NVIDIA H100 SXM data sheet (NVLink, 989 TFLOP/s in bfloat16, "
+    "dense)",
+}
+_A100_PCIE = {
+    "gpus_per_node": 4,
+    "inside": Transfer(_PCI, link("PCIe Gen4 x16").one_way),
+    "flops": 312e12,
+    "source": "4 GPUs: NVIDIA A100 80GB PCIe data sheet (PCIe Gen4, 312 TFLOP/s in "
+    "bfloat16)",
+}
+_HDR = "8 cards: NVIDIA DGX A100 data sheet (HDR, 200 Gb/s)"
+_NDR = "8 cards: NVIDIA DGX H100 data sheet (NDR, 400 Gb/s)"
+_SMALL = "1 card of 100 Gb/s: chosen, for a small cluster"
+_DESK = "1 card of 10 Gb/s: chosen, for a workstation"
 
-CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
-    {
-        pod.name: pod
-        for pod in (
-            _pod(
-                "A100, InfiniBand",
-                inside=_IN_A100,
-                between=Transfer(_NET, costs.link("InfiniBand HDR").one_way),
-                cards=8,
-                flops=_A100_FLOPS,
-                source=f"{_A100}; 8 cards: NVIDIA DGX A100 data sheet (HDR, 200 Gb/s)",
-            ),
-            _pod(
-                "H100, InfiniBand",
-                inside=_IN_H100,
-                between=Transfer(_NET, costs.link("InfiniBand NDR").one_way),
-                cards=8,
-                flops=_H100_FLOPS,
-                source=f"{_H100}; 8 cards: NVIDIA DGX H100 data sheet (NDR, 400 Gb/s)",
-            ),
-            _pod(
-                "A100, Ethernet",
-                inside=_IN_A100,
-                between=Transfer(_NET, costs.link("100 Gigabit Ethernet").one_way),
-                cards=1,
-                flops=_A100_FLOPS,
-                source=f"{_A100}; 1 card of 100 Gb/s: chosen, for a small cluster",
-            ),
-            _pod(
-                "A100 on PCIe, Ethernet",
-                inside=Transfer(_PCI, costs.link("PCIe Gen4 x16").one_way),
-                between=Transfer(_NET, costs.link("10 Gigabit Ethernet").one_way),
-                cards=1,
-                flops=_A100_FLOPS,
-                gpus=4,
-                source="4 GPUs: NVIDIA A100 80GB PCIe data sheet (PCIe Gen4, 312 "
-                "TFLOP/s in bfloat16); 1 card of 10 Gb/s: chosen, for a workstation",
-            ),
-        )
-    }
+_PODS = (
+    _pod("A100, InfiniBand", _A100, "InfiniBand HDR", 8, _HDR),
+    _pod("H100, InfiniBand", _H100, "InfiniBand NDR", 8, _NDR),
+    _pod("A100, Ethernet", _A100, "100 Gigabit Ethernet", 1, _SMALL),
+    _pod("A100 on PCIe, Ethernet", _A100_PCIE, "10 Gigabit Ethernet", 1, _DESK),
 )
+CLUSTERS: Mapping[str, Cluster] = MappingProxyType({pod.name: pod for pod in _PODS})
 
 
 # --- one all-reduce -------------------------------------------------------------
@@ -184,20 +179,20 @@ class Run:
     rounds: int
 
 
+@checked
 def all_reduce(
     cluster: Cluster,
-    nbytes: float,
-    algorithm: Algorithm = "ring",
+    nbytes: NotNegative,
+    algorithm: str = "ring",
     *,
-    ready: Mapping[int, float] | None = None,
-    slow_links: Mapping[tuple[int, int], float] | None = None,
+    ready: Mapping[int, NotNegative] | None = None,
+    slow_links: Mapping[tuple[int, int], Positive] | None = None,
     every_gpu: bool | None = None,
 ) -> Run:
     """Simulate one all-reduce.
 
     Args:
-        cluster: On which GPUs.
-        nbytes: Of the tensor on each.
+        cluster, nbytes: On which GPUs, and of the tensor on each.
         algorithm: "naive", "tree", "halving-doubling", "ring" or "hierarchical": see
             the function of that name in this module.
         ready: Seconds at which GPUs join that are late: `{rank: seconds}`. The others
@@ -208,91 +203,59 @@ def all_reduce(
             20,000 GPUs, and always where something is late or slow.
 
     Raises:
-        ValueError: there is no such algorithm or rank, a number is out of range, or
-            the algorithm cannot run on that many GPUs.
+        ValueError: there is no such algorithm or rank, or the algorithm cannot run on
+            that many GPUs.
 
     Cost: an algorithm of k rounds on n GPUs takes k operations on arrays of n numbers:
     about 0.5 s for a ring of 10,000.
     """
-    if algorithm not in ALGORITHMS:
-        known = ", ".join(ALGORITHMS)
-        raise ValueError(
-            f"There is no algorithm {algorithm!r}. The simulator has: {known}."
-        )
-    uniform = not ready and not slow_links
-    if every_gpu is None:
-        every_gpu = cluster.gpus <= _LARGEST or not uniform
-    if not every_gpu and not uniform:
-        raise ValueError(
-            "every_gpu=False, but some GPUs are late or some links are slow: these do "
-            "not behave like the others. Leave every_gpu out."
-        )
+    algorithm = one_of(algorithm, "algorithm", ALGORITHMS)
     network = _Network(cluster, ready or {}, slow_links or {}, every_gpu)
-    return ALGORITHMS[algorithm](network, costs.not_negative(nbytes, "nbytes"))
+    return ALGORITHMS[algorithm](network, nbytes)
 
 
+@checked
 def all_gather(
-    cluster: Cluster, nbytes: float, *, every_gpu: bool | None = None
+    cluster: Cluster, nbytes: NotNegative, *, every_gpu: bool | None = None
 ) -> Run:
     """Simulate one all-gather in a ring: n-1 rounds, half of a ring all-reduce.
 
     A reduce-scatter sends the same messages, and adding up costs no time: it takes as
-    long.
-
-    Args:
-        cluster: On which GPUs.
-        nbytes: Of what each GPU has in the end (a reduce-scatter: in the beginning).
-        every_gpu: As for `all_reduce`.
-
-    Raises:
-        ValueError: the size is negative.
+    long. `nbytes` is what each GPU has in the end (a reduce-scatter: in the beginning).
     """
-    if every_gpu is None:
-        every_gpu = cluster.gpus <= _LARGEST
     network = _Network(cluster, {}, {}, every_gpu)
-    chunk = costs.not_negative(nbytes, "nbytes") / cluster.gpus
-    network.ring(cluster.gpus - 1, chunk)
+    network.ring(cluster.gpus - 1, nbytes / cluster.gpus)
     return network.result()
 
 
 class _Network:
-    """The state of all GPUs, and what a round of messages does to it.
-
-    Attributes:
-        now: When each GPU has what it sends next, by node and local rank.
-        sent: Bytes that each GPU has sent.
-    """
+    """When each GPU has what it sends next, and what a round of messages does to it."""
 
     def __init__(
         self,
         cluster: Cluster,
         ready: Mapping[int, float],
         slow_links: Mapping[tuple[int, int], float],
-        every_gpu: bool,
+        every_gpu: bool | None,
     ) -> None:
-        self.cluster = cluster
-        self.every_gpu = every_gpu
-        self.now = np.zeros(cluster.gpus)
-        for rank, seconds in ready.items():
-            self._check(rank, "ready")
-            self.now[rank] = costs.not_negative(seconds, f"ready of rank {rank}")
-        for pair, factor in slow_links.items():
-            for rank in pair:
-                self._check(rank, "slow_links")
-            costs.positive(factor, f"the factor of the link {pair}")
+        uniform = not ready and not slow_links
+        if every_gpu is None:
+            every_gpu = cluster.gpus <= _LARGEST or not uniform
+        if not every_gpu and not uniform:
+            raise ValueError(
+                "every_gpu=False, but some GPUs are late or some links are slow: these "
+                "do not behave like the others. Leave every_gpu out."
+            )
+        cluster.check_ranks(ready, "ready")
+        cluster.check_ranks([r for pair in slow_links for r in pair], "slow_links")
+        self.cluster, self.every_gpu = cluster, every_gpu
         self.slow_links = slow_links
+        self.now = np.zeros(cluster.gpus)
+        self.now[list(ready)] = list(ready.values())
         self.sent = np.zeros(cluster.gpus)
-        self.messages = 0
-        self.rounds = 0
+        self.messages = self.rounds = 0
         # When each port is free again: out of a GPU, and into it.
         self._out, self._into = np.zeros(cluster.gpus), np.zeros(cluster.gpus)
-
-    def _check(self, rank: int, what: str) -> None:
-        if not 0 <= rank < self.cluster.gpus:
-            raise ValueError(
-                f"{what} names rank {rank}, but the ranks are 0 to "
-                f"{self.cluster.gpus - 1}."
-            )
 
     def result(self) -> Run:
         return Run(
@@ -316,7 +279,7 @@ class _Network:
             senders = together
         latency = np.where(leaves, cluster.between.latency, cluster.inside.latency)
         latency = latency.astype(float)  # a latency of 0 may be a whole number
-        share = cluster.between.bandwidth * cluster.cards / senders
+        share = cluster.between_nodes(senders).bandwidth
         per_byte = 1 / np.where(leaves, share, cluster.inside.bandwidth)
         for (one, other), factor in self.slow_links.items():
             per_byte = np.where(
@@ -491,7 +454,7 @@ def hierarchical(network: _Network, nbytes: float) -> Run:
     return network.result()
 
 
-ALGORITHMS: Mapping[Algorithm, Callable[[_Network, float], Run]] = MappingProxyType(
+ALGORITHMS: Mapping[str, Callable[[_Network, float], Run]] = MappingProxyType(
     {
         "naive": naive,
         "tree": tree,
@@ -503,135 +466,6 @@ ALGORITHMS: Mapping[Algorithm, Callable[[_Network, float], Run]] = MappingProxyT
 
 
 # --- one step of DistributedDataParallel ----------------------------------------
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A part of a model: what computes, and which parameters it has.
-
-    Attributes:
-        parameters: How many it has.
-        flops: Of its forward pass, for one sample. Its backward pass has twice as many:
-            gradients of its input and of its parameters.
-        tensors: How many numbers each of its parameter tensors has, in their order. By
-            default they are one tensor.
-
-    Raises:
-        ValueError: the tensors do not have that many parameters together.
-    """
-
-    parameters: int
-    flops: float
-    tensors: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.tensors and self.parameters:
-            object.__setattr__(self, "tensors", (self.parameters,))
-        if sum(self.tensors) != self.parameters:
-            raise ValueError(
-                f"The tensors have {sum(self.tensors):,} parameters together, but the "
-                f"layer has {self.parameters:,}."
-            )
-
-
-@dataclass(frozen=True)
-class Model:
-    """What a training step of a model computes and exchanges.
-
-    Attributes:
-        name: For a reader.
-        layers: In the order of the forward pass.
-        sample: What a sample is: "image", or "token".
-        source: Where the figures are from.
-    """
-
-    name: str
-    layers: tuple[Layer, ...]
-    sample: str
-    source: str = ""
-
-    @property
-    def parameters(self) -> int:
-        """How many parameters it has."""
-        return sum(layer.parameters for layer in self.layers)
-
-    @property
-    def flops(self) -> float:
-        """Of one training step with one sample: forward and backward."""
-        return 3 * math.fsum(layer.flops for layer in self.layers)
-
-
-def transformer(
-    name: str, *, layers: int, width: int, vocabulary: int, tied: bool = True
-) -> Model:
-    """A decoder-only transformer, with 12·width² parameters a layer.
-
-    These are in four matrices, as in GPT-2: for queries, keys and values together, for
-    the output of attention, and two for the network behind it, of 4·width hidden units.
-
-    A token takes 2 floating point operations a parameter forward. Attention itself,
-    biases and normalisation are left out, as in J. Kaplan et al., "Scaling Laws for
-    Neural Language Models", arXiv 2001.08361, section 2.1.
-
-    Args:
-        name: For a reader.
-        layers, width: Of the transformer.
-        vocabulary: How many tokens it knows.
-        tied: Whether the output layer shares its weights with the embedding, as in a
-            GPT-2: their gradient is ready last. Else it has weights of its own.
-    """
-    matrices = (3 * width**2, width**2, 4 * width**2, 4 * width**2)
-    block = Layer(sum(matrices), 2 * sum(matrices), matrices)
-    embedding = vocabulary * width
-    output = Layer(0 if tied else embedding, 2 * embedding)
-    return Model(
-        name,
-        (Layer(embedding, 0.0), *[block] * layers, output),
-        "token",
-        f"{layers} layers of width {width}, {vocabulary:,} tokens",
-    )
-
-
-def _bottleneck(inputs: int, width: int) -> tuple[int, ...]:
-    """The tensors of a block of a ResNet-50: convolutions, each with its BatchNorm."""
-    outputs = 4 * width
-    convolutions = [(inputs * width, width), (9 * width**2, width)]
-    convolutions.append((width * outputs, outputs))
-    if inputs != outputs:  # the first block of a stage: also on the way around
-        convolutions.append((inputs * outputs, outputs))
-    return tuple(n for weights, out in convolutions for n in (weights, out, out))
-
-
-# The tensors, and millions of multiply-adds for an image of 224 x 224 pixels: the stem,
-# 16 blocks, the classifier.
-_RESNET_50 = (
-    ((9_408, 64, 64), 118.013952),
-    (_bottleneck(64, 64), 231.211008),
-    *[(_bottleneck(256, 64), 218.365952)] * 2,
-    (_bottleneck(256, 128), 372.506624),
-    *[(_bottleneck(512, 128), 218.365952)] * 3,
-    (_bottleneck(512, 256), 372.506624),
-    *[(_bottleneck(1024, 256), 218.365952)] * 5,
-    (_bottleneck(1024, 512), 372.506624),
-    *[(_bottleneck(2048, 512), 218.365952)] * 2,
-    ((2_048_000, 1_000), 2.048),
-)
-
-MODELS: Mapping[str, Model] = MappingProxyType(
-    {
-        model.name: model
-        for model in (
-            Model(
-                "ResNet-50",
-                tuple(Layer(sum(t), 2e6 * madds, t) for t, madds in _RESNET_50),
-                "image",
-                "torchvision.models.resnet50, counted with torch.utils.flop_counter",
-            ),
-            transformer("GPT-2 small", layers=12, width=768, vocabulary=50257),
-            transformer("GPT-2 XL", layers=48, width=1600, vocabulary=50257),
-        )
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -650,27 +484,21 @@ class Bucket:
     stop: float
 
 
-@dataclass(frozen=True)
-class Step:
-    """A simulated training step, from its first forward to its last gradient.
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What a simulated training step took.
 
     Attributes:
-        seconds: Until all gradients are averaged.
+        seconds: Until all gradients are where they belong.
         compute: Of these, what a GPU that is not slow computes.
-        waiting: What the slowest GPU computes longer than that.
-        exposed: What remains: communication that no computing hides.
-        communication: Seconds of all all-reduces together, hidden or not.
-        forward: When the slowest GPU had finished its forward pass.
-        buckets: The all-reduces, in their order.
+        exposed: Communication that no computing hides.
+        communication: Seconds of all collectives together, hidden or not.
     """
 
     seconds: float
     compute: float
-    waiting: float
     exposed: float
     communication: float
-    forward: float
-    buckets: tuple[Bucket, ...]
 
     @property
     def efficiency(self) -> float:
@@ -678,24 +506,35 @@ class Step:
         return self.compute / self.seconds if self.seconds else 1.0
 
 
-def _check_computing(samples: float, utilization: float) -> None:
-    costs.positive(samples, "samples")
-    if not 0 < costs.positive(utilization, "utilization") <= 1:
-        raise ValueError(f"utilization is {utilization}: expected a share up to 1.")
+@dataclass(frozen=True, kw_only=True)
+class Step(Timed):
+    """A simulated step of DDP, from its first forward to its last averaged gradient.
+
+    Attributes:
+        waiting: What the slowest GPU computes longer than one that is not slow; this,
+            `compute` and `exposed` are all `seconds`.
+        forward: When the slowest GPU had finished its forward pass.
+        buckets: The all-reduces, in their order.
+    """
+
+    waiting: float
+    forward: float
+    buckets: tuple[Bucket, ...]
 
 
+@checked
 def ddp_step(
     cluster: Cluster,
     model: Model,
-    samples: float,
+    samples: Positive,
     *,
-    utilization: float = 0.5,
-    algorithm: Algorithm = "ring",
+    utilization: Share = 0.5,
+    algorithm: str = "ring",
     overlap: bool = True,
-    bucket_bytes: float = costs.DDP_BUCKET,
-    first_bucket_bytes: float = costs.DDP_FIRST_BUCKET,
-    gradient_bytes: float = 4,
-    slow_gpus: Mapping[int, float] | None = None,
+    bucket_bytes: Positive = costs.DDP_BUCKET,
+    first_bucket_bytes: Positive = costs.DDP_FIRST_BUCKET,
+    gradient_bytes: Positive = 4,
+    slow_gpus: Mapping[int, Positive] | None = None,
 ) -> Step:
     """Simulate one training step of DDP.
 
@@ -717,24 +556,19 @@ def ddp_step(
         slow_gpus: GPUs that compute so many times slower: `{rank: 1.2}`.
 
     Raises:
-        ValueError: a number is out of range, or there is no such rank.
+        ValueError: a GPU of `slow_gpus` is not there or is not slow, or all are slow.
     """
-    _check_computing(samples, utilization)
-    slowest = 1.0
-    for rank, factor in (slow_gpus or {}).items():
-        if not 0 <= rank < cluster.gpus:
-            raise ValueError(
-                f"slow_gpus names rank {rank}, but the ranks are 0 to "
-                f"{cluster.gpus - 1}."
-            )
-        slowest = max(slowest, costs.positive(factor, f"the factor of rank {rank}"))
+    slow_gpus = slow_gpus or {}
+    cluster.check_ranks(slow_gpus, "slow_gpus")
+    for rank, factor in slow_gpus.items():
         if factor < 1:
             raise ValueError(
                 f"slow_gpus has {factor} for rank {rank}: expected 1 or more. A GPU "
                 "that is faster than all others does not shorten a step."
             )
-    if cluster.gpus == len(slow_gpus or {}):
+    if cluster.gpus == len(slow_gpus):
         raise ValueError("All GPUs are slow: lower utilization instead.")
+    slowest = max(slow_gpus.values(), default=1.0)
 
     # A slow GPU delays every bucket: the slowest decides when a bucket is ready.
     speed = cluster.flops * utilization / slowest
@@ -750,18 +584,17 @@ def ddp_step(
         done += seconds
     backward_ends = done
 
-    durations: dict[float, float] = {}
+    seconds_of = cache(
+        lambda nbytes: all_reduce(cluster, nbytes, algorithm, every_gpu=False).seconds
+    )
     buckets: list[Bucket] = []
     free = 0.0 if overlap else backward_ends
     for members in costs.ddp_buckets(
         sizes, cap=bucket_bytes, first_cap=first_bucket_bytes
     ):
         nbytes = math.fsum(sizes[i] for i in members)
-        if nbytes not in durations:
-            run = all_reduce(cluster, nbytes, algorithm, every_gpu=False)
-            durations[nbytes] = run.seconds
         start = max(free, ready[members[-1]])
-        free = start + durations[nbytes]
+        free = start + seconds_of(nbytes)
         buckets.append(Bucket(nbytes, ready[members[-1]], start, free))
 
     seconds = max(backward_ends, free)
@@ -797,41 +630,29 @@ class UnitEvent:
     kind: str
 
 
-@dataclass(frozen=True)
-class FsdpStep:
-    """A simulated training step of FSDP, from its first all-gather on.
+@dataclass(frozen=True, kw_only=True)
+class FsdpStep(Timed):
+    """A simulated step of FSDP, from its first all-gather to its last reduce-scatter.
 
     Attributes:
-        seconds: Until all gradients are in their shards.
-        compute: Of these, what a GPU computes.
-        exposed: What remains: communication that no computing hides.
-        communication: Seconds of all collectives together, hidden or not.
         sent: Bytes that each GPU sends.
         whole: The most bytes of whole parameters that a GPU has at a time.
         events: What happened, in the order in which it began.
     """
 
-    seconds: float
-    compute: float
-    exposed: float
-    communication: float
     sent: float
     whole: float
     events: tuple[UnitEvent, ...] = field(repr=False)
 
-    @property
-    def efficiency(self) -> float:
-        """Scaling efficiency: 1 if n GPUs do n times the work of one."""
-        return self.compute / self.seconds if self.seconds else 1.0
 
-
+@checked
 def fsdp_step(
     cluster: Cluster,
     model: Model,
-    samples: float,
+    samples: Positive,
     *,
-    prefetch: int = 1,
-    utilization: float = 0.5,
+    prefetch: Whole = 1,
+    utilization: Share = 0.5,
 ) -> FsdpStep:
     """Simulate one training step of FSDP in float32, sharded over all GPUs.
 
@@ -857,112 +678,65 @@ def fsdp_step(
         samples: How many each GPU has in its batch.
         prefetch: How many units are gathered ahead of the one that computes.
         utilization: As for `ddp_step`.
-
-    Raises:
-        ValueError: a number is out of range.
     """
-    _check_computing(samples, utilization)
-    ahead = costs.count(prefetch, "prefetch")
     layers = model.layers
     tied = any(layer.flops and not layer.parameters for layer in layers)
     names = [f"layer {place}" for place in range(len(layers))]
     sizes = [4 * layer.parameters for layer in layers]
-    speed = cluster.flops * utilization
-    line = _Line(cluster)
-    now, computed = 0.0, 0.0
-    whole: dict[int, float] = {}  # the units that are whole, and since when
+    in_a_ring = cache(lambda nbytes: all_gather(cluster, nbytes, every_gpu=False))
+    runs: list[Run] = []
+    events: list[UnitEvent] = []
+    # Of the units that are whole: when their all-gather began and ended.
+    whole: dict[int, UnitEvent] = {}
+    lives: list[tuple[float, float, int]] = []  # of whole units, with their bytes
+    now = line_free = compute = 0.0
 
-    def gather(wanted: Sequence[int]) -> None:
-        for place in wanted:
-            if place not in whole and sizes[place]:
-                done = line.send(now, sizes[place], names[place], "all-gather")
-                whole[place] = done
+    def send(place: int, kind: str) -> UnitEvent:
+        """Issue a collective: it begins when those before it are done."""
+        nonlocal line_free
+        runs.append(in_a_ring(sizes[place]))
+        start = max(now, line_free)
+        line_free = start + runs[-1].seconds
+        events.append(UnitEvent(start, line_free, names[place], kind))
+        return events[-1]
 
-    def compute(place: int, kind: str, seconds: float) -> None:
-        nonlocal now, computed
-        # Nobody waits for a unit that is whole, or that has no parameters.
-        start = max(now, whole.get(place, now))
-        now = start
-        gather(upcoming(place, kind)[1:])
-        now = start + seconds
-        computed += seconds
-        line.events.append(UnitEvent(start, now, names[place], kind))
+    def gather(places: Iterable[int]) -> None:
+        for place in places:
+            if place not in whole and sizes[place] and cluster.gpus > 1:
+                whole[place] = send(place, "all-gather")
 
-    def upcoming(place: int, kind: str) -> Sequence[int]:
-        if kind == "forward":
-            return range(place, min(place + ahead + 1, len(layers)))
-        return range(place, max(place - ahead - 1, -1), -1)
-
-    def free(place: int) -> None:
-        if whole.pop(place, None) is not None:
-            line.events.append(UnitEvent(now, now, names[place], "free"))
-
-    for place, layer in enumerate(layers):
-        gather([place])
-        compute(place, "forward", layer.flops * samples / speed)
-        if place or not tied:
-            free(place)
-    for place, layer in reversed([*enumerate(layers)]):
-        gather([place])
-        compute(place, "backward", 2 * layer.flops * samples / speed)
-        free(place)
-        if sizes[place]:
-            line.send(now, sizes[place], names[place], "reduce-scatter")
-    seconds = max(now, line.free)
+    forward = range(len(layers))
+    for kind, order in (("forward", forward), ("backward", forward[::-1])):
+        for number, place in enumerate(order):
+            gather([place])
+            # Nobody waits for a unit that is whole, or that has no parameters.
+            start = max(now, whole[place].stop) if place in whole else now
+            now = start
+            gather(order[number + 1 : number + 1 + prefetch])
+            flops = layers[place].flops * (1 if kind == "forward" else 2)
+            seconds = flops * samples / (cluster.flops * utilization)
+            now, compute = start + seconds, compute + seconds
+            events.append(UnitEvent(start, now, names[place], kind))
+            stays = kind == "forward" and tied and place == 0
+            if place in whole and not stays:
+                lives.append((whole.pop(place).start, now, sizes[place]))
+                events.append(UnitEvent(now, now, names[place], "free"))
+            if kind == "backward" and sizes[place] and cluster.gpus > 1:
+                send(place, "reduce-scatter")
+    seconds = max(now, line_free)
     return FsdpStep(
         seconds=seconds,
-        compute=computed,
-        exposed=seconds - computed,
-        communication=line.seconds,
-        sent=line.sent,
-        whole=_most_whole(line.events, dict(zip(names, sizes, strict=True))),
-        events=tuple(sorted(line.events, key=lambda event: (event.start, event.stop))),
+        compute=compute,
+        exposed=seconds - compute,
+        communication=math.fsum(run.seconds for run in runs),
+        sent=math.fsum(float(run.sent.max()) for run in runs),
+        # What is freed at a moment makes room for what is gathered from then on.
+        whole=max(
+            (
+                sum(nbytes for begin, end, nbytes in lives if begin <= moment < end)
+                for moment, _, _ in lives
+            ),
+            default=0,
+        ),
+        events=tuple(sorted(events, key=lambda event: (event.start, event.stop))),
     )
-
-
-class _Line:
-    """The network as one GPU sees it: one collective after the other.
-
-    Attributes:
-        free: When the last collective that was issued is done.
-        seconds: Of all collectives together.
-        sent: Bytes that this GPU has sent.
-        events: What was sent when; more can be added.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.free = self.seconds = self.sent = 0.0
-        self.events: list[UnitEvent] = []
-        self._runs: dict[float, Run] = {}
-
-    def send(self, issued: float, nbytes: float, unit: str, kind: str) -> float:
-        """Issue a collective; returns when it is done."""
-        if self.cluster.gpus == 1:
-            return issued  # there is nobody to send to
-        if nbytes not in self._runs:
-            self._runs[nbytes] = all_gather(self.cluster, nbytes, every_gpu=False)
-        run = self._runs[nbytes]
-        start = max(issued, self.free)
-        self.free = start + run.seconds
-        self.seconds += run.seconds
-        self.sent += float(run.sent.max())
-        self.events.append(UnitEvent(start, self.free, unit, kind))
-        return self.free
-
-
-def _most_whole(events: Sequence[UnitEvent], sizes: Mapping[str, float]) -> float:
-    """The most bytes of units that are whole at a time."""
-    since: set[str] = set()
-    held = most = 0.0
-    # What is freed at a moment makes room for what is gathered from then on.
-    order = sorted(events, key=lambda event: (event.start, event.kind != "free"))
-    for event in order:
-        if event.kind == "all-gather" and event.unit not in since:
-            since.add(event.unit)
-            held += sizes[event.unit]
-            most = max(most, held)
-        elif event.kind == "free" and event.unit in since:
-            since.remove(event.unit)
-            held -= sizes[event.unit]
-    return most
