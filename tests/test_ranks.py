@@ -36,10 +36,10 @@ from course_utils.ranks import (
     RequestWarning,
     agreement,
 )
-from course_utils.ranks.driver import QUIET_SAMPLES, Round
 from course_utils.ranks.magic import run_on_ranks
 from course_utils.ranks.output import HEAD_LINES, LINE_CHARS, Printer, choose_output
 from course_utils.ranks.processes import Zygote
+from course_utils.ranks.round import QUIET_SAMPLES, Round
 
 
 @pytest.fixture

@@ -31,8 +31,9 @@ from ranks_support import (
 from thorough import thorough_after
 
 from course_utils.ranks import Ranks, RanksError, report
-from course_utils.ranks.driver import AFTER_THE_END_SECONDS, Round, Team
 from course_utils.ranks.processes import Zygote, remove_folder
+from course_utils.ranks.round import AFTER_THE_END_SECONDS, Round
+from course_utils.ranks.team import Team
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
 
@@ -894,7 +895,7 @@ def test_ranks_crash_while_the_helper_imports(own_helper, tmp_path, monkeypatch,
 
 @pytest.mark.thorough
 def test_ranks_crash_while_the_helper_is_stopped(own_helper, monkeypatch):
-    monkeypatch.setattr("course_utils.ranks.driver.STATUS_SECONDS", 0.5)
+    monkeypatch.setattr("course_utils.ranks.round.STATUS_SECONDS", 0.5)
     with Ranks(2, output="grouped", quiet=True) as ranks:
         helper, start = ranks._team.zygote.process.pid, ranks._team.start
 
