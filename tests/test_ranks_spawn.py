@@ -89,13 +89,13 @@ def kept(ranks, *fresh):
 # -------------------------------------------------------------------------- every day
 def test_each_rank_is_a_python_of_its_own(ranks):
     pids = ranks.run(os.getpid)
-    assert pids == [ranks._team.processes[rank].pid for rank in range(2)]
+    assert pids == [ranks.team.processes[rank].pid for rank in range(2)]
     for pid in pids:
         process = psutil.Process(pid)
         assert process.ppid() == os.getpid()
         assert "from course_utils.ranks.rank import main" in process.cmdline()[2]
         assert os.getpgid(pid) == pid  # Ctrl-C in the kernel's group spares it
-    assert ranks._team.zygote is None
+    assert ranks.team.zygote is None
 
 
 def test_functions_classes_and_arguments(ranks):
@@ -354,7 +354,7 @@ def test_a_rank_dies_with_what_it_has_started(ranks, capsys, how, text):
 
 @pytest.mark.thorough
 def test_a_rank_is_killed_between_two_cells(ranks):
-    victim = psutil.Process(ranks._team.processes[1].pid)
+    victim = psutil.Process(ranks.team.processes[1].pid)
     victim.kill()
     eventually(lambda: not victim.is_running() or victim.status() == "zombie")
     error = failure_of(ranks, "dist.barrier()")

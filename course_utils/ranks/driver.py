@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import linecache
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from course_utils.ranks.report import (
     choose_root,
     describe_failures,
     rank_list,
+    remember_source,
     warn_of_requests,
     what_now,
 )
@@ -119,7 +119,7 @@ class Ranks:
     """
 
     work = "cell"  # what the ranks run, in messages
-    _live: weakref.WeakSet[Ranks] = weakref.WeakSet()
+    live: weakref.WeakSet[Ranks] = weakref.WeakSet()
     made = 0  # how many, in this process
     _said: set[str] = set()
 
@@ -156,17 +156,17 @@ class Ranks:
         self._generation = 0
         self._group_ready = False
         self.unwaited: list[Unwaited] = []
-        self._team = Team(n)
-        self._closer = weakref.finalize(self, self._team.close)
+        self.team = Team(n)
+        self._closer = weakref.finalize(self, self.team.close)
         try:
-            self._team.start(range(n))
+            self.team.start(range(n))
             self.backend = self._choose_backend(quiet)
             self._new_group()
         except BaseException:
             self.close()
             raise
         self._birth = Ranks.made = Ranks.made + 1
-        Ranks._live.add(self)
+        Ranks.live.add(self)
 
     def __repr__(self) -> str:
         state = "" if self._closer.alive else ", closed"
@@ -183,7 +183,7 @@ class Ranks:
         """The newest open ``Ranks`` of this process (with ``n`` ranks, if given)."""
         alive = [
             ranks
-            for ranks in cls._live
+            for ranks in cls.live
             if ranks._closer.alive and (n is None or ranks.n == n)
         ]
         return max(alive, key=lambda ranks: ranks._birth, default=None)
@@ -277,7 +277,7 @@ class Ranks:
         replies = self._simple({"op": "status"}, list(range(self.n)))
         statuses = Statuses()
         for rank, reply in replies.items():
-            pid = self._team.processes[rank].pid
+            pid = self.team.processes[rank].pid
             process = psutil.Process(pid)
             try:
                 memory = process.memory_full_info().uss
@@ -383,7 +383,7 @@ class Ranks:
         Raises:
             KeyboardInterrupt: it was interrupted, and all ranks finished all the same.
         """
-        round_ = Round(self._team, next(self._ids), chosen, printer)
+        round_ = Round(self.team, next(self._ids), chosen, printer)
         try:
             round_.send(request)
             round_.wait(limit)
@@ -535,18 +535,18 @@ class Ranks:
                 "init": self.init,
                 "backend": self.backend,
                 "group_timeout": GROUP_TIMEOUT,
-                "meeting_file": self._team.meeting_file(self._generation),
+                "meeting_file": self.team.meeting_file(self._generation),
                 "environment": {
                     "WORLD_SIZE": str(self.n),
                     "LOCAL_WORLD_SIZE": str(self.n),
                     "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(self._team.new_port()),
+                    "MASTER_PORT": str(self.team.new_port()),
                 },
             }
             result = self._round(request, everybody, GROUP_SECONDS, None)
             if not result.failed:
                 self._group_ready = True
-                if attempt == "after a restart" and self in Ranks._live:
+                if attempt == "after a restart" and self in Ranks.live:
                     print(
                         "The ranks could not form a new process group. All of them "
                         "were started afresh, without variables."
@@ -574,8 +574,8 @@ class Ranks:
         self._group_ready = False
         with interrupts_held(raise_after=True):  # half of them are of no use
             for rank in which:
-                self._team.processes[rank].kill()
-            self._team.start(which)
+                self.team.processes[rank].kill()
+            self.team.start(which)
 
 
 def positive_seconds(timeout: float) -> float:
@@ -584,8 +584,3 @@ def positive_seconds(timeout: float) -> float:
     if not number or not timeout > 0:
         raise ValueError(f"timeout is {timeout!r}; it must be seconds, more than 0")
     return float(timeout)
-
-
-def remember_source(name: str, source: str) -> None:
-    """Let messages show the lines of a cell that runs on the ranks."""
-    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
