@@ -158,12 +158,12 @@ class Watch:
     def strays(self) -> dict[int, str]:
         """Processes of these tests that belong to no open ``Ranks``."""
         expected = set(self.before)
-        for ranks in Ranks._live:
-            expected |= {process.pid for process in ranks._team.processes.values()}
-            if ranks._team.zygote is not None:
-                expected.add(ranks._team.zygote.process.pid)
-            if ranks._team.folder is not None:
-                expected.add(ranks._team.folder.guard.pid)
+        for ranks in Ranks.live:
+            expected |= {process.pid for process in ranks.team.processes.values()}
+            if ranks.team.zygote is not None:
+                expected.add(ranks.team.zygote.process.pid)
+            if ranks.team.folder is not None:
+                expected.add(ranks.team.folder.guard.pid)
         return {p: text for p, text in marked_processes().items() if p not in expected}
 
     def assert_no_strays(self) -> None:
@@ -288,9 +288,9 @@ def settle(ranks: Ranks) -> None:
     It can't start a rank meanwhile, and a rank that was started before has to import
     that by itself; neither is what the time bounds are about.
     """
-    if ranks._team.zygote is None:
+    if ranks.team.zygote is None:
         return
-    helper = psutil.Process(ranks._team.zygote.process.pid)
+    helper = psutil.Process(ranks.team.zygote.process.pid)
     at_first = used = sum(helper.cpu_times()[:2])
     idle_since, give_up = time.monotonic(), time.monotonic() + 30
     while time.monotonic() < give_up:

@@ -225,7 +225,7 @@ class OnRanks:
 
     def killed(self) -> None:
         """As a system without memory would do."""
-        process = self.ranks._team.processes[1]
+        process = self.ranks.team.processes[1]
         os.kill(process.pid, signal.SIGKILL)
         eventually(lambda: process.exit_status() is not None)
         self.ranks.run_cell("x = 1")

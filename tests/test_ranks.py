@@ -36,10 +36,10 @@ from course_utils.ranks import (
     RequestWarning,
     agreement,
 )
-from course_utils.ranks.driver import QUIET_SAMPLES, Round
 from course_utils.ranks.magic import run_on_ranks
 from course_utils.ranks.output import HEAD_LINES, LINE_CHARS, Printer, choose_output
 from course_utils.ranks.processes import Zygote
+from course_utils.ranks.round import QUIET_SAMPLES, Round
 
 
 @pytest.fixture
@@ -1599,7 +1599,7 @@ def test_what_the_helper_imports_first_its_ranks_have(watch):  # noqa: F811
 
     with Ranks(1, quiet=True) as before:
         assert before.run(there) == [False]
-        zygote = before._team.zygote
+        zygote = before.team.zygote
         zygote.import_first(
             "there_is_no_such_module"
         )  # the next ranks live all the same
@@ -1636,7 +1636,7 @@ BIG_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def test_the_helper_ends_up_in_big_pages_which_makes_forks_cheap(watch):  # noqa: F811
     with Ranks(1, quiet=True) as ranks:
         settle(ranks)
-        process = ranks._team.zygote.process.pid
+        process = ranks.team.zygote.process.pid
         text = Path(f"/proc/{process}/smaps_rollup").read_text()
         sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE))
         # Mostly nine tenths; less where the system's memory is in small pieces just now.

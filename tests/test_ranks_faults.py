@@ -31,8 +31,9 @@ from ranks_support import (
 from thorough import thorough_after
 
 from course_utils.ranks import Ranks, RanksError, report
-from course_utils.ranks.driver import AFTER_THE_END_SECONDS, Round, Team
 from course_utils.ranks.processes import Zygote, remove_folder
+from course_utils.ranks.round import AFTER_THE_END_SECONDS, Round
+from course_utils.ranks.team import Team
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
 
@@ -755,7 +756,7 @@ def in_a_thread(action):
 
 
 def pids_of(ranks):
-    return [ranks._team.processes[rank].pid for rank in range(ranks.n)]
+    return [ranks.team.processes[rank].pid for rank in range(ranks.n)]
 
 
 def test_a_rank_is_killed_from_outside_while_all_wait(ranks, tmp_path):
@@ -818,7 +819,7 @@ def test_a_rank_dies_while_it_prints(ranks, capsys):
 @pytest.fixture
 def own_helper(watch, monkeypatch):  # noqa: F811
     """New ``Ranks`` get a helper process of their own: the shared ranks live on."""
-    monkeypatch.setattr(Zygote, "_current", None)
+    monkeypatch.setattr(Zygote, "current", None)
     yield
     watch.assert_no_strays()
 
@@ -830,9 +831,9 @@ def test_the_helper_process_is_killed(own_helper, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Ranks(2, output="grouped", quiet=True) as ranks:
         ranks.run_cell("x = 1")
-        helper = ranks._team.zygote.process.pid
+        helper = ranks.team.zygote.process.pid
         os.kill(helper, signal.SIGKILL)
-        eventually(lambda: ranks._team.zygote.process.poll() is not None)
+        eventually(lambda: ranks.team.zygote.process.poll() is not None)
         with within(8):
             error = failure_of(ranks, "dist.barrier()")
         assert str(error) == (
@@ -849,7 +850,7 @@ def test_the_helper_process_is_killed(own_helper, tmp_path, monkeypatch):
 def test_the_helper_process_is_killed_during_a_cell(own_helper, tmp_path):
     inside = tmp_path / "inside"
     with Ranks(2, output="grouped", quiet=True, timeout=20) as ranks:
-        helper = ranks._team.zygote.process
+        helper = ranks.team.zygote.process
 
         def kill():
             eventually(inside.exists)
@@ -883,7 +884,7 @@ def test_ranks_crash_while_the_helper_imports(own_helper, tmp_path, monkeypatch,
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with Ranks(2, output="grouped", quiet=True) as ranks:
-        ranks._team.zygote.import_first("takes_its_time")
+        ranks.team.zygote.import_first("takes_its_time")
         eventually(begun.exists)
         error = failure_of(ranks, CRASH)
         assert str(error).startswith("Ranks 0 and 1 died (SIGSEGV)")
@@ -894,15 +895,15 @@ def test_ranks_crash_while_the_helper_imports(own_helper, tmp_path, monkeypatch,
 
 @pytest.mark.thorough
 def test_ranks_crash_while_the_helper_is_stopped(own_helper, monkeypatch):
-    monkeypatch.setattr("course_utils.ranks.driver.STATUS_SECONDS", 0.5)
+    monkeypatch.setattr("course_utils.ranks.round.STATUS_SECONDS", 0.5)
     with Ranks(2, output="grouped", quiet=True) as ranks:
-        helper, start = ranks._team.zygote.process.pid, ranks._team.start
+        helper, start = ranks.team.zygote.process.pid, ranks.team.start
 
         def go_on_and_start(which):
             os.kill(helper, signal.SIGCONT)
             start(which)
 
-        monkeypatch.setattr(ranks._team, "start", go_on_and_start)
+        monkeypatch.setattr(ranks.team, "start", go_on_and_start)
         os.kill(helper, signal.SIGSTOP)
         try:
             with within(4):
@@ -1267,14 +1268,14 @@ def interrupted_when_inside(folder: Path, action):
 def test_an_interrupt_while_ranks_are_made(own_helper):
     # The helper process is new and imports torch: time enough for an interrupt.
     def interrupt():
-        eventually(lambda: Zygote._current is not None)
+        eventually(lambda: Zygote.current is not None)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = in_a_thread(interrupt)
     with within(1), pytest.raises(KeyboardInterrupt):
         Ranks(2, quiet=True)
     thread.join()
-    assert Zygote._current is None
+    assert Zygote.current is None
     with Ranks(2, quiet=True) as ranks:
         works(ranks)
 

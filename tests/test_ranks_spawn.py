@@ -33,7 +33,8 @@ from ranks_support import (
     works,
 )
 
-from course_utils.ranks import Ranks, RanksError, driver
+from course_utils.ranks import Ranks, RanksError, team
+from course_utils.ranks import round as rounds
 from course_utils.ranks.output import HEAD_LINES, MARK_BYTES, output_mark
 from course_utils.ranks.processes import SpawnedRank, start_method
 
@@ -88,13 +89,13 @@ def kept(ranks, *fresh):
 # -------------------------------------------------------------------------- every day
 def test_each_rank_is_a_python_of_its_own(ranks):
     pids = ranks.run(os.getpid)
-    assert pids == [ranks._team.processes[rank].pid for rank in range(2)]
+    assert pids == [ranks.team.processes[rank].pid for rank in range(2)]
     for pid in pids:
         process = psutil.Process(pid)
         assert process.ppid() == os.getpid()
         assert "from course_utils.ranks.rank import main" in process.cmdline()[2]
         assert os.getpgid(pid) == pid  # Ctrl-C in the kernel's group spares it
-    assert ranks._team.zygote is None
+    assert ranks.team.zygote is None
 
 
 def test_functions_classes_and_arguments(ranks):
@@ -245,9 +246,9 @@ def test_a_rank_that_prints_faster_than_it_is_read_is_left_in_time(monkeypatch):
     class Late(Endless):
         read_output = staticmethod(bytes)
 
-    monkeypatch.setattr(driver, "OUTPUT_SECONDS", 0.1)
-    team = SimpleNamespace(processes={0: Endless(), 1: Late()})
-    round_ = driver.Round(team, 1, [0, 1], None)
+    monkeypatch.setattr(rounds, "OUTPUT_SECONDS", 0.1)
+    processes = SimpleNamespace(processes={0: Endless(), 1: Late()})
+    round_ = rounds.Round(processes, 1, [0, 1], None)
     with within(0.3):
         assert round_._drain(0, 0) is True
         assert round_._drain(1, 1) is False
@@ -353,7 +354,7 @@ def test_a_rank_dies_with_what_it_has_started(ranks, capsys, how, text):
 
 @pytest.mark.thorough
 def test_a_rank_is_killed_between_two_cells(ranks):
-    victim = psutil.Process(ranks._team.processes[1].pid)
+    victim = psutil.Process(ranks.team.processes[1].pid)
     victim.kill()
     eventually(lambda: not victim.is_running() or victim.status() == "zombie")
     error = failure_of(ranks, "dist.barrier()")
@@ -500,14 +501,14 @@ def test_only_linux_forks(monkeypatch):
 
 
 def test_the_name_of_the_loopback_interface(monkeypatch):
-    assert driver.loopback_interface() in psutil.net_if_addrs()
+    assert team.loopback_interface() in psutil.net_if_addrs()
     Address = namedtuple("Address", "address")
     windows = {
         "Ethernet": [Address("192.168.0.7")],
         "Loopback Pseudo-Interface 1": [Address("::1"), Address("127.0.0.1")],
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: windows)
-    assert driver.loopback_interface() == "Loopback Pseudo-Interface 1"
+    assert team.loopback_interface() == "Loopback Pseudo-Interface 1"
 
 
 def test_nccl_is_taken_only_where_it_is(monkeypatch):
@@ -527,7 +528,7 @@ def test_half_a_record_is_no_mismatch(monkeypatch):
     # On other processors than Intel's, memory may show its key before the rest.
     from course_utils.ranks import agreement
 
-    board = bytearray(2 * driver.BOARD_BYTES)
+    board = bytearray(2 * team.BOARD_BYTES)
     mine, peer = (agreement.Agreement(board, rank, 2) for rank in (0, 1))
     members = (0, 1)
     assert peer._exchange(("call", 1), "the same", "it()", members) == []

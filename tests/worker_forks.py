@@ -27,8 +27,8 @@ import torch, torch._dynamo, torch.distributed as dist
 import torch.distributed.checkpoint.state_dict, torch.distributed.fsdp
 import torch.distributed.nn.functional
 from course_utils.measure import data
-from course_utils.ranks.driver import hold_port
 from course_utils.ranks.loopback import bind_stores_to_loopback
+from course_utils.ranks.team import hold_port
 
 bind_stores_to_loopback()
 torch.set_num_threads(1)

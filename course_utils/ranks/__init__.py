@@ -15,7 +15,7 @@ How it works
 ::
 
     notebook kernel ──── Unix sockets ────┐
-      driver.py                           │ requests and replies, output
+      driver.py, round.py                 │ requests and replies, output
          │ starts                         │
       zygote.py (imports torch once) ──fork──► rank.py × N  ◄── gloo or nccl ──►
 
@@ -27,17 +27,18 @@ How it works
   runs what it is sent and answers. A second thread in it listens all the time,
   so that a rank which is blocked in a collective can still say where it is and
   can be freed.
-* ``driver.py`` lives in the kernel: class :class:`Ranks`. It sends a cell to all
-  ranks, prints what they print as ``[rank r]`` lines, and sees to it that every
-  cell ends. When one rank fails it frees the others by closing the connections
-  between the ranks; variables survive. When nothing moves any more it says which
-  rank is stuck, in which call, on which line.
+* ``driver.py`` lives in the kernel: class :class:`Ranks`, what a learner calls. It has
+  ``round.py`` send a cell to all ranks and see to it that every cell ends. When one
+  rank fails that frees the others by closing the connections between the ranks;
+  variables survive. When nothing moves any more it says which rank is stuck, in which
+  call, on which line.
 * ``agreement.py`` compares the collectives that the ranks call. A rank that calls
   another collective than its peers gets an error before it can mix up the data.
 * ``requests.py`` notes the requests that asynchronous calls return. One that nobody
   waits for is told of, by its line, before a later call hangs because of it.
 * ``report.py`` turns failures into text, ``output.py`` turns output into lines,
-  ``magic.py`` is the ``%%ranks`` magic, ``processes.py`` starts rank processes.
+  ``magic.py`` is the ``%%ranks`` magic. ``processes.py`` starts and ends a process,
+  ``team.py`` those of one ``Ranks``, and ``copies.py`` is what goes there and back.
 * On macOS and Windows fork is not safe once torch is loaded: there each rank is a
   fresh Python that imports torch for itself, and ``guard.py`` is a small process
   that ends the ranks if the kernel is killed.

@@ -96,19 +96,18 @@ class Agreement:
     """The calls of one rank, written on the board and compared with the others'.
 
     Args:
-        board: writable memory that the ranks share, or None: then calls are only
-            counted, not compared while they happen. Each rank has an equal part of
-            it, room for its last calls; a peer is never further ahead than a few.
+        board: writable memory that the ranks share. Each rank has an equal part of it,
+            room for its last calls; a peer is never further ahead than a few.
         rank: the rank of this process.
         world_size: how many ranks share the board.
     """
 
     def __init__(self, board: Any, rank: int, world_size: int) -> None:
         self.board, self.rank, self.world_size = board, rank, world_size
-        self.slots = len(board) // world_size // RECORD.size if board else 0
+        self.slots = len(board) // world_size // RECORD.size
         self.lock = threading.Lock()
         self.inside = threading.local()  # object collectives call other collectives
-        self.requests = requests.Requests(hold=True)
+        self.requests = requests.Requests()
         self.begun = 0  # calls and waits: a rank that begins another one goes on
         self.start_generation(0)
         self.start_cell()
@@ -302,8 +301,6 @@ class Agreement:
         self, key: tuple, fingerprint: str, text: str, members: tuple[int, ...]
     ) -> list[tuple[int, str]]:
         """Write my call; return the members that wrote a different one."""
-        if not self.slots:
-            return []
         key_hash, print_hash = digest(repr(key)), digest(fingerprint)
         slot = key_hash % self.slots
         record = RECORD.pack(key_hash, print_hash, text.encode()[:112])
@@ -352,7 +349,7 @@ def stand_in_front() -> None:
                 setattr(module, name, compared)
 
     @functools.wraps(WAIT)
-    def wait(work, *args, **kwargs):
+    def wait(work, *args, **kwargs):  # its name is in what is said of a stuck rank
         if _of_this_rank is None:
             return WAIT(work, *args, **kwargs)
         return _of_this_rank.wait(work, args, kwargs)

@@ -1,10 +1,10 @@
 """How ranks of this machine meet: nobody else can join, and nobody leaves too early.
 
-Rank 0 of a process group (or torchrun's agent) serves a ``TCPStore``: a small
-key-value server where the ranks find each other. PyTorch makes it listen on every
-network interface, also when its address is 127.0.0.1, so everybody on the same
-network can talk to it. :func:`bind_stores_to_loopback` makes such a server listen on
-the loopback interface only, where nobody but this machine can reach it.
+Rank 0 of a process group serves a ``TCPStore``: a small key-value server where the
+ranks find each other. PyTorch makes it listen on every network interface, also when its
+address is 127.0.0.1, so everybody on the same network can talk to it.
+:func:`bind_stores_to_loopback` makes such a server listen on the loopback interface
+only, where nobody but this machine can reach it.
 
 ``init_process_group`` with gloo returns when this rank has its connections. Others may
 still be making theirs; if this one then ends, or leaves the group, theirs fail
@@ -31,10 +31,10 @@ def bind_stores_to_loopback() -> None:
 
     It concerns every ``TCPStore(..., is_master=True)`` whose host is a loopback
     address (127.0.0.0/8, ``::1``, ``localhost`` or another name for one), whoever
-    makes it: ``init_process_group`` with ``env://`` or ``tcp://``, torchrun's agent,
-    or the user. A store for another host is left to PyTorch, and so are servers that
-    exist already. Calling it twice changes nothing more. On Windows it does nothing,
-    because PyTorch cannot take over a socket there.
+    makes it: ``init_process_group`` with ``env://`` or ``tcp://``, or the user. A store
+    for another host is left to PyTorch, and so are servers that exist already. Calling
+    it twice changes nothing more. On Windows it does nothing, because PyTorch cannot
+    take over a socket there.
 
     Afterwards a server raises what it did before where it cannot listen:
     ``torch.distributed.DistNetworkError`` with the name of the error, such as
@@ -60,7 +60,7 @@ def bind_stores_to_loopback() -> None:
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> None:
-        def make(port=port, is_master=is_master, listen_fd=master_listen_fd):
+        def make(port=port, listen_fd=master_listen_fd):
             pytorch_init(
                 self,
                 host_name,
@@ -82,8 +82,6 @@ def bind_stores_to_loopback() -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE and multi_tenant and _is_served(port):
                 return make()  # PyTorch shares the server this process has there
-            if error.errno == errno.EADDRINUSE and _agent_serves(host_name, port):
-                return make(is_master=False)  # PyTorch joins torchrun's own server
             raise DistNetworkError(_why_not(error, port)) from None
         except (OverflowError, TypeError):
             return make()  # not a port: PyTorch has the words for that too
@@ -159,16 +157,6 @@ def _is_served(port: int) -> bool:
             return listener.getsockname()[1] == port
     except (KeyError, OSError):
         return False
-
-
-def _agent_serves(host: str, port: int) -> bool:
-    """Whether torchrun's agent has said that it serves a store at this address."""
-    environ = os.environ
-    return (
-        environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        and environ.get("MASTER_ADDR") == host
-        and environ.get("MASTER_PORT") == str(port)
-    )
 
 
 def _why_not(error: OSError, port: int) -> str:

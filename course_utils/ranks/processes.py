@@ -202,7 +202,7 @@ class Zygote:
     ends.
     """
 
-    _current: Zygote | None = None
+    current: Zygote | None = None
     _guard = threading.Lock()
 
     def __init__(self) -> None:
@@ -231,16 +231,16 @@ class Zygote:
     def prepare(cls) -> None:
         """Start importing torch now, for the first ``Ranks`` to come."""
         with cls._guard:
-            if cls._current is None or not cls._current.usable():
-                cls._current = cls()
+            if cls.current is None or not cls.current.usable():
+                cls.current = cls()
 
     @classmethod
     def acquire(cls) -> Zygote:
         """The zygote of this process, started if there is none."""
         cls.prepare()
         with cls._guard:
-            cls._current.users += 1
-            return cls._current
+            cls.current.users += 1
+            return cls.current
 
     def usable(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
@@ -254,8 +254,8 @@ class Zygote:
     def close(self) -> None:
         """End it with all its ranks."""
         with Zygote._guard:
-            if Zygote._current is self:
-                Zygote._current = None
+            if Zygote.current is self:
+                Zygote.current = None
         self.pump()
         self.socket.close()
         if self.owner == os.getpid():

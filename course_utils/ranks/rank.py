@@ -14,7 +14,6 @@ import datetime
 import errno
 import faulthandler
 import gc
-import linecache
 import mmap
 import multiprocessing
 import os
@@ -41,6 +40,7 @@ from course_utils.ranks.loopback import bind_stores_to_loopback, end_init_togeth
 from course_utils.ranks.output import output_mark
 from course_utils.ranks.report import (
     in_threads,
+    remember_source,
     tell_of_thread,
     without_inner_frames,
 )
@@ -69,8 +69,8 @@ class Rank:
     Args:
         rank, world_size: who this process is.
         channel: where requests come from and replies go.
-        dump: file descriptor for a stack dump in an emergency, or None.
-        board: shared memory for :mod:`course_utils.ranks.agreement`, or None.
+        dump: file descriptor for a stack dump in an emergency.
+        board: shared memory for :mod:`course_utils.ranks.agreement`.
         meeting_file: descriptor of a file in memory that all ranks share, or None.
         spawned: a guard watches over this process, and its output is to be marked.
     """
@@ -80,8 +80,8 @@ class Rank:
         rank: int,
         world_size: int,
         channel: Connection,
-        dump: int | None = None,
-        board: Any = None,
+        dump: int,
+        board: Any,
         meeting_file: int | None = None,
         spawned: bool = False,
     ) -> None:
@@ -100,11 +100,10 @@ class Rank:
         self.agreement.begin(self.wait_gone)
         bind_stores_to_loopback()
         end_init_together()
-        if dump is not None:
-            # These write from a signal handler: they need neither the GIL nor luck.
-            if hasattr(faulthandler, "register"):  # not on Windows
-                faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
-            faulthandler.enable(file=dump, all_threads=False)
+        # These write from a signal handler: they need neither the GIL nor luck.
+        if hasattr(faulthandler, "register"):  # not on Windows
+            faulthandler.register(signal.SIGUSR1, file=dump, all_threads=False)
+        faulthandler.enable(file=dump, all_threads=False)
         main = types.ModuleType("__main__")
         sys.modules["__main__"] = main  # classes defined in a cell can be pickled
         self.variables = main.__dict__
@@ -300,8 +299,7 @@ class Rank:
         source, name = request["source"], request["name"]
         self.agreement.start_cell()
         self.variables.update(self.ready)  # a cell before may have used the names
-        lines = source.splitlines(keepends=True)
-        linecache.cache[name] = (len(source), None, lines, name)
+        remember_source(name, source)
         tree = ast.parse(source, name)
         last = None
         if tree.body and isinstance(tree.body[-1], ast.Expr):

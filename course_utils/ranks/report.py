@@ -207,6 +207,11 @@ def place(file: str, line: int) -> str:
     return f"line {line} of {os.path.basename(file)}"
 
 
+def remember_source(name: str, source: str) -> None:
+    """Let messages show the lines of a cell that runs on the ranks."""
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+
+
 def learner_lines(frames: list[Frame]) -> str:
     """The learner's frames (outermost first) with their source, as text."""
     texts = []

@@ -74,18 +74,11 @@ class Request(weakref.ref):
 class Requests:
     """The requests of this process, from the calls in Python that make them.
 
-    Args:
-        on_drop: called with each one that is freed and was not waited for.
-        hold: hold the messages of requests that nobody keeps, so that they are not
-            lost, and the connections stay as they are.
+    It holds the messages of requests that nobody keeps, so that they are not lost, and
+    the connections stay as they are.
     """
 
-    def __init__(
-        self,
-        on_drop: Callable[[Request], None] = lambda request: None,
-        hold: bool = False,
-    ) -> None:
-        self.on_drop, self.hold = on_drop, hold
+    def __init__(self) -> None:
         self.cell = 0
         self.forget()
 
@@ -111,7 +104,7 @@ class Requests:
         known = self.alive.get(id(work))
         if known is None or known() is not work:
             request = Request(work, self._freed, name, self.cell)
-            if self.hold and request.is_p2p:
+            if request.is_p2p:
                 request.inside = BOXED(work)
             self.alive[id(work)] = request
 
@@ -123,7 +116,6 @@ class Requests:
             self.held.append(request.inside)
         if not request.waited and not is_of_library(request.frames):
             self.dropped[request.facts()] += 1
-            self.on_drop(request)
 
     def wait_begins(self, work: dist.Work) -> Request | None:
         """Somebody takes care of it; what is known of it, if anything is."""
@@ -177,19 +169,9 @@ if hasattr(os, "register_at_fork"):
 def stand_in_front() -> None:
     """Have the methods of PyTorch that make requests, and end them, tell of it.
 
-    Only the first call in a process does anything. Until :meth:`Requests.watch` nothing
-    is noted.
+    Not ``Work.wait``: that is the agreement's. Until :meth:`Requests.watch` nothing is
+    noted.
     """
-    if dist.Work.wait is not WAIT:
-        return
-
-    @functools.wraps(WAIT)
-    def wait(work, *args, **kwargs):  # its name is in what is said of a stuck rank
-        if _of_this_process is not None:
-            _of_this_process.wait_begins(work)
-        return WAIT(work, *args, **kwargs)
-
-    dist.Work.wait = wait
     for owner in (dist.ProcessGroup, c10d.Backend):
         for name, method in list(vars(owner).items()):
             if "-> c10d::Work" in (getattr(method, "__doc__", None) or ""):
