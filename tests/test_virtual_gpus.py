@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision import tv_tensors
 
 from course_utils import Ranks, virtual_gpus
-from course_utils.virtual_gpus import _magic, cuda, machine, surface
+from course_utils.virtual_gpus import _magic, autograd, files, tensors
+from course_utils.virtual_gpus import gpus as switched
 from tests.benchmarks._kernel import Kernel
 
 ONE = torch.device("cuda:1")
@@ -68,9 +69,9 @@ def everything_patched() -> dict:
         torch.utils,
         torch.autograd.profiler.profile,
         threading.Thread,
-        cuda.ForkingPickler,
+        files.ForkingPickler,
     ]
-    hooks = surface.optimizer_module
+    hooks = autograd.optimizer_module
     values = {(o, name): value for o in owners for name, value in vars(o).items()}
     return {
         **{key: id(value) for key, value in values.items()},
@@ -135,11 +136,11 @@ def test_double_use_is_an_error():
         gpus.off()
     with pytest.raises(RuntimeError, match="not on"):
         gpus.off()
-    assert machine.active is not gpus
+    assert switched.active is not gpus
     with virtual_gpus(2, force=True) as gpus:
         with pytest.raises(RuntimeError, match="only one such machine"):
             virtual_gpus(3, force=True).on()
-        assert machine.active is gpus
+        assert switched.active is gpus
 
 
 def test_a_cell_that_switches_them_on_may_run_twice(capsys):
@@ -165,7 +166,7 @@ def test_off_belongs_where_on_was():
         with torch.device("cuda:1"):
             with pytest.raises(RuntimeError, match="leave the `with` blocks"):
                 gpus.off()
-        assert machine.active is gpus
+        assert switched.active is gpus
 
 
 @pytest.mark.parametrize(
@@ -197,18 +198,22 @@ def test_units():
     made = virtual_gpus(
         2, memory=["1 GiB", 2048], bandwidth="200 Gb/s", latency=0, compute="1 TFLOP/s"
     )
-    assert [gpu.capacity for gpu in made._gpus] == [2**30, 2048]
-    assert (made._bandwidth, made._latency, made._compute) == (25e9, 0, 1e12)
-    assert virtual_gpus(1, latency="3 µs")._latency == pytest.approx(3e-6)
-    assert virtual_gpus(1, memory="2048 B")._gpus[0].capacity == 2048
+    assert [gpu.capacity for gpu in made.machine.gpus] == [2**30, 2048]
+    assert (made.machine.bandwidth, made.machine.latency, made.machine.compute) == (
+        25e9,
+        0,
+        1e12,
+    )
+    assert virtual_gpus(1, latency="3 µs").machine.latency == pytest.approx(3e-6)
+    assert virtual_gpus(1, memory="2048 B").machine.gpus[0].capacity == 2048
 
 
 def test_it_steps_aside_where_real_gpus_are(monkeypatch, capsys):
-    monkeypatch.setattr(surface, "real_gpus", lambda: 2)
+    monkeypatch.setattr(switched, "real_gpus", lambda: 2)
     gpus = virtual_gpus(2)
     with gpus:
         assert gpus.real
-        assert machine.active is not gpus
+        assert switched.active is not gpus
         assert torch.ones(1).device.type == "cpu"
         with gpus.record() as log, gpus.label("a"):
             pass
@@ -222,18 +227,18 @@ def test_it_steps_aside_where_real_gpus_are(monkeypatch, capsys):
 
 
 def test_an_untested_version_is_said_and_a_missing_name_refused(monkeypatch):
-    surface.check_version.cache_clear()
+    switched.check_version.cache_clear()
     monkeypatch.setattr(torch, "__version__", "3.7.0")
     with pytest.warns(
         UserWarning, match="tested with PyTorch 2.11 to 2.15, not with 3"
     ):
-        surface.check_version()
-    surface.check_version.cache_clear()
-    monkeypatch.setattr(surface, "PRIVATE", ("torch._C.no_such_name",))
+        switched.check_version()
+    switched.check_version.cache_clear()
+    monkeypatch.setattr(switched, "PRIVATE", ("torch._C.no_such_name",))
     with pytest.raises(RuntimeError, match="3.7.0: it has no torch._C.no_such_name"):
         virtual_gpus(1, force=True).on()
-    surface.check_version.cache_clear()
-    assert machine.active is None
+    switched.check_version.cache_clear()
+    assert switched.active is None
 
 
 def private_names(tree: ast.AST) -> set[str]:
@@ -252,8 +257,8 @@ def private_names(tree: ast.AST) -> set[str]:
 
 
 def test_all_private_names_are_declared_and_all_declared_names_are_used():
-    folder = Path(surface.__file__).parent
-    declared = set(surface.PRIVATE) | set(surface.PRIVATE_WITH_CUDA)
+    folder = Path(switched.__file__).parent
+    declared = set(switched.PRIVATE) | set(switched.PRIVATE_WITH_CUDA)
     code = ""
     for file in folder.glob("*.py"):
         text = file.read_text("utf-8")
@@ -264,7 +269,7 @@ def test_all_private_names_are_declared_and_all_declared_names_are_used():
                 or name.startswith(f"{known}.")
                 or known.startswith(f"{name}.")
                 for known in declared
-            ), f"{file.name} uses {name}, which surface.PRIVATE does not name"
+            ), f"{file.name} uses {name}, which gpus.PRIVATE does not name"
     for name in declared:
         used = code.count(name.rpartition(".")[2]) - code.count(f'"{name}"')
         assert used > 0, f"{name} is declared and not used"
@@ -279,7 +284,7 @@ def test_the_magic(capsys):
         first = names["gpus"]
         _magic("1 --force", names)  # a cell may run twice
         assert torch.cuda.device_count() == 1
-        assert machine.active is not first
+        assert switched.active is not first
         with pytest.raises(ValueError, match="'four' is neither a number"):
             _magic("four", names)
         with pytest.raises(ValueError, match="unrecognized arguments"):
@@ -289,7 +294,7 @@ def test_the_magic(capsys):
         assert torch.cuda.device_count() == 1
     finally:
         _magic("off", names)
-    assert machine.active is None
+    assert switched.active is None
     _magic("off", names)
 
 
@@ -385,7 +390,7 @@ def test_a_tensor_of_a_tensor_from_elsewhere_is_one_copy(gpus):
 
 def test_a_number_alone_is_a_gpu(gpus):
     # A build of torch without CUDA knows no device of that name: it gets one here.
-    assert surface.named_device(1) == torch.device("cuda", 1)
+    assert tensors.named_device(1) == torch.device("cuda", 1)
     assert torch.device(1) == torch.device("cuda:1")
     assert torch.zeros(2, device=torch.device(1)).device.index == 1
     assert torch.device("cpu").type == "cpu"
@@ -956,7 +961,7 @@ def test_a_failed_op_leaves_the_machine_usable(gpus):
                 torch.ones(1, 2, device="cuda")
             )
     assert (torch.ones(2, device=ONE) + 1).device == ONE
-    assert gpus._thread.modules == []
+    assert gpus.machine.thread.modules == []
 
 
 # --- autograd -------------------------------------------------------------------------

@@ -266,7 +266,7 @@ def test_the_host_waits_for_how_long_a_result_is(gpus):
         gpus.clear()
         x + 1  # keeps the GPU busy
         op()
-        return gpus._thread.host > 0
+        return gpus.machine.thread.host > 0
 
     for op in (
         lambda: x.nonzero(),
@@ -400,14 +400,14 @@ def test_a_rate_gives_the_same_times_everywhere():
 
         moved = 3 * 512 * 512 * 4 / 1e9
         assert seconds(lambda: x @ x) == MS(3e-6 + moved)
-        gpus._memory_bandwidth = 1e15
+        gpus.machine.memory_bandwidth = 1e15
         assert seconds(lambda: x @ x) == MS(3e-6 + 2 * 512**3 / 1e12)
-        gpus._memory_bandwidth = 1e9
+        gpus.machine.memory_bandwidth = 1e9
         assert seconds(lambda: x + 1) == MS(3e-6 + 2 * 512 * 512 * 4 / 1e9)
         assert seconds(lambda: x.view(-1)) == 0
         conv = nn.Conv2d(16, 16, 3, padding=1).cuda()
         image = torch.ones(1, 16, 8, 8, device="cuda:0")
-        gpus._memory_bandwidth = 1e15
+        gpus.machine.memory_bandwidth = 1e15
         assert seconds(lambda: conv(image)) == MS(
             3e-6 + 2 * 16 * 16 * 9 * 64 / 1e12, rel=1e-3
         )

@@ -19,13 +19,13 @@ How it works
 ------------
 ::
 
-    your code ── Tensor.to, .device, torch.cuda.* ──► replaced, see surface.py
+    your code ── Tensor.to, .device, torch.cuda.* ──► replaced: tensors.py, cuda.py
         │
-        ├─ torch.zeros(…, device="cuda:1") ──► _Function  (a TorchFunctionMode)
+        ├─ torch.zeros(…, device="cuda:1") ──► Function  (a TorchFunctionMode)
         ▼
      autograd
         ▼
-     ATen ops ──► _Dispatch (a TorchDispatchMode) ──► the CPU's kernel
+     ATen ops ──► Dispatch (a TorchDispatchMode) ──► the CPU's kernel
                      │
                      └─ are all inputs on one GPU? who owns the result? how long?
 
@@ -33,7 +33,7 @@ How it works
   is (`Owned` in `parts.py`). So views and tied weights share one entry,
   `parameter.data =` keeps the parameter, and autograd, optimizers and every CPU kernel
   work as ever. A weak reference takes a storage off the books when Python frees it.
-* **Below autograd**, `_Dispatch` sees every op: it compares the devices of the inputs,
+* **Below autograd**, `Dispatch` sees every op: it compares the devices of the inputs,
   raises PyTorch's own error where they differ, runs the CPU's kernel and books the new
   storages on the inputs' GPU. `torch.OutOfMemoryError` comes when a GPU is full.
 * **Above autograd**, the methods that name a device (`to`, `cuda`, `cpu`, `device`) and
@@ -50,11 +50,18 @@ How it works
 * **What is not there** is refused in one form, "not on virtual GPUs: ...". All Python
   of `torch.cuda` ends in calls of `torch._C`: those without an answer are refused.
 
-Where to read on: `gpus.py` is what you switch on and ask; `machine.py` does the work,
-with its small parts in `parts.py`; `surface.py` and `cuda.py` are what is replaced in
-PyTorch, `refusals.py` is what is refused, and `patches.py` puts both in place;
-`surface.PRIVATE` lists every name that PyTorch may change; `errors.py` has the words;
-`records.py` has the memory, the transfers and the timeline that you read.
+Where to read on, each file with what stands before it:
+
+    records.py    the memory, the transfers and the timeline that you read
+    parts.py      a storage's owner, a device, its clock, a thread, an op
+    patches.py    puts other behaviour in the place of PyTorch's, and takes it out
+    errors.py     PyTorch's own words; `refusals.py`: what is not there
+    modes.py      through which PyTorch calls the machine
+    tensors.py    what is replaced: factories and methods of tensors; `autograd.py`,
+                  `cuda.py`, `autocast.py`, `files.py`, `parallel.py`: the rest
+    ledger.py     which storage is on which GPU
+    machine.py    runs the ops, moves tensors, keeps the time
+    gpus.py       what you switch on and ask
 
 The model of time
 -----------------
@@ -238,7 +245,7 @@ def _magic(line: str, namespace: dict[str, Any]) -> None:
                 '%virtual_gpus 4 --memory "8 GiB"'
             )
         new = virtual_gpus(int(n), **options)
-    loaded = sys.modules.get(f"{__name__}.machine")
+    loaded = sys.modules.get(f"{__name__}.gpus")
     if loaded is not None and loaded.active is not None:
         loaded.active.off()
     if n != "off":

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from course_utils.virtual_gpus.parts import tensors_in
+from course_utils.virtual_gpus.parts import CPU, tensors_in
 from course_utils.virtual_gpus.records import size_in_words
 
 if TYPE_CHECKING:
     from course_utils.virtual_gpus.machine import Machine
     from course_utils.virtual_gpus.parts import Op
-
-CPU = torch.device("cpu")  # one object, so that `is` may compare
 
 FORKED = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
@@ -202,10 +200,10 @@ def full_name(op: Op) -> str:
     return f"{op.name}.{overload}" if overload else op.name
 
 
-def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
+def mismatch(machine: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
     """The error for tensors that are not all on one device."""
     named = [
-        (name, x, gpus._where(x))
+        (name, x, machine.where(x))
         for name, value in (*zip(op.names, args), *kwargs.items())  # noqa: B905
         for x in tensors_in((value,), [])
     ]
@@ -273,16 +271,16 @@ def check_generator(generator: torch.Generator | None, place: torch.device) -> N
         )
 
 
-def check_gradient(gpus: Machine, args: tuple) -> None:
+def check_gradient(machine: Machine, args: tuple) -> None:
     """What `tensor.grad = gradient` says of one from another device.
 
     Raises:
         RuntimeError: the gradient is not where the tensor is.
     """
     x, grad = args
-    if not isinstance(grad, torch.Tensor) or gpus.drifts(grad):
+    if not isinstance(grad, torch.Tensor) or machine.drifts(grad):
         return
-    here, there = gpus.device_of(x), gpus.device_of(grad)
+    here, there = machine.device_of(x), machine.device_of(grad)
     if here == there or "cuda" not in (here.type, there.type):
         return
     if here.type != there.type:
@@ -301,31 +299,31 @@ def check_gradient(gpus: Machine, args: tuple) -> None:
     )
 
 
-def check_recurrent(gpus: Machine, args: tuple) -> None:
+def check_recurrent(machine: Machine, args: tuple) -> None:
     """What `nn.LSTM` and its like check before they begin.
 
     Raises:
         RuntimeError: the input is not where the hidden state or the weights are.
     """
-    place = gpus.device_of(args[0])
+    place = machine.device_of(args[0])
     packed = isinstance(args[1], torch.Tensor) and isinstance(args[3], (list, tuple))
     hidden, weights = (args[2], args[3]) if packed else (args[1], args[2])
     for name, values in (("hidden", hidden), ("parameter", weights)):
         for x in tensors_in((values,), []):
-            if gpus.device_of(x) != place:
+            if machine.device_of(x) != place:
                 raise RuntimeError(
                     f"Input and {name} tensors are not at the same device, found input "
-                    f"tensor at {place} and {name} tensor at {gpus.device_of(x)}"
+                    f"tensor at {place} and {name} tensor at {machine.device_of(x)}"
                 )
 
 
-def check_lengths(gpus: Machine, args: tuple) -> None:
+def check_lengths(machine: Machine, args: tuple) -> None:
     """What `pack_padded_sequence` says of lengths on a GPU.
 
     Raises:
         RuntimeError: the lengths are not on the CPU.
     """
-    place = gpus.device_of(args[1])
+    place = machine.device_of(args[1])
     if place.type != "cpu":
         raise RuntimeError(
             "'lengths' argument should be a 1D CPU int64 tensor, but got "
@@ -333,14 +331,14 @@ def check_lengths(gpus: Machine, args: tuple) -> None:
         )
 
 
-def check_sections(gpus: Machine, args: tuple) -> None:
+def check_sections(machine: Machine, args: tuple) -> None:
     """What `tensor_split` says of indices on a GPU.
 
     Raises:
         RuntimeError: they are not on the CPU.
     """
     if len(args) > 1 and isinstance(args[1], torch.Tensor):
-        place = gpus.device_of(args[1])
+        place = machine.device_of(args[1])
         if place.type != "cpu":
             raise RuntimeError(
                 "tensor_split expected tensor_indices_or_sections to be on cpu, but "

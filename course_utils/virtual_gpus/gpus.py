@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from course_utils.virtual_gpus import errors, machine, surface
-from course_utils.virtual_gpus.machine import Machine, _Dispatch, _Function
+from course_utils.virtual_gpus import (
+    autocast,
+    autograd,
+    cuda,
+    errors,
+    files,
+    parallel,
+    refusals,
+    tensors,
+)
+from course_utils.virtual_gpus.machine import Machine
+from course_utils.virtual_gpus.modes import Dispatch, Function
 from course_utils.virtual_gpus.patches import Patches
 from course_utils.virtual_gpus.records import (
+    KINDS,
+    OTHER,
     DeviceMemory,
     Interval,
     Memory,
@@ -21,14 +36,99 @@ from course_utils.virtual_gpus.records import (
     Transfer,
 )
 
+TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # versions of PyTorch
 
-class VirtualGPUs(Machine):
-    """Virtual GPUs `cuda:0 ... cuda:n-1`; made by `virtual_gpus`, documented there."""
+# Not part of PyTorch's public interface. All must be there, or nothing is switched on.
+PRIVATE = (
+    "torch._C.DisableTorchFunction",
+    "torch._C.Future",
+    "torch._C.DispatchKey.ADInplaceOrView",
+    "torch._C.DispatchKey.CompositeImplicitAutograd",
+    "torch._C.DispatchKey.Conjugate",
+    "torch._C.DispatchKey.Negative",
+    "torch._C._DisableTorchDispatch",
+    "torch._C._ForceDispatchKeyGuard",
+    "torch._C.TensorBase.device",
+    "torch._C._current_autograd_node",
+    "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "torch._C._dispatch_tls_local_exclude_set",
+    "torch._C._dispatch_tls_local_include_set",
+    "torch._C._functorch.get_unwrapped",
+    "torch._C._functorch.is_functorch_wrapped_tensor",
+    "torch._C._get_dispatch_stack_at",
+    "torch._C._get_function_stack_at",
+    "torch._C._group_tensors_by_device_and_dtype",
+    "torch._C._len_torch_dispatch_stack",
+    "torch._C._len_torch_function_stack",
+    "torch._C._nn._parse_to",
+    "torch._ops.OpOverload",
+    "torch._tensor_str._str",
+    "torch._utils._flatten_dense_tensors",
+    "torch._utils._take_tensors",
+    "torch._utils._unflatten_dense_tensors",
+    "torch._VF._pack_padded_sequence",
+    "torch._VF._pad_packed_sequence",
+    "torch.Tensor._backward_hooks",
+    "torch.accelerator._utils._get_device_index",
+    "torch.autograd.Function._backward_cls",
+    "torch.autograd._engine_run_backward",
+    "torch.autograd._get_sequence_nr",
+    "torch.autograd.graph._engine_run_backward",
+    "torch.cuda._CudaDeviceProperties",
+    "torch.cuda._exchange_device",
+    "torch.cuda._is_in_bad_fork",
+    "torch.cuda._lazy_init",
+    "torch.cuda._maybe_exchange_device",
+    "torch.cuda._utils._get_device_index",
+    "torch.nn.Module._apply",
+    "torch.nn.parallel.DistributedDataParallel._ddp_init_helper",
+    "torch.nn.parallel._functions.Broadcast.backward",
+    "torch.nn.parallel._functions._get_stream",
+    "torch.nn.parallel._functions._streams",
+    "torch.ops.aten.linear.default._op_dk",
+    "torch.overrides.TorchFunctionMode",
+    "torch.serialization._package_registry",
+    "torch.utils._device.DeviceContext",
+    "torch.utils._device._device_constructors",
+    "torch.utils._python_dispatch.TorchDispatchMode",
+)
+
+# The C++ below torch.nn.parallel.comm. Builds of PyTorch without CUDA do not have it.
+PRIVATE_WITH_CUDA = (
+    "torch._C._broadcast",
+    "torch._C._broadcast_coalesced",
+    "torch._C._broadcast_out",
+    "torch._C._gather",
+    "torch._C._gather_out",
+    "torch._C._scatter",
+    "torch._C._scatter_out",
+)
+
+active: VirtualGPUs | None = None  # those that are on in this process
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock at that moment; it is not in the child.
+    if active is not None:
+        active.machine.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class VirtualGPUs:
+    """Virtual GPUs `cuda:0 ... cuda:n-1`; made by `virtual_gpus`, documented there.
+
+    Attributes:
+        n: How many.
+        machine: What does the work behind them.
+    """
 
     def __init__(self, n: int, *, force: bool, **settings: Any) -> None:
-        super().__init__(n, **settings)
+        self.n, self.machine = n, Machine(n, **settings)
         self._force, self._aside, self._in_block = force, False, False
-        self._modes: tuple[_Function, _Dispatch] | None = None
+        self._modes: tuple[Function, Dispatch] | None = None
         self._patches: Patches | None = None
 
     # ---- on and off ------------------------------------------------------------------
@@ -42,7 +142,8 @@ class VirtualGPUs(Machine):
         Raises:
             RuntimeError: these are on already, or others, in a `with` block.
         """
-        before = machine.active
+        global active
+        before = active
         if before is self or self._aside or before is not None and before._in_block:
             raise RuntimeError(errors.already_on(before or self, self))
         if before is not None:
@@ -51,25 +152,27 @@ class VirtualGPUs(Machine):
                 f"The {before.n} virtual GPU(s) that were on are off now. What was on "
                 "them is on the CPU."
             )
-        if not self._force and (real := surface.real_gpus()) >= self.n:
+        if not self._force and (real := real_gpus()) >= self.n:
             self._aside = True
             print(
                 f"This machine has {real} real GPU(s): the same code runs on them, "
                 "and the virtual GPUs step aside."
             )
             return self
-        surface.check_version()
-        self._process = os.getpid()
+        check_version()
+        self.machine.process = os.getpid()
         patches = Patches()
         try:
-            surface.install(self, patches)
-            machine.active = self
-            self._modes = (_Function(self), _Dispatch(self))
+            for part in (tensors, autograd, cuda, autocast, files, parallel, refusals):
+                part.install(self.machine, patches)
+            patches.follow()
+            active, self.machine.is_on = self, True
+            self._modes = (Function(self.machine), Dispatch(self.machine))
             for mode in self._modes:
                 mode.__enter__()
-            self._thread.entered = True
+            self.machine.thread.entered = True
         except BaseException:
-            machine.active, self._modes = None, None
+            active, self._modes, self.machine.is_on = None, None, False
             patches.undo()
             raise
         self._patches = patches
@@ -84,17 +187,18 @@ class VirtualGPUs(Machine):
             RuntimeError: they are not on, or something that was entered since (a
                 `with torch.device(...)`, another mode) is still open.
         """
+        global active
         if self._aside:
             self._aside = False
             return
-        if machine.active is not self or self._modes is None or self._patches is None:
+        if active is not self or self._modes is None or self._patches is None:
             raise RuntimeError("These virtual GPUs are not on: call on() first.")
-        surface.check_modes(self._modes)
+        _check_modes(self._modes)
         function, dispatch = self._modes
         dispatch.__exit__(None, None, None)
         function.__exit__(None, None, None)
-        machine.active, self._modes = None, None
-        self._thread.entered = False
+        active, self._modes, self.machine.is_on = None, None, False
+        self.machine.thread.entered = False
         self._patches.undo()
         self._patches = None
 
@@ -113,18 +217,18 @@ class VirtualGPUs(Machine):
         return self._aside
 
     def __repr__(self) -> str:
-        state = "aside" if self._aside else "on" if machine.active is self else "off"
+        state = "aside" if self._aside else "on" if active is self else "off"
         return f"<{self.n} virtual GPU(s), {state}>"
 
     # ---- what is on record -----------------------------------------------------------
 
     def memory(self) -> Memory:
         """Bytes now and at the peak, device by device and by what holds them."""
-        with self._lock:
+        with self.machine.lock:
             if self._aside:
-                return surface.real_memory(self.n)
-            self._settle()
-            self._find_gradients()
+                return _real_memory(self.n)
+            self.machine.settle()
+            self.machine.find_gradients()
             return Memory(
                 tuple(
                     DeviceMemory(
@@ -135,33 +239,33 @@ class VirtualGPUs(Machine):
                         dict(gpu.kinds),
                         dict(gpu.peak_kinds),
                     )
-                    for gpu in self._gpus
+                    for gpu in self.machine.gpus
                 )
             )
 
     def reset_peak(self) -> None:
         """From now on, `peak` is the most since now."""
-        with self._lock:
+        with self.machine.lock:
             if self._aside:
                 for i in range(self.n):
                     torch.cuda.reset_peak_memory_stats(i)
                 return
-            self._settle()
-            for gpu in self._gpus:
-                gpu.set_peak(next(self._births))
+            self.machine.settle()
+            for gpu in self.machine.gpus:
+                gpu.set_peak(next(self.machine.births))
 
     @property
     def transfers(self) -> list[Transfer]:
         """Every copy between two devices so far, in the order of the calls."""
-        return list(self._transfers)
+        return list(self.machine.transfers)
 
     def clear_transfers(self) -> None:
         """Forget the transfers so far."""
-        self._transfers.clear()
+        self.machine.transfers.clear()
 
     def timeline(self) -> Timeline:
         """When each device worked, in modelled seconds since the start or `clear()`."""
-        with self._lock:
+        with self.machine.lock:
             return self._timeline(0.0, {})
 
     def clear(self) -> None:
@@ -169,11 +273,11 @@ class VirtualGPUs(Machine):
 
         Memory and its peaks stay as they are: see `reset_peak`.
         """
-        with self._lock:
+        with self.machine.lock:
             self.clear_transfers()
-            for clock in self._clocks():
+            for clock in self.machine.clocks():
                 clock.free, clock.intervals = 0.0, []
-            self._thread.host = 0.0
+            self.machine.thread.host = 0.0
 
     @contextlib.contextmanager
     def record(self) -> Iterator[Record]:
@@ -182,16 +286,18 @@ class VirtualGPUs(Machine):
         `log.transfers` is a list as `gpus.transfers`, `log.timeline()` a `Timeline`
         that begins at 0. All devices begin together. May be nested.
         """
-        with self._lock:
+        with self.machine.lock:
             began = self._barrier()
-            log = Record(self, began, len(self._transfers))
-            log._first = {c.name: len(c.intervals) for c in self._clocks()}
-            for clock in self._clocks():  # so that nothing joins an older interval
+            log = Record(self, began, len(self.machine.transfers))
+            log._first = {c.name: len(c.intervals) for c in self.machine.clocks()}
+            for (
+                clock
+            ) in self.machine.clocks():  # so that nothing joins an older interval
                 clock.intervals.append(Interval(clock.name, began, began, "mark"))
         try:
             yield log
         finally:
-            with self._lock:
+            with self.machine.lock:
                 log._close()
 
     @contextlib.contextmanager
@@ -201,7 +307,7 @@ class VirtualGPUs(Machine):
         Transfers and intervals carry the label, and so does the backward of what was
         computed inside, whenever it runs.
         """
-        thread = self._thread
+        thread = self.machine.thread
         before = thread.label
         thread.set_label(str(text))
         try:
@@ -211,22 +317,22 @@ class VirtualGPUs(Machine):
 
     def _barrier(self) -> float:
         """All devices wait for the last one. Returns the time then."""
-        latest = max(clock.free for clock in self._clocks())
-        latest = max(latest, self._thread.host)
-        for clock in self._clocks():
+        latest = max(clock.free for clock in self.machine.clocks())
+        latest = max(latest, self.machine.thread.host)
+        for clock in self.machine.clocks():
             clock.free = latest
-        self._thread.host = latest
+        self.machine.thread.host = latest
         return latest
 
     def _timeline(self, origin: float, first: dict[str, int]) -> Timeline:
         rows, end = {}, origin
-        for clock in self._clocks():
+        for clock in self.machine.clocks():
             kept = [
                 replace(i, start=i.start - origin, stop=i.stop - origin)
                 for i in clock.intervals[first.get(clock.name, 0) :]
                 if i.kind != "mark"
             ]
-            if kept or clock is not self._host:
+            if kept or clock is not self.machine.host:
                 rows[clock.name] = tuple(kept)
             end = max([end, *(origin + i.stop for i in kept)])
         return Timeline(rows, end - origin)
@@ -243,13 +349,13 @@ class Record:
     def _read(self) -> tuple[list[Transfer], Timeline]:
         if self._kept is not None:
             return self._kept
-        with self._gpus._lock:
+        with self._gpus.machine.lock:
             timeline = self._gpus._timeline(self._began, self._first)
             return self._gpus.transfers[self._sent :], timeline
 
     def _close(self) -> None:
         self._kept = self._read()
-        for clock in self._gpus._clocks():
+        for clock in self._gpus.machine.clocks():
             clock.intervals.append(Interval(clock.name, clock.free, clock.free, "mark"))
 
     @property
@@ -260,3 +366,75 @@ class Record:
     def timeline(self) -> Timeline:
         """As `gpus.timeline()`, with the start of the record as 0."""
         return self._read()[1]
+
+
+# --- versions, real GPUs -------------------------------------------------------------
+
+
+@functools.cache
+def check_version() -> None:
+    """Warn of a version that was not tested.
+
+    Raises:
+        RuntimeError: names in PyTorch that are needed are not there.
+    """
+    missing = []
+    for name in PRIVATE:
+        place: Any = torch
+        for part in name.split(".")[1:]:
+            place = getattr(place, part, missing)
+            if place is missing:
+                missing.append(name)
+                break
+    if missing:
+        raise RuntimeError(
+            f"Virtual GPUs do not work with PyTorch {torch.__version__}: it has no "
+            f"{', '.join(missing)}. They were tested with PyTorch {TESTED[0]} to "
+            f"{TESTED[-1]}: install one of these."
+        )
+    if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
+        warnings.warn(
+            f"Virtual GPUs were tested with PyTorch {TESTED[0]} to {TESTED[-1]}, not "
+            f"with {torch.__version__}. If something goes wrong, try one of these.",
+            stacklevel=4,
+        )
+
+
+def real_gpus() -> int:
+    """How many real GPUs PyTorch can use here."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _real_memory(n: int) -> Memory:
+    """The memory of real GPUs, for a machine that has them."""
+    rows = []
+    for i in range(n):
+        now, peak = torch.cuda.memory_allocated(i), torch.cuda.max_memory_allocated(i)
+        capacity = torch.cuda.get_device_properties(i).total_memory
+        none = dict.fromkeys(KINDS, 0)
+        by_now, by_peak = {**none, OTHER: now}, {**none, OTHER: peak}
+        rows.append(DeviceMemory(f"cuda:{i}", capacity, now, peak, by_now, by_peak))
+    return Memory(tuple(rows))
+
+
+def _check_modes(modes: tuple) -> None:
+    """Raise unless our modes are the innermost ones.
+
+    Raises:
+        RuntimeError: something that was entered since is open.
+    """
+    function, dispatch = modes
+    c = torch._C
+    functions, dispatches = c._len_torch_function_stack(), c._len_torch_dispatch_stack()
+    here = (
+        functions
+        and dispatches
+        and c._get_function_stack_at(functions - 1) is function
+        and c._get_dispatch_stack_at(dispatches - 1) is dispatch
+    )
+    if not here:
+        raise RuntimeError(
+            "Virtual GPUs can be switched off only where they were switched on: leave "
+            "the `with` blocks that were entered since, and call off() in the same "
+            "thread as on()."
+        )

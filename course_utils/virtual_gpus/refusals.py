@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from course_utils.virtual_gpus import errors
-from course_utils.virtual_gpus.parts import tensors_in
+from course_utils.virtual_gpus.parts import CPU, tensors_in
 from course_utils.virtual_gpus.patches import Patches, copy_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ _OF_THE_DRIVER = re.compile("_(cuda|nccl|accelerator|gds|cufft)_")
 _NEEDS_NO_DRIVER = re.compile("cudnn|conv_benchmark|nccl_version")
 
 
-def install(gpus: Machine, patches: Patches) -> None:
+def install(machine: Machine, patches: Patches) -> None:
     """Refuse what nothing else has an answer to; to be called last."""
     for name in _calls_of_the_driver():
         found = getattr(torch._C, name, None)
@@ -95,7 +95,7 @@ def install(gpus: Machine, patches: Patches) -> None:
             patches.set(
                 torch.cuda.sparse, **{name: type(name, (), {"__new__": refuse})}
             )
-    _nested(gpus, patches)
+    _nested(machine, patches)
 
 
 def refusing(what: str, why: str, exactly: bool = False) -> Callable:
@@ -122,7 +122,7 @@ def refusing(what: str, why: str, exactly: bool = False) -> Callable:
     return refuse
 
 
-def _nested(gpus: Machine, patches: Patches) -> None:
+def _nested(machine: Machine, patches: Patches) -> None:
     """Nested tensors have no one storage that could be on a GPU."""
 
     def checked(make: Callable) -> Callable:
@@ -131,8 +131,10 @@ def _nested(gpus: Machine, patches: Patches) -> None:
             device = kwargs.get("device")
             if (
                 device is not None
-                and gpus.resolve(device) is not errors.CPU
-                or any(gpus.device_of(x).type == "cuda" for x in tensors_in(args, []))
+                and machine.resolve(device) is not CPU
+                or any(
+                    machine.device_of(x).type == "cuda" for x in tensors_in(args, [])
+                )
             ):
                 raise NotImplementedError(errors.layout("a nested tensor"))
             return make(*args, **kwargs)
