@@ -18,21 +18,23 @@ _set_enabled, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
 
 
 class AutocastState(threading.local):
-    """What this thread has set for the GPUs (`on`, `dtype`) and for the CPU (`host`).
+    """What this thread has set for the GPUs and for the CPU.
 
     PyTorch's autocast for the CPU does the work for both. While `autocast("cuda")` is
     on, it is set to that, except during calls without a GPU's tensor.
     """
 
-    on, dtype, host = False, torch.float16, (False, torch.bfloat16)
     active = False  # is one of them on, so that calls need a look?
+
+    def __init__(self) -> None:
+        self.set = {"cuda": (False, torch.float16), "cpu": (False, torch.bfloat16)}
 
     def rest(self) -> tuple[bool, torch.dtype]:
         """What PyTorch's autocast for the CPU is set to between calls."""
-        return (True, self.dtype) if self.on else self.host
+        return self.set["cuda" if self.set["cuda"][0] else "cpu"]
 
     def settle(self) -> None:
-        self.active = self.on or self.host[0]
+        self.active = any(on for on, _ in self.set.values())
         _set_for_cpu(*self.rest())
 
 
@@ -54,20 +56,14 @@ FLOAT32 = frozenset(
     "rsqrt sinh smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan "
     "triplet_margin_loss upsample upsample_bilinear upsample_nearest".split()
 )
-
-
 LOWER = frozenset(
     "addmv addr chain_matmul einsum gru gru_cell linalg_multi_dot lstm lstm_cell mv "
     "rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell".split()
 )
-
-
 WIDEST = frozenset(
     "addcdiv addcmul atan2 bilinear cross dot grid_sample grid_sampler index_put "
     "scatter_add tensordot vdot".split()
 )
-
-
 AS_IT_IS = frozenset(
     "_max_pool3d adaptive_avg_pool3d max_pool3d max_pool3d_with_indices max_unpool1d "
     "max_unpool2d max_unpool3d pad trace".split()
@@ -95,9 +91,10 @@ def autocasted(machine: Machine, func: Any, args: tuple, kwargs: dict) -> Any:
         if dtype is not None:
             args = _cast(machine, args, dtype)
             kwargs = {name: _cast(machine, x, dtype) for name, x in kwargs.items()}
-        setting = (state.on and not differs, state.dtype)
+        on, dtype = state.set["cuda"]
+        setting = (on and not differs, dtype)
     elif tensors:
-        setting = state.host
+        setting = state.set["cpu"]
     state.active = False  # for calls inside of this one
     if setting != state.rest():
         _set_for_cpu(*setting)
@@ -112,7 +109,8 @@ def _cuda_casts(
 ) -> tuple[torch.dtype | None, bool]:
     """What CUDA's autocast casts to here, and whether it differs from the CPU's."""
     name = getattr(func, "__name__", "")
-    if not state.on:
+    on, lower = state.set["cuda"]
+    if not on:
         return None, False
     if name == "binary_cross_entropy":
         raise RuntimeError(
@@ -122,7 +120,7 @@ def _cuda_casts(
     if name in FLOAT32:
         return torch.float32, True
     if name in LOWER:
-        return state.dtype, True
+        return lower, True
     if name in WIDEST:
         wide = any(x.dtype == torch.float32 for x in tensors)
         return torch.float32 if wide else None, True
@@ -143,38 +141,30 @@ def install(machine: Machine, patches: Patches) -> None:
     enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 
     state = machine.autocast
-    state.host = (enabled("cpu"), dtype("cpu"))
+    state.set["cpu"] = (enabled("cpu"), dtype("cpu"))
     state.settle()
 
-    def is_enabled(device_type: str = "cuda") -> bool:
-        if device_type == "cuda":
-            return state.on
-        return state.host[0] if device_type == "cpu" else enabled(device_type)
+    def is_enabled(kind: str = "cuda") -> bool:
+        return state.set[kind][0] if kind in state.set else enabled(kind)
 
-    def switch(device_type: Any, value: Any = None) -> None:
+    def get_dtype(kind: str) -> torch.dtype:
+        return state.set[kind][1] if kind in state.set else dtype(kind)
+
+    def switch(kind: Any, value: Any = None) -> None:
         if value is None:  # the older form: set_autocast_enabled(True) means CUDA
-            device_type, value = "cuda", device_type
-        if device_type == "cuda":
-            state.on = value
-        elif device_type == "cpu":
-            state.host = (value, state.host[1])
+            kind, value = "cuda", kind
+        if kind in state.set:
+            state.set[kind] = (value, state.set[kind][1])
+            state.settle()
         else:
-            _set_enabled(device_type, value)
-        state.settle()
+            _set_enabled(kind, value)
 
-    def get_dtype(device_type: str) -> torch.dtype:
-        if device_type == "cuda":
-            return state.dtype
-        return state.host[1] if device_type == "cpu" else dtype(device_type)
-
-    def choose(device_type: str, value: torch.dtype) -> None:
-        if device_type == "cuda":
-            state.dtype = value
-        elif device_type == "cpu":
-            state.host = (state.host[0], value)
+    def choose(kind: str, value: torch.dtype) -> None:
+        if kind in state.set:
+            state.set[kind] = (state.set[kind][0], value)
+            state.settle()
         else:
-            _set_dtype(device_type, value)
-        state.settle()
+            _set_dtype(kind, value)
 
     patches.replace(
         (torch,),
@@ -182,7 +172,7 @@ def install(machine: Machine, patches: Patches) -> None:
         set_autocast_enabled=switch,
         get_autocast_dtype=get_dtype,
         set_autocast_dtype=choose,
-        get_autocast_gpu_dtype=lambda: state.dtype,
+        get_autocast_gpu_dtype=lambda: get_dtype("cuda"),
         set_autocast_gpu_dtype=lambda value: choose("cuda", value),
         is_autocast_cpu_enabled=lambda: is_enabled("cpu"),
         set_autocast_cpu_enabled=lambda value: switch("cpu", value),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import functools
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.optim.optimizer as optimizer_module
 
-from course_utils.virtual_gpus import errors
 from course_utils.virtual_gpus.modes import Function, Move
 from course_utils.virtual_gpus.parts import Tensor, tensors_in, truth
 from course_utils.virtual_gpus.patches import Patches, copy_of
@@ -85,19 +83,6 @@ def _modules_and_optimizers(machine: Machine, patches: Patches) -> None:
                 places.append(i)
         return groups
 
-    swap = copy_of(torch.utils.swap_tensors)
-
-    @functools.wraps(swap)
-    def swap_unwatched(*pair: Tensor) -> None:
-        """PyTorch refuses to swap a tensor that somebody has a weak reference to."""
-        leaves = [x for x in pair if machine.leaves.pop(id(x), None)]
-        try:
-            swap(*pair)
-        finally:
-            for x in leaves:
-                machine.remember(x)
-
-    patches.set(torch.utils, swap_tensors=swap_unwatched)
     patches.set(torch._C, _group_tensors_by_device_and_dtype=grouped)
     patches.later(optimizer_module.register_optimizer_step_pre_hook(before).remove)
     patches.later(optimizer_module.register_optimizer_step_post_hook(after).remove)
@@ -185,9 +170,6 @@ def _threads(machine: Machine, patches: Patches) -> None:
         then=with_callback(future.then),
         add_done_callback=with_callback(future.add_done_callback),
     )
-    if rpc := sys.modules.get("torch.distributed.rpc.internal"):
-        answer = copy_of(rpc._run_function)
-        patches.set(rpc, _run_function=lambda call: machine.anywhere(answer)(call))
 
 
 def _scripted(machine: Machine, original: Callable) -> Callable:
@@ -241,21 +223,13 @@ def _homes(machine: Machine, values: Any) -> list[torch.device | None]:
 
 
 def _gradients(machine: Machine, patches: Patches) -> None:
-    """Check the gradients that a Function of yours and the hooks of tensors return."""
+    """Check the gradients that a Function of yours returns."""
     apply = vars(torch.autograd.Function)["apply"]  # of classes, so not yet bound
-    register = copy_of(Tensor.register_hook)
-    written_in_python = torch.autograd.function.BackwardCFunction
 
-    def watch(node: Any, places: list, once: bool = False) -> None:
+    def watch(node: Any, places: list) -> None:
         """Check what an autograd node returns, the gradients of its inputs."""
         whose = f"Function {node.name()} returned an "
-
-        def check(grads: tuple, _: tuple) -> tuple:
-            if once:
-                handle.remove()
-            return _at_home(machine, grads, places, whose)
-
-        handle = node.register_hook(check)
+        node.register_hook(lambda grads, _: _at_home(machine, grads, places, whose))
 
     @functools.wraps(apply)
     def watched(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -272,33 +246,4 @@ def _gradients(machine: Machine, patches: Patches) -> None:
                     break
         return out
 
-    def after_hook(hook: Callable, grad: Tensor, new: Tensor) -> None:
-        here, there = machine.device_of(grad), machine.device_of(new)
-        if here == there or machine.drifts(grad) or machine.drifts(new):
-            return
-        if here.type != there.type:
-            raise RuntimeError(
-                f"hook '{getattr(hook, '__name__', hook)}' has changed the type of "
-                f"value (was {errors.type_name(grad.dtype, here.type)} got "
-                f"{errors.type_name(new.dtype, there.type)})"
-            )
-        # PyTorch notices another GPU only when the gradient has gone on.
-        node = torch._C._current_autograd_node()
-        if node is not None and not isinstance(node, written_in_python):
-            watch(node, [here] * len(node.next_functions), once=True)
-
-    @functools.wraps(register)
-    def register_hook(x: Tensor, hook: Callable) -> Any:
-        @functools.wraps(hook)
-        def call(grad: Tensor) -> Any:
-            __tracebackhide__ = True
-            new = hook(grad)
-            if isinstance(new, Tensor) and machine.is_on:
-                after_hook(hook, grad, new)
-            return new
-
-        with truth():
-            return register(x, call)
-
     patches.set(torch.autograd.Function, apply=classmethod(watched))
-    patches.set(Tensor, register_hook=register_hook)

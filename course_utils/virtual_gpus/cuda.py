@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import types
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,13 +37,6 @@ def install(machine: Machine, patches: Patches) -> None:
 class _Properties(refusals.Partial, types.SimpleNamespace):
     stands_for = torch.cuda._CudaDeviceProperties
 
-    def __repr__(self) -> str:
-        return (
-            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, "
-            f"minor={self.minor}, total_memory={self.total_memory // 2**20}MB, "
-            f"multi_processor_count={self.multi_processor_count})"
-        )
-
 
 def _cuda_queries(machine: Machine, patches: Patches) -> None:
     thread = machine.thread
@@ -63,31 +55,13 @@ def _cuda_queries(machine: Machine, patches: Patches) -> None:
 
     def properties(device: Any = None) -> _Properties:
         gpu = machine.gpus[machine.index(device)]
-        return _Properties(  # but for the memory, an H100's
+        return _Properties(
             name="Virtual GPU",
             major=9,
             minor=0,
             total_memory=gpu.capacity,
             multi_processor_count=132,
-            warp_size=32,
-            max_threads_per_multi_processor=2048,
-            max_threads_per_block=1024,
-            regs_per_multiprocessor=64 * 2**10,
-            shared_memory_per_block=48 * 2**10,
-            shared_memory_per_block_optin=227 * 2**10,
-            shared_memory_per_multiprocessor=228 * 2**10,
-            L2_cache_size=50 * 2**20,
-            clock_rate=1_980_000,  # kHz, as the next one
-            memory_clock_rate=2_619_000,
-            memory_bus_width=5120,
-            uuid=uuid.uuid5(uuid.NAMESPACE_DNS, f"virtual GPU {gpu.device.index}"),
-            is_integrated=False,
-            is_multi_gpu_board=False,
-            gcnArchName="",
         )
-
-    def synchronize(device: Any = None) -> None:
-        machine.synchronize(device)
 
     cuda = torch.cuda
     patches.set(
@@ -108,7 +82,7 @@ def _cuda_queries(machine: Machine, patches: Patches) -> None:
         ),
         is_bf16_supported=lambda including_emulation=True: True,
         get_arch_list=lambda: [],
-        synchronize=synchronize,
+        synchronize=lambda device=None: machine.synchronize(device),
         ipc_collect=nothing,
     )
     patches.set(  # marks for a profiler
@@ -143,7 +117,7 @@ def _cuda_queries(machine: Machine, patches: Patches) -> None:
         current_device_idx=lambda: thread.current,
         set_device_index=set_index,
         set_device_idx=set_index,
-        synchronize=synchronize,
+        synchronize=lambda device=None: machine.synchronize(device),
     )
 
 
@@ -197,21 +171,6 @@ def _cuda_memory(machine: Machine, patches: Patches) -> None:
             gpu = machine.gpus[machine.index(device)]
             return gpu.capacity - gpu.now, gpu.capacity
 
-    whole = [gpu.capacity for gpu in machine.gpus]
-
-    def set_fraction(fraction: float, device: Any = None) -> None:
-        if not isinstance(fraction, float):
-            raise TypeError("Invalid type for fraction argument, must be `float`")
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
-        i = machine.index(device)
-        machine.gpus[i].capacity = int(whole[i] * fraction)
-
-    def give_back() -> None:
-        for gpu, capacity in zip(machine.gpus, whole, strict=True):
-            gpu.capacity = capacity
-
-    patches.later(give_back)
     memory = torch.cuda.memory
     patches.replace(
         (torch.cuda, memory, torch.accelerator, torch.accelerator.memory),
@@ -220,13 +179,10 @@ def _cuda_memory(machine: Machine, patches: Patches) -> None:
         mem_get_info=info,
         get_memory_info=info,
         empty_cache=nothing,
-        set_per_process_memory_fraction=set_fraction,
-        memory_snapshot=lambda *a, **k: [],
     )
     patches.set(
         torch._C,
         _cuda_memoryStats=stats,
-        _cuda_getMemoryFraction=lambda i: machine.gpus[i].capacity / whole[i],
         _accelerator_getDeviceStats=stats,
         _accelerator_isAllocatorInitialized=lambda: True,
         _accelerator_emptyHostCache=nothing,
@@ -441,8 +397,6 @@ def _profiler(patches: Patches) -> None:
             self.profiler_kind = kinds.KINETO
 
     patches.set(torch.autograd.profiler.profile, __init__=on_the_cpu)
-    nvtx = torch.autograd.profiler.emit_nvtx  # marks, as those of torch.cuda.nvtx
-    patches.set(nvtx, __enter__=lambda self: self, __exit__=nothing)
     patches.set(
         torch.autograd.profiler,
         _supported_activities=lambda: {torch.profiler.ProfilerActivity.CPU},

@@ -20,6 +20,7 @@ FORKED = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
     "multiprocessing, you must use the 'spawn' start method"
 )
+OLD_TYPES = "old types of tensors have no device: use dtype= and device="
 DENSE = "they hold only dense (strided) tensors"
 
 # An op of the CPU -> the one that runs on CUDA in its place, and its arguments' names.
@@ -45,6 +46,13 @@ def already_on(on: Machine, new: Machine) -> str:
     return (
         f"{on.n} virtual GPU(s) are on already, and there can be only one such machine "
         "at a time. Leave its `with` block first."
+    )
+
+
+def other_version(tested: tuple[str, ...], missing: Exception) -> str:
+    return (
+        f"Virtual GPUs do not work with PyTorch {torch.__version__}: {missing}. They "
+        f"were tested with PyTorch {tested[0]} to {tested[-1]}: install one of these."
     )
 
 
@@ -83,20 +91,8 @@ def no_kernel(name: str) -> str:
     return not_here(f"the operator aten::{name}", "the CPU has no kernel for it")
 
 
-def other_device(device: torch.device) -> str:
-    return not_here(f"a tensor from {device}", "they exchange data only with the CPU")
-
-
 def unseen(name: str) -> str:
     return not_here(name, "other libraries see no virtual GPU")
-
-
-def other_storage(here: torch.device, there: torch.device) -> str:
-    return (
-        f'Attempted to set the storage of a tensor on device "{here}" to a storage on '
-        f'different device "{there}".  This is no longer allowed; the devices must '
-        "match."
-    )
 
 
 def cannot_pin(x: torch.Tensor) -> str:
@@ -132,7 +128,6 @@ _TYPE_NAMES = {
     torch.complex64: "ComplexFloat",
     torch.complex128: "ComplexDouble",
 }
-DTYPES = {name: dtype for dtype, name in _TYPE_NAMES.items()}
 
 
 def type_name(dtype: torch.dtype, device_type: str) -> str:
@@ -329,18 +324,3 @@ def check_lengths(machine: Machine, args: tuple) -> None:
             "'lengths' argument should be a 1D CPU int64 tensor, but got "
             f"{args[1].dim()}D {place} {_TYPE_NAMES[args[1].dtype]} tensor"
         )
-
-
-def check_sections(machine: Machine, args: tuple) -> None:
-    """What `tensor_split` says of indices on a GPU.
-
-    Raises:
-        RuntimeError: they are not on the CPU.
-    """
-    if len(args) > 1 and isinstance(args[1], torch.Tensor):
-        place = machine.device_of(args[1])
-        if place.type != "cpu":
-            raise RuntimeError(
-                "tensor_split expected tensor_indices_or_sections to be on cpu, but "
-                f"it's on {place}"
-            )

@@ -38,72 +38,6 @@ from course_utils.virtual_gpus.records import (
 
 TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # versions of PyTorch
 
-# Not part of PyTorch's public interface. All must be there, or nothing is switched on.
-PRIVATE = (
-    "torch._C.DisableTorchFunction",
-    "torch._C.Future",
-    "torch._C.DispatchKey.ADInplaceOrView",
-    "torch._C.DispatchKey.CompositeImplicitAutograd",
-    "torch._C.DispatchKey.Conjugate",
-    "torch._C.DispatchKey.Negative",
-    "torch._C._DisableTorchDispatch",
-    "torch._C._ForceDispatchKeyGuard",
-    "torch._C.TensorBase.device",
-    "torch._C._current_autograd_node",
-    "torch._C._dispatch_has_kernel_for_dispatch_key",
-    "torch._C._dispatch_tls_local_exclude_set",
-    "torch._C._dispatch_tls_local_include_set",
-    "torch._C._functorch.get_unwrapped",
-    "torch._C._functorch.is_functorch_wrapped_tensor",
-    "torch._C._get_dispatch_stack_at",
-    "torch._C._get_function_stack_at",
-    "torch._C._group_tensors_by_device_and_dtype",
-    "torch._C._len_torch_dispatch_stack",
-    "torch._C._len_torch_function_stack",
-    "torch._C._nn._parse_to",
-    "torch._ops.OpOverload",
-    "torch._tensor_str._str",
-    "torch._utils._flatten_dense_tensors",
-    "torch._utils._take_tensors",
-    "torch._utils._unflatten_dense_tensors",
-    "torch._VF._pack_padded_sequence",
-    "torch._VF._pad_packed_sequence",
-    "torch.Tensor._backward_hooks",
-    "torch.accelerator._utils._get_device_index",
-    "torch.autograd.Function._backward_cls",
-    "torch.autograd._engine_run_backward",
-    "torch.autograd._get_sequence_nr",
-    "torch.autograd.graph._engine_run_backward",
-    "torch.cuda._CudaDeviceProperties",
-    "torch.cuda._exchange_device",
-    "torch.cuda._is_in_bad_fork",
-    "torch.cuda._lazy_init",
-    "torch.cuda._maybe_exchange_device",
-    "torch.cuda._utils._get_device_index",
-    "torch.nn.Module._apply",
-    "torch.nn.parallel.DistributedDataParallel._ddp_init_helper",
-    "torch.nn.parallel._functions.Broadcast.backward",
-    "torch.nn.parallel._functions._get_stream",
-    "torch.nn.parallel._functions._streams",
-    "torch.ops.aten.linear.default._op_dk",
-    "torch.overrides.TorchFunctionMode",
-    "torch.serialization._package_registry",
-    "torch.utils._device.DeviceContext",
-    "torch.utils._device._device_constructors",
-    "torch.utils._python_dispatch.TorchDispatchMode",
-)
-
-# The C++ below torch.nn.parallel.comm. Builds of PyTorch without CUDA do not have it.
-PRIVATE_WITH_CUDA = (
-    "torch._C._broadcast",
-    "torch._C._broadcast_coalesced",
-    "torch._C._broadcast_out",
-    "torch._C._gather",
-    "torch._C._gather_out",
-    "torch._C._scatter",
-    "torch._C._scatter_out",
-)
-
 active: VirtualGPUs | None = None  # those that are on in this process
 
 
@@ -171,9 +105,11 @@ class VirtualGPUs:
             for mode in self._modes:
                 mode.__enter__()
             self.machine.thread.entered = True
-        except BaseException:
+        except BaseException as error:
             active, self._modes, self.machine.is_on = None, None, False
             patches.undo()
+            if isinstance(error, AttributeError):  # a private name of PyTorch
+                raise RuntimeError(errors.other_version(TESTED, error)) from error
             raise
         self._patches = patches
         return self
@@ -373,25 +309,7 @@ class Record:
 
 @functools.cache
 def check_version() -> None:
-    """Warn of a version that was not tested.
-
-    Raises:
-        RuntimeError: names in PyTorch that are needed are not there.
-    """
-    missing = []
-    for name in PRIVATE:
-        place: Any = torch
-        for part in name.split(".")[1:]:
-            place = getattr(place, part, missing)
-            if place is missing:
-                missing.append(name)
-                break
-    if missing:
-        raise RuntimeError(
-            f"Virtual GPUs do not work with PyTorch {torch.__version__}: it has no "
-            f"{', '.join(missing)}. They were tested with PyTorch {TESTED[0]} to "
-            f"{TESTED[-1]}: install one of these."
-        )
+    """Warn of a version of PyTorch that was not tested."""
     if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
         warnings.warn(
             f"Virtual GPUs were tested with PyTorch {TESTED[0]} to {TESTED[-1]}, not "

@@ -31,7 +31,6 @@ from course_utils.virtual_gpus.parts import (
     tensors_in,
     truth,
 )
-from course_utils.virtual_gpus.patches import copy_of
 from course_utils.virtual_gpus.records import (
     ACTIVATIONS,
     GRADIENTS,
@@ -42,7 +41,6 @@ from course_utils.virtual_gpus.records import (
 )
 
 Parameter = torch.nn.Parameter
-_register_hook = copy_of(Tensor.register_hook)  # it is replaced, see autograd.py
 
 # What the CPU of a machine with GPUs does, where `compute` is a rate.
 HOST_FLOPS, HOST_BANDWIDTH = 100e9, 50e9
@@ -215,20 +213,6 @@ class Machine(Ledger):
             )
         )
 
-    def _computed(self, device: torch.device, seconds: float, module: str) -> None:
-        thread = self.thread
-        if thread.quiet or seconds <= 0:
-            return
-        if device is CPU:
-            start = max(thread.host, self.host.free)
-            thread.host = start + seconds
-            clock = self.host
-        else:
-            clock = self.gpus[device.index].clock
-            start = max(thread.host, clock.free)
-        phase, label = self._phase(), self._label()
-        clock.work(start, start + seconds, "compute", phase, label, module)
-
     def _modelled(
         self, op: Op, on_host: bool, args: Any, kwargs: Any, out: Any
     ) -> float:
@@ -251,30 +235,30 @@ class Machine(Ledger):
         rate = self.compute
         return self.overhead + max(flops / rate, moved / self.memory_bandwidth)
 
-    def _modelled_foreach(self, rows: list[list[Tensor]], on_host: bool) -> float:
-        moved = sum(
-            min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
-            for x in tensors_in(rows, [])
-        )
-        if on_host:
-            return moved / HOST_BANDWIDTH
-        return self.overhead + moved / self.memory_bandwidth
-
     def _spend(
         self,
         op: Op,
         device: torch.device,
         seconds: float,
-        args: tuple,
+        args: Any,
         kwargs: dict,
-        out: Any,
+        out: Any = None,
     ) -> None:
+        """A device was busy with an op: for so long, or as the model says."""
+        thread, on_host = self.thread, device.type != "cuda"
+        if thread.quiet:
+            return
         if self.compute is not None:
-            seconds = self._modelled(op, device.type == "cpu", args, kwargs, out)
-        where = device if device.type == "cuda" else CPU
-        module = self.thread.modules[-1] if self.thread.modules else None
-        name = type(module).__name__ if module else ""
-        self._computed(where, seconds, name)
+            seconds = self._modelled(op, on_host, args, kwargs, out)
+        if seconds <= 0:
+            return
+        clock = self.host if on_host else self.gpus[device.index].clock
+        start = max(thread.host, clock.free)
+        if on_host:
+            thread.host = start + seconds
+        module = type(thread.modules[-1]).__name__ if thread.modules else ""
+        phase, label = self._phase(), self._label()
+        clock.work(start, start + seconds, "compute", phase, label, module)
 
     def synchronize(self, device: Any = None) -> None:
         """The host waits until a GPU has done what it was given."""
@@ -296,8 +280,6 @@ class Machine(Ledger):
                 raise NotImplementedError(errors.layout(kind))
             if source.type == "meta":  # Module.to() looks for these words
                 raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-            if source.type not in ("cpu", "cuda"):
-                raise NotImplementedError(errors.other_device(source))
             nbytes = x.numel() * x.element_size()
             if destination is not CPU:
                 self.room(destination, -(-nbytes // BLOCK) * BLOCK)
@@ -397,7 +379,7 @@ class Machine(Ledger):
         for x in inputs if torch.is_grad_enabled() else ():
             if x.requires_grad and not x.dim() and self.where(x) is CPU:
                 if self._to_host not in (x._backward_hooks or {}).values():
-                    _register_hook(x, self._to_host)
+                    x.register_hook(self._to_host)
 
     @torch.utils.hooks.unserializable_hook
     def _to_host(self, grad: Tensor) -> Tensor | None:
@@ -558,7 +540,7 @@ class Machine(Ledger):
                     continue
                 if target is None:
                     self.drift(x)
-                elif not self._stays_on_host(op, x, out):
+                elif op.name != "_pack_padded_sequence" or x is not out[1]:
                     self.adopt(x, target, GRADIENTS if x.shape in gradients else kind)
         if pinned:
             self.mark_pinned(out)
@@ -570,11 +552,7 @@ class Machine(Ledger):
         if op.name == "_local_scalar_dense" and home is not None:
             self.transfer(args[0].element_size(), home, CPU, "item")
         elif not op.free:
-            where = home or target or CPU
-            if self.compute is not None:
-                seconds = self._modelled(op, where is CPU, args, kwargs, out)
-            module = thread.modules[-1] if thread.modules else None
-            self._computed(where, seconds, type(module).__name__ if module else "")
+            self._spend(op, home or target or CPU, seconds, args, kwargs, out)
         if op.waited_for and home is not None and op.host_waits(args, kwargs):
             self.synchronize(home)
         return out
@@ -611,11 +589,6 @@ class Machine(Ledger):
                 return where
         return CPU
 
-    @staticmethod
-    def _stays_on_host(op: Op, x: Tensor, out: Any) -> bool:
-        """Is this the result of an op on a GPU that CUDA, too, leaves on the CPU?"""
-        return op.name == "_pack_padded_sequence" and x is out[1]
-
     def _host_is_fine(self, op: Op, args: tuple, kwargs: dict) -> bool:
         """May the CPU tensors in this call stand beside those on a GPU?"""
         for name, value in (*zip(op.names, args), *kwargs.items()):  # noqa: B905
@@ -637,7 +610,7 @@ class Machine(Ledger):
     def _book_cross(
         self, op: Op, args: tuple, kwargs: dict, home: torch.device | None
     ) -> Any:
-        """copy_, _to_copy and set_: their tensors may be on different devices."""
+        """copy_ and _to_copy: their tensors may be on different devices."""
         thread = self.thread
         if op.func is aten._to_copy.default:
             source = self.where(args[0])
@@ -658,10 +631,6 @@ class Machine(Ledger):
                 self._spend(op, target, seconds, args, kwargs, out)
             return out
         destination, source = self.where(args[0]), self.where(args[1])
-        if op.func is aten.set_.source_Tensor:
-            if destination != source and not any(map(self.drifts, args[:2])):
-                raise RuntimeError(errors.other_storage(destination, source))
-            return op.func(*args, **kwargs)
         out, seconds = self._kernel(op, args, kwargs)
         if destination != source:
             nbytes = args[0].numel() * args[0].element_size()
@@ -706,17 +675,13 @@ class Machine(Ledger):
         places = list(dict.fromkeys(homes))
         for place in places:  # the work is shared out by the number of tensors
             share = seconds * homes.count(place) / len(homes)
-            if self.compute is not None:
-                rows = [
-                    [
-                        value[i]
-                        for i, home in enumerate(homes)
-                        if home == place and i < len(value)
-                    ]
-                    for value in lists
-                ]
-                share = self._modelled_foreach(rows, place is CPU)
-            self._computed(place, share, "")
+            there = [
+                value[i]
+                for value in lists
+                for i, home in enumerate(homes[: len(value)])
+                if home == place
+            ]
+            self._spend(op, place, share, there, {})
         return out
 
     def _not_strided(
@@ -725,9 +690,6 @@ class Machine(Ledger):
         """Sparse and other layouts are for CPU tensors alone."""
         for x in inputs:
             if x.layout is torch.strided and self.where(x).type == "cuda":
-                raise NotImplementedError(
-                    errors.layout(
-                        next(y.layout for y in inputs if y.layout != x.layout)
-                    )
-                )
+                kind = next(y.layout for y in inputs if y.layout != x.layout)
+                raise NotImplementedError(errors.layout(kind))
         return op.func(*args, **kwargs)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.parallel
 
-from course_utils.virtual_gpus import refusals
+from course_utils.virtual_gpus import errors, refusals
 from course_utils.virtual_gpus.parts import CPU, Tensor
 from course_utils.virtual_gpus.patches import Patches, copy_of
 
@@ -38,10 +37,6 @@ def _data_parallel(machine: Machine, patches: Patches) -> None:
     def broadcast(x: Tensor, devices: list[int]) -> list[Tensor]:
         with torch.no_grad():
             return [machine.moved(x, device(i), "broadcast") for i in devices]
-
-    def broadcast_out(x: Tensor, out: list[Tensor]) -> list[Tensor]:
-        with torch.no_grad(), machine.because("broadcast"):
-            return [o.copy_(x) for o in out]
 
     def broadcast_coalesced(
         tensors: list[Tensor], devices: list[int], buffer_size: int = BUCKET
@@ -73,38 +68,27 @@ def _data_parallel(machine: Machine, patches: Patches) -> None:
                 for chunk, i in zip(chunks, devices, strict=False)
             ]
 
-    def scatter_out(
-        x: Tensor, out: list[Tensor], dim: int = 0, streams: Any = None
-    ) -> list[Tensor]:
-        chunks = x.split([o.size(dim) for o in out], dim)
-        with torch.no_grad(), machine.because("scatter"):
-            for o, chunk in zip(out, chunks, strict=True):
-                o.copy_(chunk)
-        return list(out)
-
     def gather(tensors: list[Tensor], dim: int = 0, destination: Any = None) -> Tensor:
         place = device(machine.thread.current if destination is None else destination)
         size = list(tensors[0].shape)
         size[dim] = sum(x.size(dim) for x in tensors)
         out = torch.empty(size, dtype=tensors[0].dtype, device=place)
-        return gather_out(tensors, out, dim)
-
-    def gather_out(tensors: list[Tensor], out: Tensor, dim: int = 0) -> Tensor:
         with torch.no_grad(), machine.because("gather"):
             parts = out.split([x.size(dim) for x in tensors], dim)
             for part, x in zip(parts, tensors, strict=True):
                 part.copy_(x, non_blocking=True)
         return out
 
+    no_out = refusals.refusing("torch.cuda.comm with out=", "results are always new")
     patches.set(
         torch._C,
         _broadcast=broadcast,
-        _broadcast_out=broadcast_out,
+        _broadcast_out=no_out,
         _broadcast_coalesced=broadcast_coalesced,
         _scatter=scatter,
-        _scatter_out=scatter_out,
+        _scatter_out=no_out,
         _gather=gather,
-        _gather_out=gather_out,
+        _gather_out=no_out,
     )
 
     def named(original: Callable, cause: str) -> Callable:
@@ -155,89 +139,49 @@ def _backends(patches: Patches) -> None:
 
 
 def _distributed(machine: Machine, patches: Patches) -> None:
-    """The C++ of torch.distributed groups tensors by device, and sees only the CPU."""
+    """DDP's C++ makes its buckets from nothing: they are where the module is."""
     if not torch.distributed.is_available():
         return
-    dist, reducer = torch.distributed, torch.distributed.Reducer
     _backends(patches)
     parallel = torch.nn.parallel.DistributedDataParallel
-
-    def by_device(tensors: Sequence[Tensor]) -> list[list[int]]:
-        groups: dict[torch.device, list[int]] = {}
-        for i, x in enumerate(tensors):
-            groups.setdefault(machine.device_of(x), []).append(i)
-        return list(groups.values())
-
-    broadcast = dist._broadcast_coalesced
-    assign = dist._compute_bucket_assignment_by_size
-
-    def broadcast_by_device(
-        group: Any, tensors: list[Tensor], buffer_size: int, src: int = 0
-    ) -> None:
-        for indices in by_device(tensors):
-            broadcast(group, [tensors[i] for i in indices], buffer_size, src)
-
-    def assign_by_device(
-        tensors: list[Tensor],
-        sizes: list[int],
-        expect_sparse_gradient: Sequence[bool] = (),
-        tensor_indices: Sequence[int] = (),
-        logger: Any = None,
-    ) -> tuple[list[list[int]], list[int]]:
-        found = []
-        for indices in by_device(tensors):
-
-            def chosen(values: Sequence) -> list:
-                return [values[i] for i in indices] if values else []  # noqa: B023
-
-            buckets, limits = assign(
-                chosen(tensors), sizes, chosen(expect_sparse_gradient)
-            )
-            names = chosen(tensor_indices) or indices
-            for bucket, limit in zip(buckets, limits, strict=True):
-                found.append(([names[i] for i in bucket], limit))
-        if not tensor_indices:  # then they are in the order of the tensors
-            found.sort(key=lambda pair: min(pair[0]))
-        return [bucket for bucket, _ in found], [limit for _, limit in found]
-
+    reducer = torch.distributed.Reducer
     places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-    helper, rebuild = copy_of(parallel._ddp_init_helper), reducer._rebuild_buckets
+    start, helper = copy_of(parallel.__init__), copy_of(parallel._ddp_init_helper)
+    rebuild = reducer._rebuild_buckets
 
-    @contextlib.contextmanager
-    def buckets_on(devices: list[torch.device]) -> Iterator[None]:
-        """What C++ makes from nothing is on the one device, or goes with its bucket."""
-        if len(devices) > 1:
-            machine.thread.last = machine.thread.last or devices[0]
-            with machine.counting("backward"), machine.called_with(None):
-                yield
-            return
-        place = devices[0] if devices[0].type == "cuda" else None
+    def on(
+        place: torch.device | None, make: Callable, *args: Any, **kwargs: Any
+    ) -> Any:
         before, machine.thread.force = machine.thread.force, place
         try:
-            yield
+            return make(*args, **kwargs)
         finally:
             machine.thread.force = before
 
+    @functools.wraps(start)
+    def of_one_device(
+        self: Any, module: torch.nn.Module, *args: Any, **kw: Any
+    ) -> None:
+        tensors = [*module.parameters(), *module.buffers()]
+        if len(set(map(machine.device_of, tensors))) > 1:
+            raise RuntimeError(
+                errors.not_here(
+                    "DistributedDataParallel of a module on several GPUs",
+                    "its buckets are made in C++, for one",
+                )
+            )
+        start(self, module, *args, **kw)
+
     @functools.wraps(helper)
-    def make(self: Any, parameters: list, *args: Any, **kwargs: Any) -> None:
-        devices = list(dict.fromkeys(map(machine.device_of, parameters)))
-        with buckets_on(devices):
-            helper(self, parameters, *args, **kwargs)
-        places[self.reducer] = devices
+    def make(self: Any, parameters: list, *args: Any, **kw: Any) -> None:
+        place = machine.device_of(parameters[0])
+        place = None if place is CPU else place
+        on(place, helper, self, parameters, *args, **kw)
+        places[self.reducer] = place
 
     @functools.wraps(rebuild)
     def make_again(self: Any) -> bool:
-        devices = places.get(self, [CPU])
-        if len(devices) > 1:  # it would mix devices: the first buckets stay
-            self._check_reducer_finalized()
-            return False
-        with buckets_on(devices):
-            return rebuild(self)
+        return on(places.get(self), rebuild, self)
 
-    patches.set(parallel, _ddp_init_helper=make)
+    patches.set(parallel, __init__=of_one_device, _ddp_init_helper=make)
     patches.set(reducer, _rebuild_buckets=make_again)
-    patches.set(
-        dist,
-        _broadcast_coalesced=broadcast_by_device,
-        _compute_bucket_assignment_by_size=assign_by_device,
-    )

@@ -156,7 +156,7 @@ class Op:
         "_ctc_loss_backward": {"input_lengths", "target_lengths"},
         "_cudnn_ctc_loss": {"input_lengths", "target_lengths"},
     }
-    CROSS = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Tensor}
+    CROSS = {aten.copy_.default, aten._to_copy.default}
     FREE = {
         "empty",
         "empty_strided",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +41,6 @@ CHECKS = {
     torch.rnn_tanh: errors.check_recurrent,
     torch.rnn_relu: errors.check_recurrent,
     torch._VF._pack_padded_sequence: errors.check_lengths,
-    torch.tensor_split: errors.check_sections,
-    Tensor.tensor_split: errors.check_sections,
     Tensor.grad.__set__: errors.check_gradient,
     Tensor.requires_grad_: lambda machine, args: machine.remember(args[0]),
 }
@@ -232,31 +229,6 @@ def _factories(machine: Machine, patches: Patches) -> None:
 # --- torch.Tensor ---------------------------------------------------------------------
 
 
-class _Standin:
-    """A method in the place of another, and equal to it.
-
-    Subclasses of Tensor look up the method that they are asked for in sets of methods.
-    Such a set may be older than this machine, or outlive it.
-    """
-
-    def __init__(self, original: Callable, function: Callable) -> None:
-        self.original, self.function = original, function
-        functools.update_wrapper(self, original)
-
-    def __get__(self, x: Any, kind: Any = None) -> Callable:
-        return self if x is None else types.MethodType(self, x)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        return self.function(*args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        return other is self or other is self.original
-
-    def __hash__(self) -> int:
-        return hash(self.original)
-
-
 def _tensor_methods(machine: Machine, patches: Patches) -> None:
     where = machine.device_of
 
@@ -273,31 +245,17 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
 
     plain_to, plain_copy_ = direct("to"), direct("copy_")
     plain_setitem, plain_tolist = direct("__setitem__"), direct("tolist")
+    plain_type = direct("type")
 
     uninitialized = torch.nn.parameter.UninitializedTensorMixin
 
-    def overridden(x: Tensor) -> bool:
-        return (
-            type(x) not in (Tensor, torch.nn.Parameter)
-            and not isinstance(x, uninitialized)
-            and torch.overrides.has_torch_function_unary(x)
-        )
-
-    def method(function: Callable) -> _Standin:
-        """For a subclass of Tensor, its own `__torch_function__` comes first."""
-        original = getattr(Tensor, function.__name__)
-
-        @functools.wraps(original)
-        def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            if overridden(self):
-                return torch.overrides.handle_torch_function(
-                    standin, (self,), self, *args, **kwargs
-                )
-            return function(self, *args, **kwargs)
-
-        standin = _Standin(original, call)
-        return standin
+    def as_kind_of(x: Tensor, out: Tensor) -> Tensor:
+        """A subclass of Tensor stays what it is."""
+        if type(x) is Tensor or isinstance(x, (torch.nn.Parameter, uninitialized)):
+            return out
+        out = out.as_subclass(type(x))
+        vars(out).update(vars(x))
+        return out
 
     def to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         __tracebackhide__ = True
@@ -328,7 +286,7 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
             x = plain_to(x, x.dtype, **form)
         if source == place:
             return plain_to(x, x.dtype, copy=True, **form) if copy else x
-        return machine.moved(x, place, waits=blocking)
+        return as_kind_of(x, machine.moved(x, place, waits=blocking))
 
     def cuda(x, device=None, non_blocking=False, memory_format=torch.preserve_format):
         __tracebackhide__ = True
@@ -342,25 +300,12 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
     def cpu(x, memory_format=torch.preserve_format):
         return to(x, CPU, memory_format=memory_format)
 
-    def type_as(x, other):
-        return to(x, other)
-
     def type_(x, dtype=None, non_blocking=False, **kwargs):
         if dtype is None:
             return errors.type_name(x.dtype, where(x).type)
-        if isinstance(dtype, torch.dtype):
-            return plain_to(x, dtype)
-        name = (
-            dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
-        )
-        kind = name.rpartition(".")[2].removesuffix("Tensor")
-        if kind not in errors.DTYPES:
-            return Base.type(x, dtype)
-        place = "cuda" if ".cuda." in name else "cpu"
-        place = where(x) if place == where(x).type else machine.resolve(place)
-        return to(x, place, errors.DTYPES[kind], non_blocking)
-
-    type_.__name__ = "type"
+        if ".cuda." in str(dtype):
+            raise RuntimeError(errors.not_here(f"the type {dtype}", errors.OLD_TYPES))
+        return plain_type(x, dtype, non_blocking)
 
     def on_host_only(original: Callable) -> Callable:
         @functools.wraps(original)
@@ -411,39 +356,28 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
             index = index_here(x, index)
         plain_setitem(x, index, with_source_here(x, value))
 
-    def share_memory_(x):
-        return x if where(x).type == "cuda" else share(x)
-
-    def is_shared(x):
-        return where(x).type == "cuda" or shared(x)
-
     def no_array_interface(x: Tensor) -> Any:
-        if where(x).type == "cuda":  # so that hasattr() says no, as for CPU tensors
-            raise AttributeError(errors.unseen("__cuda_array_interface__"))
-        return array_interface.__get__(x)
+        # An AttributeError, so that hasattr() says no, as for CPU tensors.
+        raise AttributeError(errors.unseen("__cuda_array_interface__"))
 
     dlpack = copy_of(Tensor.__dlpack__)
-    share, shared = copy_of(Tensor.share_memory_), copy_of(Tensor.is_shared)
-    array_interface = Tensor.__cuda_array_interface__
     patches.set(
         Tensor,
         device=property(lambda x: where(x)),
         is_cuda=property(lambda x: where(x).type == "cuda"),
         is_cpu=property(lambda x: where(x).type == "cpu"),
         get_device=lambda x: where(x).index if where(x).index is not None else -1,
-        to=method(to),
-        cuda=method(cuda),
-        cpu=method(cpu),
-        type=method(type_),
-        type_as=method(type_as),
+        to=to,
+        cuda=cuda,
+        cpu=cpu,
+        type=type_,
+        type_as=lambda x, other: to(x, other),
         numpy=on_host_only(Tensor.numpy),
         __array__=on_host_only(copy_of(Tensor.__array__)),
         __dlpack__=no_dlpack,
-        tolist=method(tolist),
-        copy_=method(copy_),
+        tolist=tolist,
+        copy_=copy_,
         __setitem__=__setitem__,
-        share_memory_=share_memory_,
-        is_shared=method(is_shared),
         __cuda_array_interface__=property(no_array_interface),
         pin_memory=lambda x, *_, **__: machine.pin(x),
         is_pinned=lambda x, *_, **__: machine.is_pinned(x),
@@ -504,41 +438,3 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
         cuda=storage_cuda,
         resize_=resize_,
     )
-
-    _old_tensor_types(machine, patches)
-
-
-def _old_tensor_types(machine: Machine, patches: Patches) -> None:
-    """`torch.cuda.FloatTensor` and its like, which older code still uses."""
-
-    class Kind(type):
-        def __instancecheck__(cls, x: Any) -> bool:
-            return (
-                isinstance(x, Tensor)
-                and x.dtype == cls.dtype
-                and machine.device_of(x).type == cls.place
-            )
-
-        def __call__(cls, *args: Any, **kwargs: Any) -> Tensor:
-            place = machine.resolve(kwargs.pop("device", None) or cls.place)
-            return machine.made_on(place, cls.original, args, kwargs)
-
-    for name, dtype in errors.DTYPES.items():
-        original = getattr(torch, f"{name}Tensor", None)
-        for module, place in ((torch, "cpu"), (torch.cuda, "cuda")):
-            if original is None or not hasattr(module, f"{name}Tensor"):
-                continue
-            members = {"dtype": dtype, "place": place, "original": original}
-            kind = Kind(f"{name}Tensor", (), members)
-            kind.__module__ = module.__name__
-            patches.set(module, **{f"{name}Tensor": kind})
-
-    def set_default(kind: Any) -> None:
-        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
-        dtype = errors.DTYPES.get(name.rpartition(".")[2].removesuffix("Tensor"))
-        if dtype is None:
-            raise TypeError(f"invalid type object: {kind}")
-        torch.set_default_dtype(dtype)
-        torch.set_default_device("cuda" if ".cuda." in name else None)
-
-    patches.set(torch, set_default_tensor_type=set_default)
