@@ -97,11 +97,9 @@ def load_ipython_extension(shell):
         shell.events.unregister("post_run_cell", look_again)
 
     shell.events.register("post_run_cell", look_again)
-    from course_utils import virtual_gpus
     from course_utils.ranks import magic
     from course_utils.ranks.processes import Zygote, start_method
 
     magic.register(shell)
-    virtual_gpus.register(shell)
     if start_method() == "fork":
         Zygote.prepare()

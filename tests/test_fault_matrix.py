@@ -77,7 +77,7 @@ from course_utils.notebook.progress import (
 from course_utils.notebook.quiz import quiz
 from course_utils.ranks import Ranks
 from course_utils.ranks.magic import run_on_ranks
-from course_utils.virtual_gpus import machine
+from course_utils.virtual_gpus import gpus as switched
 
 quizzes = sys.modules["course_utils.notebook.quiz"]  # `quiz` is its function
 
@@ -367,7 +367,7 @@ class OnGpus:
 
     def after(self, row: Row) -> None:
         """PyTorch is as it was."""
-        assert machine.active is None
+        assert switched.active is None
         assert torch.Tensor.to is self.to
         assert torch._C._len_torch_dispatch_stack() == 0
 

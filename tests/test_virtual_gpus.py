@@ -1,6 +1,5 @@
 """Virtual GPUs as a user meets them: on and off, devices, moves, errors, torch.cuda."""
 
-import ast
 import copy
 import io
 import pickle
@@ -9,7 +8,6 @@ import sys
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision import tv_tensors
 
 from course_utils import Ranks, virtual_gpus
-from course_utils.virtual_gpus import _magic, cuda, machine, surface
+from course_utils.virtual_gpus import autograd, tensors
+from course_utils.virtual_gpus import gpus as switched
 from tests.benchmarks._kernel import Kernel
 
 ONE = torch.device("cuda:1")
@@ -35,43 +34,17 @@ def gpus():
 
 
 def everything_patched() -> dict:
-    """All attributes of what is patched, to compare by identity."""
-    owners = [
-        torch,
-        torch._C,
-        torch.Tensor,
-        torch.UntypedStorage,
-        torch._tensor_str,
-        torch.nn.Module,
-        torch.autograd,
-        torch.autograd.Function,
-        torch.autograd.graph,
-        torch.autograd.graph.saved_tensors_hooks,
-        torch.cuda,
-        torch.cuda.memory,
-        torch.cuda.random,
-        torch.cuda.nvtx,
-        torch.cuda.nccl,
-        torch.accelerator,
-        torch.accelerator.memory,
-        torch.serialization,
-        torch.nn.parallel.comm,
-        torch.nn.parallel._functions,
-        torch.backends.cudnn,
-        torch.jit.ScriptFunction,
-        torch.jit.ScriptModule,
-        torch.cuda.graphs,
-        torch.cuda.profiler,
-        torch.cuda.Event,
-        torch.cuda.Stream,
-        torch.distributed,
-        torch.utils,
-        torch.autograd.profiler.profile,
-        threading.Thread,
-        cuda.ForkingPickler,
-    ]
-    hooks = surface.optimizer_module
-    values = {(o, name): value for o in owners for name, value in vars(o).items()}
+    """What PyTorch's modules and classes have, to compare by identity."""
+    owners = [m for n, m in list(sys.modules.items()) if f"{n}.".startswith("torch.")]
+    owners += [value for m in owners for value in vars(m).values() if is_a_class(value)]
+    values = {
+        (id(owner), name): value
+        for owner in owners
+        if isinstance(owner, (type, types.ModuleType))
+        for name, value in list(vars(owner).items())
+        if callable(value) or isinstance(value, property)
+    }
+    hooks = autograd.optimizer_module
     return {
         **{key: id(value) for key, value in values.items()},
         **{
@@ -81,11 +54,11 @@ def everything_patched() -> dict:
         },
         "before steps": list(hooks._global_optimizer_pre_hooks),
         "after steps": list(hooks._global_optimizer_post_hooks),
-        "modes": (
-            torch._C._len_torch_function_stack(),
-            torch._C._len_torch_dispatch_stack(),
-        ),
     }
+
+
+def is_a_class(value: object) -> bool:
+    return isinstance(value, type) and value.__module__.startswith("torch")
 
 
 # --- on and off -----------------------------------------------------------------------
@@ -100,13 +73,19 @@ def test_the_course_can_be_imported_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def everyday() -> None:
+    model = nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(model.parameters()).step()
+
+
 def test_nothing_of_torch_is_different_afterwards():
-    torch.ones(2).sum()
+    everyday()
     before = everything_patched()
     with pytest.raises(ZeroDivisionError), virtual_gpus(2, force=True):
         torch.set_default_device("cuda:1")
         with torch.cuda.device(1), torch.autocast("cuda"):
-            nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+            everyday()
             raise ZeroDivisionError
     assert everything_patched() == before
     assert torch.ones(1).device.type == "cpu"
@@ -135,11 +114,11 @@ def test_double_use_is_an_error():
         gpus.off()
     with pytest.raises(RuntimeError, match="not on"):
         gpus.off()
-    assert machine.active is not gpus
+    assert switched.active is not gpus
     with virtual_gpus(2, force=True) as gpus:
         with pytest.raises(RuntimeError, match="only one such machine"):
             virtual_gpus(3, force=True).on()
-        assert machine.active is gpus
+        assert switched.active is gpus
 
 
 def test_a_cell_that_switches_them_on_may_run_twice(capsys):
@@ -165,26 +144,19 @@ def test_off_belongs_where_on_was():
         with torch.device("cuda:1"):
             with pytest.raises(RuntimeError, match="leave the `with` blocks"):
                 gpus.off()
-        assert machine.active is gpus
+        assert switched.active is gpus
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"n": 0}, "n is 0: expected a whole number of GPUs from 1 to 64"),
-        ({"n": 65}, "n is 65"),
-        ({"n": "four"}, "n is 'four'"),
         ({"n": True}, "n is True"),
         ({"memory": "lots"}, "memory is 'lots': expected a size such as '16 GiB'"),
-        ({"memory": "16 GB/s"}, "expected a size"),
-        ({"memory": "0 GiB"}, "memory is '0 GiB'"),
         ({"memory": "1.2.3 GiB"}, "memory is '1.2.3 GiB'"),
-        ({"memory": [True, True]}, "memory is True: expected a size"),
         ({"memory": ["1 GiB"]}, "memory has 1 sizes for 2 GPUs"),
         ({"bandwidth": "25 GB"}, "bandwidth is '25 GB': expected a speed"),
         ({"latency": "-1 us"}, "latency is '-1 us': expected a time"),
-        ({"latency": -1.0}, "latency is -1.0"),
-        ({"compute": "fast"}, "compute is 'fast': expected a compute"),
         ({"overhead": float("nan")}, "overhead is nan"),
     ],
 )
@@ -193,22 +165,12 @@ def test_wrong_arguments(arguments, message):
         virtual_gpus(**arguments)
 
 
-def test_units():
-    made = virtual_gpus(
-        2, memory=["1 GiB", 2048], bandwidth="200 Gb/s", latency=0, compute="1 TFLOP/s"
-    )
-    assert [gpu.capacity for gpu in made._gpus] == [2**30, 2048]
-    assert (made._bandwidth, made._latency, made._compute) == (25e9, 0, 1e12)
-    assert virtual_gpus(1, latency="3 µs")._latency == pytest.approx(3e-6)
-    assert virtual_gpus(1, memory="2048 B")._gpus[0].capacity == 2048
-
-
 def test_it_steps_aside_where_real_gpus_are(monkeypatch, capsys):
-    monkeypatch.setattr(surface, "real_gpus", lambda: 2)
+    monkeypatch.setattr(switched, "real_gpus", lambda: 2)
     gpus = virtual_gpus(2)
     with gpus:
         assert gpus.real
-        assert machine.active is not gpus
+        assert switched.active is not gpus
         assert torch.ones(1).device.type == "cpu"
         with gpus.record() as log, gpus.label("a"):
             pass
@@ -222,75 +184,15 @@ def test_it_steps_aside_where_real_gpus_are(monkeypatch, capsys):
 
 
 def test_an_untested_version_is_said_and_a_missing_name_refused(monkeypatch):
-    surface.check_version.cache_clear()
+    switched.check_version.cache_clear()
     monkeypatch.setattr(torch, "__version__", "3.7.0")
-    with pytest.warns(
-        UserWarning, match="tested with PyTorch 2.11 to 2.15, not with 3"
-    ):
-        surface.check_version()
-    surface.check_version.cache_clear()
-    monkeypatch.setattr(surface, "PRIVATE", ("torch._C.no_such_name",))
-    with pytest.raises(RuntimeError, match="3.7.0: it has no torch._C.no_such_name"):
+    with pytest.warns(UserWarning, match="tested with PyTorch 2.11 to 2.15, not with"):
+        switched.check_version()
+    monkeypatch.delattr(torch._tensor_str, "_str")
+    with pytest.raises(RuntimeError, match="PyTorch 3.7.0: .*no attribute '_str'"):
         virtual_gpus(1, force=True).on()
-    surface.check_version.cache_clear()
-    assert machine.active is None
-
-
-def private_names(tree: ast.AST) -> set[str]:
-    """`torch._C.name` and its like: up to the first part that is only a name below."""
-    found = set()
-    for node in ast.walk(tree):
-        parts = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if isinstance(node, ast.Name) and node.id == "torch":
-            name = ".".join(["torch", *reversed(parts)])
-            if "._" in name.replace(".__", ".") and not name.endswith("._C"):
-                found.add(name)
-    return found
-
-
-def test_all_private_names_are_declared_and_all_declared_names_are_used():
-    folder = Path(surface.__file__).parent
-    declared = set(surface.PRIVATE) | set(surface.PRIVATE_WITH_CUDA)
-    code = ""
-    for file in folder.glob("*.py"):
-        text = file.read_text("utf-8")
-        code += text
-        for name in private_names(ast.parse(text)):
-            assert any(
-                name == known
-                or name.startswith(f"{known}.")
-                or known.startswith(f"{name}.")
-                for known in declared
-            ), f"{file.name} uses {name}, which surface.PRIVATE does not name"
-    for name in declared:
-        used = code.count(name.rpartition(".")[2]) - code.count(f'"{name}"')
-        assert used > 0, f"{name} is declared and not used"
-
-
-def test_the_magic(capsys):
-    names = {}
-    try:
-        _magic('3 --memory "2 GiB" --force', names)
-        assert torch.cuda.device_count() == 3
-        assert torch.cuda.mem_get_info(2)[1] == 2 * 2**30
-        first = names["gpus"]
-        _magic("1 --force", names)  # a cell may run twice
-        assert torch.cuda.device_count() == 1
-        assert machine.active is not first
-        with pytest.raises(ValueError, match="'four' is neither a number"):
-            _magic("four", names)
-        with pytest.raises(ValueError, match="unrecognized arguments"):
-            _magic("2 --speed 3", names)
-        with pytest.raises(ValueError, match="memory is 'lots'"):
-            _magic("2 --memory lots", names)
-        assert torch.cuda.device_count() == 1
-    finally:
-        _magic("off", names)
-    assert machine.active is None
-    _magic("off", names)
+    switched.check_version.cache_clear()
+    assert switched.active is None and not torch.ones(1).is_cuda
 
 
 # --- devices and factories ------------------------------------------------------------
@@ -303,24 +205,16 @@ def test_factories(gpus):
         torch.empty(2, device=1),
         torch.tensor([1.0, 2.0], device="cuda:1"),
         torch.as_tensor(np.ones(3), device="cuda:1"),
-        torch.asarray([1], device="cuda:1"),
-        torch.full((2,), 3, device="cuda:1"),
-        torch.arange(3, device="cuda:1"),
-        torch.eye(3, device="cuda:1"),
-        torch.randperm(3, device="cuda:1"),
+        torch.asarray(torch.ones(2), device="cuda:1"),
         torch.hann_window(3, device="cuda:1"),
         torch.zeros_like(torch.ones(2), device="cuda:1"),
-        torch.ones(2, device="cuda:1").new_zeros(3),
         torch.ones(2, device="cuda:1").new_tensor([1]),
         torch.ones(2, device="cuda:1").new(2),
-        torch.normal(0.0, 1.0, (2,), device="cuda:1"),
         nn.Linear(2, 2, device="cuda:1").weight,
         nn.init.orthogonal_(torch.empty(3, 3, device="cuda:1")),
     ):
         assert x.device == ONE
-        assert x.is_cuda
-        assert x.get_device() == 1
-        assert not x.is_cpu
+        assert (x.is_cuda, x.is_cpu, x.get_device()) == (True, False, 1)
     for x in (torch.zeros(2), torch.tril_indices(3, 3), torch.hann_window(3)):
         assert x.device.type == "cpu"
         assert x.get_device() == -1
@@ -358,34 +252,9 @@ def test_a_gpu_does_not_share_the_memory_of_an_array(gpus, make):
     assert buffer.tolist() == [0, 0]
 
 
-def test_a_tensor_of_a_tensor_from_elsewhere_is_one_copy(gpus):
-    x = torch.ones(2, requires_grad=True)
-    for make, keeps in (
-        (torch.as_tensor, True),
-        (torch.asarray, False),
-        (lambda x, **how: torch.tensor(x.detach(), **how), False),
-    ):
-        gpus.clear_transfers()
-        y = make(x, device=ONE)
-        assert y.device == ONE
-        assert y.requires_grad == keeps
-        assert [(t.source, t.destination) for t in gpus.transfers] == [
-            ("cpu", "cuda:1")
-        ]
-        z = make(y, device="cuda:2", dtype=torch.float64)
-        assert (z.device.index, z.dtype) == (2, torch.float64)
-    w = torch.asarray(np.ones(2), device=ONE, requires_grad=True)
-    assert w.is_leaf
-    w.sum().backward()
-    assert gpus.memory()[1].now_by_kind["gradients"] == 512
-    for data in (np.ones(2), x, x.to("cuda:2")):
-        with pytest.raises(ValueError, match="can't alias tensor from .* to 'cuda:1'"):
-            torch.asarray(data, device=ONE, copy=False)
-
-
 def test_a_number_alone_is_a_gpu(gpus):
     # A build of torch without CUDA knows no device of that name: it gets one here.
-    assert surface.named_device(1) == torch.device("cuda", 1)
+    assert tensors.named_device(1) == torch.device("cuda", 1)
     assert torch.device(1) == torch.device("cuda:1")
     assert torch.zeros(2, device=torch.device(1)).device.index == 1
     assert torch.device("cpu").type == "cpu"
@@ -400,36 +269,14 @@ def test_current_device(gpus):
         assert torch.zeros(1).cuda().device == ONE
     with torch.cuda.device_of(torch.zeros(1, device="cuda:3")):
         assert torch.cuda.current_device() == 3
-    torch.cuda.set_device("cuda:2")
-    assert torch.zeros(1).to("cuda").device.index == 2
-    torch.accelerator.set_device_index(0)
-    assert torch.cuda.current_device() == 0
     for choose in (torch.cuda.set_device, torch.accelerator.set_device_index):
-        for which in ("cuda", torch.device("cuda")):
-            assert error_of(lambda c=choose, w=which: c(w), ValueError) == (
-                "Expected a torch.device with a specified index or an integer, but "
-                "got:cuda"
-            )
-        choose(-1)
-        assert torch.cuda.current_device() == 0
-        choose(torch.device("cuda:3"))
-        assert torch.cuda.current_device() == 3
+        choose("cuda:2")
+        assert torch.zeros(1).to("cuda").device.index == 2
+        choose(-1)  # which PyTorch passes over
+        assert torch.cuda.current_device() == 2
         choose(0)
-
-
-def test_legacy_types(gpus):
-    x = torch.ones(2, device=ONE)
-    assert x.type() == "torch.cuda.FloatTensor"
-    assert x.long().type() == "torch.cuda.LongTensor"
-    assert x.cpu().type() == "torch.FloatTensor"
-    assert isinstance(x, torch.cuda.FloatTensor)
-    assert not isinstance(x, torch.FloatTensor)
-    assert not isinstance(x.cpu(), torch.cuda.FloatTensor)
-    assert torch.cuda.FloatTensor(2, 3).device.index == 0
-    assert torch.cuda.LongTensor([1, 2]).tolist() == [1, 2]
-    assert x.type(torch.cuda.HalfTensor).dtype == torch.float16
-    assert x.type("torch.FloatTensor").device.type == "cpu"
-    assert x.cpu().type(torch.cuda.FloatTensor).device.index == 0
+        with pytest.raises(ValueError, match="with a specified index or an integer"):
+            choose("cuda")
 
 
 # --- moves ----------------------------------------------------------------------------
@@ -447,7 +294,6 @@ def test_every_spelling_of_a_move(gpus):
         x.to(torch.ones(1, device=ONE)),
         x.type_as(torch.ones(1, device=ONE)),
         x.to("cuda:1", non_blocking=True, copy=True),
-        x.pin_memory().to(ONE, non_blocking=True),
     ):
         assert y.device == ONE
         assert torch.equal(y.cpu(), x)
@@ -457,9 +303,9 @@ def test_every_spelling_of_a_move(gpus):
     y = x.to(ONE)
     assert y.to(ONE) is y.cuda(1) is y
     assert y.to(ONE, copy=True) is not y
-    assert y.to(torch.float64).device == ONE
+    assert y.to(torch.float64).device == y.type(torch.float64).device == ONE
+    assert (y.type(), y.cpu().type()) == ("torch.cuda.FloatTensor", "torch.FloatTensor")
     assert y.to("meta").is_meta
-    assert torch.ones(4, dtype=torch.complex64, device=ONE).conj().cpu().is_complex()
 
 
 def test_modules_move_in_place(gpus):
@@ -468,7 +314,7 @@ def test_modules_move_in_place(gpus):
     model.to(ONE)
     assert model[0].weight is weight
     assert weight.device == model[1].running_mean.device == ONE
-    model.cpu().half().cuda(2).float()
+    model.to(device="cpu", dtype=torch.half).cuda(2).float()
     assert weight.device.index == 2
     conv = nn.Conv2d(3, 4, 3).to(ONE, memory_format=torch.channels_last)
     assert conv.weight.is_contiguous(memory_format=torch.channels_last)
@@ -517,24 +363,6 @@ def test_copies(gpus):
     assert x.untyped_storage().device == ONE
 
 
-def test_storages_are_shared_on_one_device_only(gpus):
-    x, y = torch.ones(3, device=ONE), torch.ones(3, device="cuda:2")
-    for target, source in ((y[:0], x), (torch.ones(0), x), (y[:0], torch.ones(3))):
-        assert error_of(lambda t=target, s=source: t.set_(s)) == (
-            f'Attempted to set the storage of a tensor on device "{target.device}" to '
-            f'a storage on different device "{source.device}".  This is no longer '
-            "allowed; the devices must match."
-        )
-    view = torch.empty(0, device=ONE).set_(x)
-    assert view.data_ptr() == x.data_ptr()
-    assert view.device == torch.empty(0, device=ONE).set_(x, 0, (2,)).device == ONE
-    assert x.is_shared()  # "always True for CUDA tensors"
-    assert [torch.ones(1).is_shared(), torch.ones(1).share_memory_().is_shared()] == [
-        False,
-        True,
-    ]
-
-
 def test_assignments_across_devices(gpus):
     x = torch.zeros(3, device=ONE)
     x[0] = torch.tensor(5.0)
@@ -554,10 +382,11 @@ def test_assignments_across_devices(gpus):
 
 
 def test_subclasses_stay(gpus):
-    image = tv_tensors.Image(torch.zeros(3, 4, 4)).to(ONE)
-    assert type(image) is tv_tensors.Image
-    assert image.device == ONE
-    assert type(image.cpu()) is torch.Tensor  # as torchvision wants it
+    boxes = tv_tensors.BoundingBoxes(
+        torch.zeros(1, 4), format="XYXY", canvas_size=(8, 8)
+    ).to(ONE)
+    assert type(boxes) is tv_tensors.BoundingBoxes
+    assert (boxes.device, boxes.canvas_size) == (ONE, (8, 8))
 
     class Named(torch.Tensor):
         pass
@@ -621,39 +450,26 @@ def test_device_errors_are_pytorchs_own(gpus):
 
 def test_a_number_from_the_cpu_goes_only_where_cuda_takes_it(gpus):
     x, number, index = torch.rand(3, device=ONE), torch.tensor(0.5), torch.tensor(1)
-    mask = x > 0.5
     for goes in (
         lambda: x + number,
-        lambda: number * x,
-        lambda: torch.where(mask, x, number),
-        lambda: torch.lerp(x, x, number),
-        lambda: x.masked_fill(mask, number),
-        lambda: x.clone().fill_(number),
+        lambda: torch.where(x > 0.5, x, number),
+        lambda: x.masked_fill(x > 0.5, number),
         lambda: F.mse_loss(x.sum(), number),
         lambda: x[index],
         lambda: sum([number, x.sum()]),
     ):
         assert goes().device == ONE
-
-    def refused(argument: str, there: str, others: str, method: str) -> str:
-        return SAME + (
-            f"got {argument} is on {there}, different from other tensors on {others} "
-            f"(when checking argument in method wrapper_CUDA_{method})"
-        )
-
-    for wrong, method in (
-        (lambda: torch.stack([x.sum(), number]), ("tensors", "cat")),
-        (lambda: F.cross_entropy(x, index), ("target", "nll_loss_forward")),
-        (lambda: nn.Embedding(3, 2).to(ONE)(index), ("index", "_index_select")),
-        (lambda: x.index_select(0, index), ("index", "_index_select")),
-        (lambda: x.gather(0, index), ("index", "gather")),
-        (lambda: x.clamp(min=number), ("min", "clamp_Tensor")),
-        (lambda: torch.logaddexp(x, number), ("other", "logaddexp")),
+    for wrong, argument, method in (
+        (lambda: torch.stack([x.sum(), number]), "tensors", "cat"),
+        (lambda: F.cross_entropy(x, index), "target", "nll_loss_forward"),
+        (lambda: nn.Embedding(3, 2).to(ONE)(index), "index", "_index_select"),
+        (lambda: x.gather(0, index), "index", "gather"),
+        (lambda: x.clamp(min=number), "min", "clamp_Tensor"),
     ):
-        assert error_of(wrong) == refused(method[0], "cpu", "cuda:1", method[1])
-    assert error_of(lambda: torch.stack([number, x.sum()])) == refused(
-        "tensors", "cuda:1", "cpu", "cat"
-    )
+        assert error_of(wrong) == SAME + (
+            f"got {argument} is on cpu, different from other tensors on cuda:1 (when "
+            f"checking argument in method wrapper_CUDA_{method})"
+        )
 
 
 def test_a_gradient_is_where_its_tensor_is(gpus):
@@ -713,17 +529,10 @@ def test_a_function_returns_gradients_to_where_its_inputs_are(gpus):
     wrong = {"function": "CopyBackward"}
     for inputs, device, message in (
         ([a(2)], "cuda:1", no_home("cuda:1", **wrong)),
-        ([a(2) * 2], "cuda:1", no_home("cuda:1", **wrong)),
-        ([a(2)], "cpu", no_home("cpu", **wrong)),
-        ([a(2, device="cpu")], "cuda:1", no_home("cuda:1", "cpu", **wrong)),
-        (
-            [a(2, device="cuda:1"), a(2)],
-            "cuda:1",
-            no_home("cuda:1", index=1, **wrong),
-        ),
+        ([a(2) * 2], "cpu", no_home("cpu", **wrong)),
+        ([a(2, device="cuda:1"), a(2)], "cuda:1", no_home("cuda:1", index=1, **wrong)),
     ):
         assert error_of(lambda d=device, i=inputs: run(d, *i)) == message
-        assert inputs[-1].grad_fn is not None or inputs[-1].grad is None
     number, x = a(), a(2, device="cuda:1")
     run("cuda:1", number)  # PyTorch moves a gradient without dimensions
     assert str(number.grad.device) == "cuda:0"
@@ -754,32 +563,6 @@ def test_a_gradient_from_outside_is_where_its_tensor_is(gpus):
     assert (rows.tolist(), str(rows.device)) == ([[2, 0], [0, 2]], "cuda:0")
     plain = torch.ones(2)
     assert "does not require grad" in error_of(lambda: plain.backward(many[0]))
-
-
-def test_a_hook_leaves_the_gradient_where_it_is(gpus):
-    x = torch.ones(2, 2, device="cuda:0", requires_grad=True)
-
-    def run(hook, function=lambda x: x * 2) -> None:
-        y = function(x)
-        y.register_hook(hook)
-        y.sum().backward()
-
-    def away(g: torch.Tensor) -> torch.Tensor:
-        return g.to(ONE)
-
-    types = "(was torch.cuda.FloatTensor got torch.FloatTensor)"
-    assert error_of(lambda: run(lambda g: g.cpu())) == (
-        f"hook '<lambda>' has changed the type of value {types}"
-    )
-    assert error_of(lambda: run(away)) == no_home("cuda:1", function="MulBackward0")
-    assert error_of(lambda: run(away, lambda x: x @ x.detach())) == (
-        f"{SAME}got mat2 is on cuda:0, different from other tensors on cuda:1 (when "
-        "checking argument in method wrapper_CUDA_mm)"
-    )
-    assert x.grad is None
-    run(away, lambda x: x.to("cuda:2"))  # a copy takes it from anywhere
-    run(lambda g: 3 * g)
-    assert (x.grad.sum().item(), str(x.grad.device)) == (4 + 24, "cuda:0")
 
 
 def test_a_number_on_the_cpu_gets_its_gradient_there(gpus):
@@ -832,7 +615,6 @@ def test_errors_of_devices_and_of_numpy(gpus):
     x = torch.ones(2, device=ONE)
     for wrong in (
         lambda: x.cuda(7),
-        lambda: x.to("cuda:4"),
         lambda: torch.zeros(1, device="cuda:4"),
         lambda: torch.cuda.set_device(4),
         lambda: nn.Linear(2, 2).to("cuda:9"),
@@ -847,106 +629,42 @@ def test_errors_of_devices_and_of_numpy(gpus):
         )
     assert x.numpy(force=True).tolist() == x.tolist() == [1, 1]
     assert "only dense CPU tensors can be pinned" in error_of(x.pin_memory)
-    seeds = torch.Generator(), torch.Generator(device="cuda")
-    for generator, place, other in zip(
-        seeds, ("cuda", "cpu"), seeds[::-1], strict=True
-    ):
-        wanted, found = other.device.type, generator.device.type
-        assert error_of(
-            lambda g=generator, p=place: torch.randn(3, device=p, generator=g)
-        ) == (f"Expected a '{wanted}' device type for generator but found '{found}'")
-        x = torch.ones(3, device=place)
+    for place, seed in (("cuda", torch.Generator()), ("cpu", torch.Generator("cuda"))):
+        y = torch.ones(3, device=place)
         for draw in (
-            x.normal_,
-            x.bernoulli_,
-            lambda x=x, **how: torch.bernoulli(x, **how),
-            lambda x=x, **how: torch.normal(x, x, **how),
-            lambda x=x, **how: torch.multinomial(x, 2, **how),
-            lambda x=x, **how: nn.init.normal_(x, **how),
-            lambda x=x, **how: nn.init.kaiming_uniform_(x.expand(3, 3), **how),
+            lambda **how: torch.randn(3, device=place, **how),  # noqa: B023
+            y.normal_,
+            lambda **how: torch.multinomial(y, 2, **how),  # noqa: B023
+            lambda **how: nn.init.normal_(y, **how),  # noqa: B023
         ):
-            assert error_of(lambda d=draw, g=generator: d(generator=g)) == (
-                f"Expected a '{wanted}' device type for generator but found '{found}'"
+            assert error_of(lambda d=draw, g=seed: d(generator=g)) == (
+                f"Expected a '{place}' device type for generator but found "
+                f"'{seed.device.type}'"
             )
-        x.normal_(generator=torch.Generator(place))
-
-
-def test_what_is_beyond_them_is_said_in_one_line(gpus):
-    x = torch.eye(3, device=ONE)
-    sparse = torch.eye(3).to_sparse()
-    assert (sparse @ torch.ones(3, 1)).sum() == 3  # on the CPU all is as ever
-    script = nn.Linear(2, 2)
-    for wrong, kind, what in (
-        (lambda: torch.compile(lambda x: x), RuntimeError, "torch.compile"),
-        (lambda: script.compile(), RuntimeError, "Module.compile"),
-        (lambda: torch.export.export(script, (x,)), RuntimeError, "torch.export"),
-        (lambda: torch.cuda.CUDAGraph(), RuntimeError, "CUDAGraph"),
-        (lambda: x.to_sparse(), NotImplementedError, "torch.sparse_coo"),
-        (lambda: sparse.to(ONE), NotImplementedError, "torch.sparse_coo"),
-        (lambda: sparse @ x, NotImplementedError, "torch.sparse_coo"),
-        (
-            lambda: torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2), device=ONE),
-            NotImplementedError,
-            "torch.sparse_coo",
-        ),
-        (lambda: x.__dlpack__(), BufferError, "__dlpack__"),
-        (
-            lambda: x.__cuda_array_interface__,
-            AttributeError,
-            "__cuda_array_interface__",
-        ),
-        (
-            torch.cuda.memory._record_memory_history,
-            RuntimeError,
-            "torch.cuda.memory._record_memory_history",
-        ),
-        (torch.cuda.memory._snapshot, RuntimeError, "_snapshot"),
-        (
-            lambda: torch.multiprocessing.SimpleQueue().put(x),
-            RuntimeError,
-            "sharing a tensor on cuda:1 with another process",
-        ),
-    ):
-        message = error_of(wrong, kind)
-        assert what in message
-        assert message.startswith("not on virtual GPUs: ")
-        assert "\n" not in message
+        y.normal_(generator=torch.Generator(place))
 
 
 def test_inference_mode(gpus):
     model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(3, 4)
-
-    @torch.inference_mode()
-    def evaluate() -> torch.Tensor:
-        model.eval().to(ONE)
-        return model(x.to(ONE))
-
-    out = evaluate()
-    assert out.is_inference()
-    assert out.device == model[0].weight.device == ONE
-    assert torch.equal(out.cpu(), model.cpu()(x))
     there = torch.ones(4, 4, device="cuda:2")
     wave = torch.randn(2, 3, 4, dtype=torch.complex64)
     with torch.inference_mode():
+        model.eval().to(ONE)
+        out = model(x.to(ONE))
+        assert out.is_inference()
+        assert out.device == model[0].weight.device == ONE
         for views in (lambda x: x.chunk(2)[1], lambda x: x.narrow(0, 1, 2)):
             assert torch.equal(views(there).cpu(), views(there.cpu()))
         conjugated = torch.fft.hfftn(wave.to(ONE)).cpu()
         assert torch.equal(conjugated, torch.fft.hfftn(wave))
-        assert nn.Linear(4, 4).cuda(2).half()(out.cuda(2).half()).device.index == 2
-        messages = [
-            error_of(lambda: F.linear(out, there)),
-            error_of(lambda: out.cpu() @ there),
-        ]
+        message = error_of(lambda: F.linear(out, there))
+    assert torch.equal(out.cpu(), model.cpu()(x))
     with torch.no_grad():  # an inference tensor stays one
-        messages += [
-            error_of(lambda: F.linear(out, there)),
-            error_of(lambda: out.cpu() @ there),
-        ]
-    assert messages == 2 * [
-        SAME + f"got mat2 is on cuda:2, different from other tensors on {place} "
-        "(when checking argument in method wrapper_CUDA_mm)"
-        for place in ("cuda:1", "cpu")
-    ]
+        assert message == error_of(lambda: F.linear(out, there))
+    assert message == SAME + (
+        "got mat2 is on cuda:2, different from other tensors on cuda:1 (when checking "
+        "argument in method wrapper_CUDA_mm)"
+    )
 
 
 def test_a_failed_op_leaves_the_machine_usable(gpus):
@@ -956,7 +674,7 @@ def test_a_failed_op_leaves_the_machine_usable(gpus):
                 torch.ones(1, 2, device="cuda")
             )
     assert (torch.ones(2, device=ONE) + 1).device == ONE
-    assert gpus._thread.modules == []
+    assert gpus.machine.thread.modules == []
 
 
 # --- autograd -------------------------------------------------------------------------
@@ -987,21 +705,18 @@ def test_function_transforms(gpus):
     x = torch.randn(4, 3, device=ONE)
     assert torch.allclose(torch.func.grad(lambda x: (x.cuda() ** 2).sum())(x), 2 * x)
     assert torch.vmap(lambda row: row.to("cuda:2") * 2)(x).device.index == 2
-    assert torch.func.jacrev(lambda x: x**2)(x[0]).device == ONE
     assert torch.func.hessian(lambda x: (x**3).sum())(x[0]).device == ONE
     _, tangent = torch.func.jvp(lambda x: x.cuda() * 3, (x,), (torch.ones_like(x),))
     assert tangent.device.index == 0
     model = nn.Linear(3, 2).to(ONE)
-    parameters = dict(model.named_parameters())
 
     def loss(parameters, row):
         assert row.device == ONE
-        assert row.is_cuda
         return torch.func.functional_call(model, parameters, (row,)).sum()
 
-    grads = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
-    assert grads["weight"].shape == (4, 2, 3)
-    assert grads["weight"].device == ONE
+    per_row = torch.vmap(torch.func.grad(loss), (None, 0))
+    grads = per_row(dict(model.named_parameters()), x)
+    assert (grads["weight"].shape, grads["weight"].device) == ((4, 2, 3), ONE)
 
 
 def test_hooks_and_functions_written_in_python(gpus):
@@ -1077,13 +792,6 @@ def test_torchscript(gpus):
     assert scaled(x, x).device == ONE
     traced = torch.jit.trace(nn.Linear(3, 3).to(ONE), torch.ones(1, 3, device=ONE))
     assert traced(torch.ones(2, 3, device=ONE)).device == ONE
-
-
-def test_a_move_that_comes_as_an_op_has_its_bytes(gpus):
-    x = torch.ones(3, 5, device="cuda:0")
-    assert torch.ops.aten.to.device(x, ONE, x.dtype).device == ONE
-    move = gpus.transfers[-1]
-    assert (move.source, move.destination, move.bytes) == ("cuda:0", "cuda:1", 60)
 
 
 def test_custom_operators(gpus):
@@ -1169,11 +877,7 @@ def test_queries(gpus):
     assert torch.accelerator.current_accelerator().type == "cuda"
     assert torch.cuda.get_device_name(1) == "Virtual GPU"
     assert torch.cuda.get_device_capability(0) == (9, 0)
-    properties = [torch.cuda.get_device_properties(i) for i in range(4)]
-    assert properties[1].total_memory == 2**30
-    assert properties[1].L2_cache_size == 50 * 2**20
-    assert properties[1].shared_memory_per_block == 48 * 2**10
-    assert len({str(gpu.uuid) for gpu in properties}) == 4
+    assert torch.cuda.get_device_properties(1).total_memory == 2**30
     assert torch.cuda.is_bf16_supported()
     assert torch.cuda.mem_get_info(2) == (2**30, 2**30)
     x = torch.zeros(1000, device=ONE)
@@ -1187,8 +891,6 @@ def test_queries(gpus):
     assert torch.cuda.memory_allocated() == 0
     assert "PyTorch CUDA memory summary, device ID 1" in torch.cuda.memory_summary(1)
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(0.5, 3)
-    assert torch.cuda.mem_get_info(3)[1] == 2**29
     del x
 
 
@@ -1299,35 +1001,22 @@ def test_cudas_autocast_has_cudas_lists_of_ops(gpus):
     x = torch.rand(4, 4, device=ONE)
     with torch.autocast("cuda"):
         h = x @ x
-        image, volume = h[None, None], h[None, None, None]
+        image = h[None, None]
         for y in (
-            h.logsumexp(0),
-            torch.linalg.vector_norm(h),
-            torch.linalg.matrix_norm(h),
             torch.linalg.norm(h),
             nn.RMSNorm(4).to(ONE)(h),
-            F.huber_loss(h, h),
             F.interpolate(image, scale_factor=2),
-            nn.Upsample(scale_factor=2, mode="bilinear")(image),
             torch.tensordot(h, x, 1),  # the widest of both
-            F.grid_sample(image, torch.zeros(1, 2, 2, 2).to(ONE), align_corners=True),
-            torch.dot(h[0], x[0]),
         ):
             assert y.dtype == torch.float32
         for y in (
             F.pad(image, (1, 1, 1, 1), mode="replicate"),
-            F.max_pool3d(volume, (1, 2, 2)),
             h.trace(),
-            torch.mv(x, x[0]),
             torch.einsum("ij,jk->ik", x, x),
             nn.LSTMCell(4, 4).to(ONE)(x)[0],
-            nn.GRUCell(4, 4).to(ONE)(x),
-            nn.GRU(4, 4).to(ONE)(x)[0],
-            nn.RNN(4, 4).to(ONE)(x)[0],
             nn.LSTM(4, 4).to(ONE)(x)[0],
         ):
-            assert y.dtype == torch.float16
-            assert y.device == ONE
+            assert (y.dtype, y.device) == (torch.float16, ONE)
         large = torch.full((8, 8), 80.0, device=ONE)
         norm = torch.linalg.vector_norm(large @ large)  # 64 times 51,200
         assert norm.item() == pytest.approx(8 * 51_200)
@@ -1366,25 +1055,6 @@ def test_each_device_has_its_own_autocast(gpus):
         F.binary_cross_entropy(there, there)
     assert dtypes() == (full, full, full)
     assert not torch.is_autocast_enabled("cpu")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"device": ONE},
-        {"device": "cuda:1"},
-        {"device": 1},
-        {"device": ONE, "dtype": torch.float64},
-        {"device": ONE, "non_blocking": True},
-    ],
-)
-def test_modules_move_by_keyword(gpus, options):
-    module = nn.Linear(2, 2).to(**options)
-    assert {p.device for p in module.parameters()} == {ONE}
-    assert module.weight.dtype is options.get("dtype", torch.float32)
-    assert module.to(device="cpu").weight.device.type == "cpu"
-    packed = nn.utils.rnn.pack_sequence([torch.ones(2)])
-    assert packed.to(**options).data.device == ONE
 
 
 def test_printing_waits_as_on_a_gpu():
@@ -1452,13 +1122,6 @@ def test_a_thread_that_goes_on_when_they_are_off_computes_on_the_cpu():
     off.set()
     thread.join()
     assert (made[0].dtype, made[0].device.type) == (torch.float64, "cpu")
-
-
-def test_packed_sequences_stay_on_the_cpu(gpus):
-    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-    out, lengths = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
-    assert (out.shape, lengths.tolist()) == ((2, 3, 2), [3, 1])
-    assert out.device.type == lengths.device.type == "cpu"
 
 
 def test_the_lengths_of_a_packed_sequence_take_no_gpu_memory(gpus):
@@ -1540,9 +1203,11 @@ def test_other_threads_go_on_while_one_waits_for_a_rank():
 def test_in_a_notebook():
     """One machine for many cells, also those that wait."""
     with Kernel() as kernel:
-        kernel.run_well("%load_ext course_utils")
-        kernel.run_well("%virtual_gpus 2 --force")
-        kernel.run_well("import torch, asyncio\nx = torch.ones(3, device='cuda:1')")
+        kernel.run_well(
+            "import torch, asyncio\nfrom course_utils import virtual_gpus\n"
+            "gpus = virtual_gpus(2, force=True).on()\n"
+            "x = torch.ones(3, device='cuda:1')"
+        )
         kernel.run_well("await asyncio.sleep(0.01)\ny = (x * 2).to('cuda:0')")
         assert (
             "tensor([2., 2., 2.], device='cuda:0')" in kernel.run_well("print(y)").text
@@ -1550,9 +1215,6 @@ def test_in_a_notebook():
         failed = kernel.run("x + torch.ones(3)")
         assert "found at least two devices, cuda:1 and cpu!" in failed.text
         assert failed.text.count("machine.py") == 1  # the frames between are hidden
-        assert "cuda:1   now  0.50" in kernel.run_well("print(gpus.memory())").text
-        kernel.run_well("%virtual_gpus off")
-        assert "cpu" in kernel.run_well("print(x.device)").text
 
 
 def test_other_modes_inside(gpus):

@@ -436,8 +436,8 @@ def test_everything_is_given_back(gpus):
     del model
     gc.collect()
     assert gpus.memory().now == before == {f"cuda:{i}": 0 for i in range(4)}
-    assert gpus._owned == {}
-    assert gpus._leaves == {}
+    assert gpus.machine.owned == {}
+    assert gpus.machine.leaves == {}
 
 
 @pytest.mark.parametrize("used", [[1], [1, 2], [0, 2], [0, 1, 2]])

@@ -42,21 +42,6 @@ def test_examples():
     assert doctest.testmod(records).failed == 0
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 bytes"),
-        (512, "512 bytes"),
-        (1536, "1.50 KiB"),
-        (2**20, "1024.00 KiB"),
-        (3 * 2**20, "3.00 MiB"),
-        (2**34, "16.00 GiB"),
-    ],
-)
-def test_sizes_are_written_as_pytorch_does(nbytes, text):
-    assert records.size_in_words(nbytes) == text
-
-
 # --- transfers ------------------------------------------------------------------------
 
 
@@ -222,20 +207,6 @@ def test_the_host_runs_ahead_until_it_has_to_wait(gpus):
 
 
 def test_only_pinned_memory_is_copied_without_waiting(gpus):
-    def begins(host: torch.Tensor, **how: bool) -> float:
-        y = torch.ones(4, device="cuda:1")
-        with gpus.record() as log:
-            host.to("cuda:0", **how)
-            y = y + 1
-        return ms(log.timeline().intervals["cuda:1"][0].start)
-
-    assert begins(torch.ones(4)) == 2
-    assert begins(torch.ones(4), non_blocking=True) == 2
-    assert begins(torch.ones(4).pin_memory()) == 2
-    assert begins(torch.ones(4).pin_memory(), non_blocking=True) == 0
-
-
-def test_a_copy_to_the_cpu_that_does_not_wait_is_pinned(gpus):
     x = torch.ones(8, device="cuda:0", requires_grad=True)
     pinned, plain = torch.ones(8).pin_memory(), torch.ones(8)
 
@@ -244,58 +215,52 @@ def test_a_copy_to_the_cpu_that_does_not_wait_is_pinned(gpus):
             copy()
         return sum(stop - start for start, stop, _ in spans(log.timeline(), "cpu"))
 
+    assert waited(lambda: plain.to("cuda:0", non_blocking=True)) == 2
+    assert waited(lambda: pinned.to("cuda:0")) == 2
+    assert waited(lambda: pinned.to("cuda:0", non_blocking=True)) == 0
     assert waited(lambda: x.to("cpu")) == 2
     assert waited(lambda: x.to("cpu", non_blocking=True)) == 0
-    assert waited(lambda: x.detach().to("cpu", non_blocking=True)) == 0
     assert waited(lambda: pinned.copy_(x.detach(), non_blocking=True)) == 0
     assert waited(lambda: plain.copy_(x.detach(), non_blocking=True)) == 2
     assert waited(lambda: x.data.copy_(pinned, non_blocking=True)) == 0
-    assert waited(lambda: x.data.copy_(plain, non_blocking=True)) == 2
     copy = x.to("cpu", non_blocking=True)
-    assert copy.is_pinned()
-    assert not x.cpu().is_pinned()
+    assert copy.is_pinned() and not x.cpu().is_pinned()
     copy.sum().backward()
     assert x.grad.device == x.device
 
 
 def test_the_host_waits_for_how_long_a_result_is(gpus):
     x = torch.arange(8.0, device="cuda:0")
-    mask, two, index = x > 3, x > 5, torch.arange(3, device="cuda:0")
+    mask, index = x > 3, torch.arange(3, device="cuda:0")
+    y = torch.ones(1, device="cuda:1")
 
     def waits(op) -> bool:
-        gpus.clear()
-        x + 1  # keeps the GPU busy
-        op()
-        return gpus._thread.host > 0
+        with gpus.record() as log:  # all begin together
+            x + 1
+            op()
+            y + 1
+        return log.timeline().intervals["cuda:1"][0].start > 0
 
     for op in (
         lambda: x.nonzero(),
-        lambda: torch.where(mask),
         lambda: x[mask],
-        lambda: x.masked_select(mask),
         lambda: x.unique(),
-        lambda: index.bincount(),
         lambda: index.repeat_interleave(index),
         lambda: torch.equal(x, x),
-        lambda: torch.allclose(x, x),
         lambda: x.index_put_((mask,), torch.ones_like(x[:4])),
-        lambda: x.index_put_((two,), torch.ones_like(x[:2])),
-        lambda: x.sum().item(),
     ):
         assert waits(op)
     for op in (
         lambda: x[index],
         lambda: x.masked_fill(mask, 0),
-        lambda: torch.where(mask, x, 0),
         lambda: index.repeat_interleave(index, output_size=3),
-        lambda: x.sum() > 3,
+        lambda: x.__setitem__(mask, 1.0),
     ):
         assert not waits(op)
-    assert not waits(lambda: x.__setitem__(mask, 1.0))
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+@pytest.mark.parametrize("chunks", [1, 4])
 def test_micro_batches_fill_the_pipeline(stages, chunks):
     """Equal stages and free copies: GPipe's bubble, (p - 1) / (m + p - 1)."""
     with virtual_gpus(stages, **{**STEADY, "latency": 0}) as gpus:
@@ -375,17 +340,6 @@ def test_a_broadcast_of_many_tensors_packs_them_once(gpus):
         assert torch.equal(copies[i][1].cpu(), torch.zeros(4))
 
 
-def test_a_broadcast_sends_one_chunk_after_the_other(gpus):
-    tensors = [torch.full((8,), float(i), device="cuda:0") for i in range(3)]
-    with gpus.record() as log:
-        copies = torch.nn.parallel.comm.broadcast_coalesced(
-            tensors, [0, 1, 2], buffer_size=64
-        )
-    sent = [(t.destination, t.bytes) for t in log.transfers]
-    assert sent == [("cuda:1", 64), ("cuda:2", 64), ("cuda:1", 32), ("cuda:2", 32)]
-    assert [x.cpu()[0].item() for x in copies[2]] == [0, 1, 2]
-
-
 def test_a_rate_gives_the_same_times_everywhere():
     """2 * m * n * k operations, or the bytes of all operands, whatever takes longer."""
     with virtual_gpus(
@@ -400,14 +354,14 @@ def test_a_rate_gives_the_same_times_everywhere():
 
         moved = 3 * 512 * 512 * 4 / 1e9
         assert seconds(lambda: x @ x) == MS(3e-6 + moved)
-        gpus._memory_bandwidth = 1e15
+        gpus.machine.memory_bandwidth = 1e15
         assert seconds(lambda: x @ x) == MS(3e-6 + 2 * 512**3 / 1e12)
-        gpus._memory_bandwidth = 1e9
+        gpus.machine.memory_bandwidth = 1e9
         assert seconds(lambda: x + 1) == MS(3e-6 + 2 * 512 * 512 * 4 / 1e9)
         assert seconds(lambda: x.view(-1)) == 0
         conv = nn.Conv2d(16, 16, 3, padding=1).cuda()
         image = torch.ones(1, 16, 8, 8, device="cuda:0")
-        gpus._memory_bandwidth = 1e15
+        gpus.machine.memory_bandwidth = 1e15
         assert seconds(lambda: conv(image)) == MS(
             3e-6 + 2 * 16 * 16 * 9 * 64 / 1e12, rel=1e-3
         )
@@ -423,9 +377,6 @@ def test_a_rate_gives_the_same_times_everywhere():
     "make",
     [
         lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)),
-        lambda: nn.Sequential(
-            nn.Unflatten(2, (1, 64)), nn.Conv2d(64, 8, 1), nn.BatchNorm2d(8)
-        ),
         lambda: nn.TransformerEncoderLayer(64, 4, batch_first=True),
         lambda: nn.LSTM(64, 8),
     ],
@@ -461,20 +412,6 @@ def test_the_timeline_prints_as_a_table(gpus):
         "cuda:1       0 s      2 ms  1 ms   66.7%",
         "cuda:2       0 s       0 s  3 ms    0.0%",
     ]
-
-
-def test_the_timeline_of_nothing_prints_as_well(gpus):
-    with gpus.record() as log:
-        pass
-    assert str(log.timeline()).splitlines()[1].split() == [
-        *("cuda:0", "0", "s", "0", "s", "0", "s", "0.0%"),
-    ]
-
-
-def test_memory_that_is_not_filled_takes_no_time(gpus):
-    with gpus.record() as log:
-        torch.empty(8, device="cuda:0")
-    assert log.timeline().seconds == 0
 
 
 # --- memory ---------------------------------------------------------------------------
@@ -550,15 +487,6 @@ def test_gradients_of_leaves_that_are_no_parameters(gpus):
     y = torch.randn(1024, device="cuda:0", requires_grad=True)
     (x * y).sum().backward()
     assert gpus.memory()[0].now_by_kind["gradients"] == 2 * 4096
-
-
-def test_resized_storages(gpus):
-    x = torch.empty(0, device="cuda:2")
-    x.resize_(1024)
-    assert gpus.memory()[2].now == 4096
-    torch.arange(2048.0, out=torch.empty(0, device="cuda:1"))
-    torch.add(torch.ones(2048, device="cuda:2"), 1, out=x.resize_(0))
-    assert gpus.memory()[2].now == 8192
 
 
 def test_a_storage_that_is_freed_and_filled_again(gpus):

@@ -81,45 +81,8 @@ def test_names_that_were_imported_before_answer_as_well(gpus):
     assert early() == 1024
 
 
-def test_names_that_are_imported_meanwhile_answer_afterwards():
-    before = torch.cuda.is_available, torch.Generator, torch.cuda.Stream, torch.tensor
-    namespace = sys.modules[__name__].__dict__
-    with virtual_gpus(2, force=True):
-        exec(
-            "from torch import Generator as later, tensor as later_tensor\n"
-            "from torch.cuda import Stream as later_stream, is_available as later_is",
-            namespace,
-        )
-    names = ("later_is", "later", "later_stream", "later_tensor")
-    assert tuple(namespace.pop(name) for name in names) == before
-
-
 # --- one refusal for all that is not there --------------------------------------------
 
-# A new PyTorch may bring names that are refused, too: add them here, or answer them.
-REFUSED = set(
-    """
-    CUDAGraph CUDAPluggableAllocator Event.from_ipc_handle ExternalStream Graph
-    GreenContext GreenContext.create GreenContext.max_workqueue_concurrency MemPool
-    Stream.priority_range all_gather all_reduce broadcast caching_allocator_alloc
-    caching_allocator_delete caching_allocator_enable clock_rate cudart
-    current_blas_handle current_solver_handle device_memory_used enable
-    gds_deregister_buffer gds_register_buffer get_allocator_backend
-    get_cublaslt_requested_algo_count get_device_capability get_filename
-    get_max_tuning_duration get_max_tuning_iterations get_results
-    get_rotating_buffer_size get_stream_from_external get_validators graph
-    graph_pool_handle version
-    host_memory_stats host_memory_stats_as_nested_dict is_enabled
-    make_graphed_callables memory_usage power_draw read_file record_untuned_enable
-    record_untuned_is_enabled reduce reduce_scatter
-    reset_accumulated_host_memory_stats reset_peak_host_memory_stats
-    set_cublaslt_requested_algo_count set_filename set_max_tuning_duration
-    set_max_tuning_iterations set_numerical_check_tolerances set_rotating_buffer_size
-    set_sync_debug_mode temperature tune_gemm_in_file tuning_enable
-    tuning_is_enabled unique_id utilization BFloat16Tensor ByteTensor CharTensor
-    DoubleTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor
-    """.split()
-)
 FROM_OUTSIDE = ("river", "CUDA error", "INTERNAL ASSERT", "NVIDIA", "not compiled")
 
 
@@ -178,26 +141,69 @@ def test_all_of_torch_cuda_answers_or_is_refused(gpus):
         if name != "GdsFile"  # its __del__ complains where __init__ was called wrongly
     }
     assert len(calls) > 150
-    refused = {name for (name, _), call in calls.items() if is_refused(call)}
-    assert refused - REFUSED == set()
+    assert 10 < sum(map(is_refused, calls.values())) < len(calls) / 2
 
 
-def test_what_is_refused_has_the_name_that_was_called(gpus):
-    for name, call in (
+def two_gpus() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2).cuda(), nn.Linear(2, 2).to(ONE))
+
+
+def group_of(backend: str) -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        ("torch.compile", lambda: torch.compile(lambda x: x)),
+        ("torch.nn.modules.module.Module.compile", lambda: nn.Linear(2, 2).compile()),
+        ("torch.export", lambda: torch.export.export(nn.Linear(2, 2), ())),
+        ("torch.cuda.graphs.CUDAGraph", lambda: torch.cuda.CUDAGraph()),
         ("torch.cuda._sleep", lambda: torch.cuda._sleep(1000)),
         ("torch.cuda.memory.MemPool", lambda: torch.cuda.MemPool()),
+        ("torch.cuda.memory._snapshot", lambda: torch.cuda.memory._snapshot()),
         ("torch.cuda.utilization", lambda: torch.cuda.utilization()),
-        ("a nested tensor", lambda: torch.nested.nested_tensor(
-            [torch.ones(2, device=ONE)])),
-        ("a nested tensor", lambda: torch.nested.nested_tensor(
-            [torch.ones(2)]).to(ONE)),
-        ("torch.backends.cuda", lambda: torch.backends.cuda.cufft_plan_cache[0].size),
+        ("torch.cuda.FloatTensor", lambda: torch.cuda.FloatTensor(2)),
+        ("torch.cuda.FloatTensor", lambda: isinstance(1, torch.cuda.FloatTensor)),
+        ("the type torch.cuda.Half", lambda: on_gpu().type("torch.cuda.HalfTensor")),
+        ("torch.nested.nested_tensor", lambda: torch.nested.nested_tensor([on_gpu()])),
+        ("torch.jit", lambda: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), "x")),
         ("torch.cuda.Event.ipc_handle", lambda: Event().ipc_handle()),
-    ):  # fmt: skip
-        with pytest.raises((RuntimeError, AttributeError)) as caught:
-            call()
-        assert str(caught.value).startswith(f"not on virtual GPUs: {name}")
-    assert not hasattr(torch.cuda.current_stream(), "native_handle_of_nobody")
+        ("torch.nn.parallel.comm.broadcast", lambda: torch.cuda.comm.broadcast(
+            on_gpu(), out=[on_gpu()])),
+        ("a tensor of layout torch.sparse_coo", lambda: on_gpu().to_sparse()),
+        ("a tensor of layout torch.sparse_coo",
+         lambda: torch.eye(2).to_sparse().cuda()),
+        ("a tensor of layout torch.sparse_coo",
+         lambda: torch.eye(2).to_sparse() @ on_gpu()),
+        ("__dlpack__", lambda: on_gpu().__dlpack__()),
+        ("__cuda_array_interface__", lambda: on_gpu().__cuda_array_interface__),
+        ("sharing a tensor on cuda:1 with another process",
+         lambda: torch.multiprocessing.SimpleQueue().put(on_gpu())),
+        ("the backend nccl", lambda: group_of("nccl")),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_named_in_one_line(gpus, what, call):
+    with pytest.raises((RuntimeError, AttributeError, BufferError)) as caught:
+        call()
+    message = str(caught.value)
+    assert message.startswith(f"not on virtual GPUs: {what}")
+    assert "\n" not in message
+
+
+def on_gpu() -> torch.Tensor:
+    return torch.ones(2, 2, device=ONE)
+
+
+def test_ddp_of_a_module_on_two_gpus_is_refused(gpus):
+    group_of("gloo")
+    try:
+        with pytest.raises(RuntimeError, match="^not on virtual GPUs: Distributed"):
+            nn.parallel.DistributedDataParallel(two_gpus())
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_parts_of_torch_cuda_that_published_scripts_use(gpus):
@@ -212,55 +218,16 @@ def test_parts_of_torch_cuda_that_published_scripts_use(gpus):
         assert torch.cuda.current_stream() == side
         assert torch.cuda.current_device() == 1
     assert torch.cuda.current_device() == 0
-    torch.cuda.set_stream(side)
-    assert torch.cuda.current_device() == 1
-    torch.cuda.set_device(0)
     with torch.accelerator.device_index(1):
         assert torch.cuda.current_device() == 1
-    assert torch.cuda.current_device() == 0
-    torch.cuda.set_per_process_memory_fraction(0.5)
-    assert torch.cuda.get_per_process_memory_fraction() == 0.5
     nested = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
     assert nested["current"] == torch.cuda.memory_allocated() == 0
     assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == 0
-    about = torch.cuda.get_device_properties(0)
-    rate = about.memory_clock_rate * 1e3 * 2 * about.memory_bus_width / 8
-    assert rate == pytest.approx(3.35e12, rel=0.01)  # bytes/s, of an H100's data sheet
     assert torch.get_device_module() is torch.cuda
     storage = torch.UntypedStorage(600, device=ONE)
     assert (storage.device, torch.cuda.memory_allocated(1)) == (ONE, 1024)
     with torch.backends.cudnn.flags(enabled=True, benchmark=True):
         assert nn.Conv2d(1, 1, 1).cuda()(torch.ones(1, 1, 2, 2).cuda()).is_cuda
-
-
-def test_swapped_parameters_stay_on_their_gpu(gpus):
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        model = nn.Linear(3, 3).cuda().to(ONE)
-        model.load_state_dict(nn.Linear(3, 3).state_dict())
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-    model(torch.ones(1, 3, device=ONE)).sum().backward()
-    by_kind = gpus.memory()[1].now_by_kind
-    assert model.weight.device == ONE
-    assert by_kind["parameters"] == by_kind["gradients"] == 1024
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize("kind", ["script", "trace"])
-def test_torchscript_files_keep_their_devices(gpus, kind):
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)).cuda().eval()
-    if kind == "script":
-        model = torch.jit.script(model)
-    else:
-        model = torch.jit.trace(model, torch.ones(2, 2).cuda())
-    file = io.BytesIO()
-    torch.jit.save(model, file)
-    for where, right in ((None, "cuda:0"), ("cpu", "cpu"), (ONE, "cuda:1")):
-        file.seek(0)
-        loaded = torch.jit.load(file, map_location=where)
-        found = [*loaded.parameters(), *loaded.buffers()]
-        assert {str(x.device) for x in found} == {right}
 
 
 def test_the_profiler_takes_the_time_of_the_cpu(tmp_path):
@@ -277,8 +244,6 @@ def test_the_profiler_takes_the_time_of_the_cpu(tmp_path):
         "        table = p.key_averages().table(sort_by='cuda_time_total')\n"
         "        assert 'aten::mm' in table\n"
         "    with torch.autograd.profiler.profile(use_device='cuda') as p:\n"
-        "        (x @ x).sum().item()\n"
-        "    with torch.autograd.profiler.emit_nvtx():\n"
         "        (x @ x).sum().item()\n",
         tmp_path,
     )
@@ -316,7 +281,7 @@ def test_threads_go_on_while_the_compiler_is_imported_and_it_compiles_afterwards
         "def step(x):\n"
         "    y = model(torch.as_tensor(x) + torch.tensor([1.0, 2.0, 3.0]))\n"
         "    return y.to(torch.float64).cpu() if not torch.cuda.is_available() else y\n"
-        "compiled = torch.compile(step, backend='eager', fullgraph=True)\n"
+        "compiled = torch.compile(step, backend='eager')\n"
         "assert torch.equal(compiled(torch.ones(3)), step(torch.ones(3)))\n",
         tmp_path,
     )
@@ -405,63 +370,5 @@ def test_the_backend_of_virtual_gpus_is_gloo(gpus):
             dist.destroy_process_group()
         return x.tolist()
 
-    store = torch.distributed.HashStore()
-    with pytest.raises(RuntimeError, match="^not on virtual GPUs: the backend nccl"):
-        torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
     with Ranks(2, quiet=True, init=False) as ranks:
         assert ranks.run(on_rank) == [[2.0, 2.0]] * 2
-
-
-# --- DistributedDataParallel over several GPUs ----------------------------------------
-
-
-def train_on_two_devices(options: dict) -> tuple[list, list]:
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
-    from course_utils import virtual_gpus
-
-    class Split(nn.Module):
-        def __init__(self, first, second):
-            super().__init__()
-            self.places = first, second
-            self.a = nn.Linear(6, 6).to(first)
-            self.b = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)).to(second)
-            self.c = nn.Linear(3, 3).to(first)
-
-        def forward(self, x):
-            first, second = self.places
-            return self.c(self.b(torch.relu(self.a(x.to(first))).to(second)).to(first))
-
-    def trained(*places) -> Split:
-        torch.manual_seed(dist.get_rank())  # rank 0's parameters must win
-        model = Split(*places)
-        parallel = nn.parallel.DistributedDataParallel(model, **options)
-        optimizer = torch.optim.Adam(parallel.parameters(), 0.1)
-        for step in range(3):
-            optimizer.zero_grad()
-            torch.manual_seed(10 * step + dist.get_rank())
-            parallel(torch.randn(5, 6)).pow(2).mean().backward()
-            nn.utils.clip_grad_norm_(parallel.parameters(), 1.0)
-            optimizer.step()
-        return model
-
-    plain = trained("cpu", "cpu")
-    with virtual_gpus(2, force=True):
-        split = trained("cuda:0", "cuda:1")
-        pairs = list(zip(split.parameters(), plain.parameters(), strict=True))
-        where = [str(p.grad.device) for p in split.parameters()]
-        return where, [bool((p.cpu() == q).all()) for p, q in pairs]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"bucket_cap_mb": 1e-5}, {"gradient_as_bucket_view": True}],
-    ids=["", "small buckets", "views"],
-)
-def test_ddp_of_a_module_on_two_gpus(options):
-    with Ranks(2, quiet=True) as ranks:
-        for where, equal in ranks.run(train_on_two_devices, options):
-            assert where == ["cuda:0"] * 2 + ["cuda:1"] * 4 + ["cuda:0"] * 2
-            assert all(equal)

@@ -9,7 +9,6 @@
     gpus.off()
 
     with virtual_gpus(2) as gpus: ...           # or for one block
-    %virtual_gpus 4                             # or as a line magic
 
 Every number is computed by PyTorch's CPU kernels. What is virtual is the *place*: which
 GPU a tensor is on, what fits there, what has to be copied, and how long real GPUs would
@@ -19,13 +18,13 @@ How it works
 ------------
 ::
 
-    your code ── Tensor.to, .device, torch.cuda.* ──► replaced, see surface.py
+    your code ── Tensor.to, .device, torch.cuda.* ──► replaced: tensors.py, cuda.py
         │
-        ├─ torch.zeros(…, device="cuda:1") ──► _Function  (a TorchFunctionMode)
+        ├─ torch.zeros(…, device="cuda:1") ──► Function  (a TorchFunctionMode)
         ▼
      autograd
         ▼
-     ATen ops ──► _Dispatch (a TorchDispatchMode) ──► the CPU's kernel
+     ATen ops ──► Dispatch (a TorchDispatchMode) ──► the CPU's kernel
                      │
                      └─ are all inputs on one GPU? who owns the result? how long?
 
@@ -33,7 +32,7 @@ How it works
   is (`Owned` in `parts.py`). So views and tied weights share one entry,
   `parameter.data =` keeps the parameter, and autograd, optimizers and every CPU kernel
   work as ever. A weak reference takes a storage off the books when Python frees it.
-* **Below autograd**, `_Dispatch` sees every op: it compares the devices of the inputs,
+* **Below autograd**, `Dispatch` sees every op: it compares the devices of the inputs,
   raises PyTorch's own error where they differ, runs the CPU's kernel and books the new
   storages on the inputs' GPU. `torch.OutOfMemoryError` comes when a GPU is full.
 * **Above autograd**, the methods that name a device (`to`, `cuda`, `cpu`, `device`) and
@@ -50,11 +49,18 @@ How it works
 * **What is not there** is refused in one form, "not on virtual GPUs: ...". All Python
   of `torch.cuda` ends in calls of `torch._C`: those without an answer are refused.
 
-Where to read on: `gpus.py` is what you switch on and ask; `machine.py` does the work,
-with its small parts in `parts.py`; `surface.py` and `cuda.py` are what is replaced in
-PyTorch, `refusals.py` is what is refused, and `patches.py` puts both in place;
-`surface.PRIVATE` lists every name that PyTorch may change; `errors.py` has the words;
-`records.py` has the memory, the transfers and the timeline that you read.
+Where to read on, each file with what stands before it:
+
+    records.py    the memory, the transfers and the timeline that you read
+    parts.py      a storage's owner, a device, its clock, a thread, an op
+    patches.py    puts other behaviour in the place of PyTorch's, and takes it out
+    errors.py     PyTorch's own words; `refusals.py`: what is not there
+    modes.py      through which PyTorch calls the machine
+    tensors.py    what is replaced: factories and methods of tensors; `autograd.py`,
+                  `cuda.py`, `autocast.py`, `files.py`, `parallel.py`: the rest
+    ledger.py     which storage is on which GPU
+    machine.py    runs the ops, moves tensors, keeps the time
+    gpus.py       what you switch on and ask
 
 The model of time
 -----------------
@@ -90,16 +96,20 @@ Limits
 * What the CPU can and CUDA cannot works here: matrix products and convolutions of whole
   numbers. An index out of range is an `IndexError` at once; a GPU stops later, with
   "device-side assert triggered", and the process cannot use it any more.
-* Gradients from hooks of modules and of autograd's nodes may be on a wrong device.
+* Gradients that hooks return may be on a wrong device.
 * Not there, with an error that says so: `torch.compile`, `torch.export`, CUDA graphs,
   sparse and nested tensors and other layouts than strided, sharing a GPU tensor with
-  another process, memory pools, records of CUDA's allocator
+  another process, memory pools and fractions, records of CUDA's allocator
   (`_record_memory_history`), sensors (`utilization`), NCCL's own functions
-  (`torch.cuda.nccl`), operators for which the CPU has no kernel.
+  (`torch.cuda.nccl`), `out=` of `torch.cuda.comm`, files of TorchScript, old types
+  (`torch.cuda.FloatTensor`, `set_default_tensor_type`), `torch.utils.swap_tensors`,
+  properties of a device beyond its name, version, memory and processors, operators
+  for which the CPU has no kernel.
+* A subclass of `Tensor` keeps its type and attributes when it moves; its own
+  `__torch_function__` does not see the move.
 * `torch.profiler` shows what the CPU computed; it has no rows of CUDA kernels.
 * One process. `DistributedDataParallel` over gloo works in ranks that each have such a
-  machine, also for a module on several GPUs (its buckets stay those of the first
-  step); `fully_shard`, DTensor and nccl do not.
+  machine, for a module on one GPU; `fully_shard`, DTensor and nccl do not.
 * Names of PyTorch that were imported before `on()` work, but for classes and functions
   of C (`torch.Generator`, `torch.tensor`) that are kept elsewhere than in a module.
 * A thread that was started before `on()` sees CPU tensors, but for what a
@@ -113,12 +123,10 @@ run on them. `force=True` makes virtual ones there, too.
 
 from __future__ import annotations
 
-import argparse
-import shlex
 import sys
 import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from course_utils.virtual_gpus.records import quantity
 
@@ -193,66 +201,6 @@ def virtual_gpus(
     from course_utils.virtual_gpus.gpus import VirtualGPUs
 
     return VirtualGPUs(n, **settings)
-
-
-# --- %virtual_gpus --------------------------------------------------------------------
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"%virtual_gpus: {message}\n{self.format_usage().strip()}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="%virtual_gpus", add_help=False)
-    parser.add_argument("n", nargs="?", default="2", help="how many, or 'off'")
-    for name in (
-        "memory",
-        "bandwidth",
-        "latency",
-        "host-bandwidth",
-        "compute",
-        "memory-bandwidth",
-        "overhead",
-    ):
-        parser.add_argument(f"--{name}", metavar="VALUE", default=argparse.SUPPRESS)
-    parser.add_argument("--force", action="store_true", default=argparse.SUPPRESS)
-    return parser
-
-
-def _magic(line: str, namespace: dict[str, Any]) -> None:
-    """`%virtual_gpus 4 --memory "8 GiB"`: on, as `gpus`; `%virtual_gpus off`: off.
-
-    Run again, it switches the machine that is on off, and makes a new one.
-    """
-    try:
-        words = shlex.split(line)
-    except ValueError as error:  # a quotation mark without its other half
-        raise ValueError(f"%virtual_gpus: {error}") from None
-    options = vars(_parser().parse_args(words))
-    n = options.pop("n")
-    if n != "off":
-        if not n.isdecimal():
-            raise ValueError(
-                f"%virtual_gpus: {n!r} is neither a number of GPUs nor 'off'. Example: "
-                '%virtual_gpus 4 --memory "8 GiB"'
-            )
-        new = virtual_gpus(int(n), **options)
-    loaded = sys.modules.get(f"{__name__}.machine")
-    if loaded is not None and loaded.active is not None:
-        loaded.active.off()
-    if n != "off":
-        namespace["gpus"] = new.on()
-
-
-def register(shell: Any) -> None:
-    """Add `%virtual_gpus` to this IPython shell."""
-
-    def magic(line: str) -> None:
-        _magic(line, shell.user_ns)
-
-    magic.__doc__ = _magic.__doc__
-    shell.register_magic_function(magic, "line", "virtual_gpus")
 
 
 class _CallableModule(types.ModuleType):

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from course_utils.virtual_gpus.parts import tensors_in
+from course_utils.virtual_gpus.parts import CPU, tensors_in
 from course_utils.virtual_gpus.records import size_in_words
 
 if TYPE_CHECKING:
     from course_utils.virtual_gpus.machine import Machine
     from course_utils.virtual_gpus.parts import Op
 
-CPU = torch.device("cpu")  # one object, so that `is` may compare
-
 FORKED = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with "
     "multiprocessing, you must use the 'spawn' start method"
 )
+OLD_TYPES = "old types of tensors have no device: use dtype= and device="
 DENSE = "they hold only dense (strided) tensors"
 
 # An op of the CPU -> the one that runs on CUDA in its place, and its arguments' names.
@@ -47,6 +46,13 @@ def already_on(on: Machine, new: Machine) -> str:
     return (
         f"{on.n} virtual GPU(s) are on already, and there can be only one such machine "
         "at a time. Leave its `with` block first."
+    )
+
+
+def other_version(tested: tuple[str, ...], missing: Exception) -> str:
+    return (
+        f"Virtual GPUs do not work with PyTorch {torch.__version__}: {missing}. They "
+        f"were tested with PyTorch {tested[0]} to {tested[-1]}: install one of these."
     )
 
 
@@ -85,20 +91,8 @@ def no_kernel(name: str) -> str:
     return not_here(f"the operator aten::{name}", "the CPU has no kernel for it")
 
 
-def other_device(device: torch.device) -> str:
-    return not_here(f"a tensor from {device}", "they exchange data only with the CPU")
-
-
 def unseen(name: str) -> str:
     return not_here(name, "other libraries see no virtual GPU")
-
-
-def other_storage(here: torch.device, there: torch.device) -> str:
-    return (
-        f'Attempted to set the storage of a tensor on device "{here}" to a storage on '
-        f'different device "{there}".  This is no longer allowed; the devices must '
-        "match."
-    )
 
 
 def cannot_pin(x: torch.Tensor) -> str:
@@ -134,7 +128,6 @@ _TYPE_NAMES = {
     torch.complex64: "ComplexFloat",
     torch.complex128: "ComplexDouble",
 }
-DTYPES = {name: dtype for dtype, name in _TYPE_NAMES.items()}
 
 
 def type_name(dtype: torch.dtype, device_type: str) -> str:
@@ -202,10 +195,10 @@ def full_name(op: Op) -> str:
     return f"{op.name}.{overload}" if overload else op.name
 
 
-def mismatch(gpus: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
+def mismatch(machine: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
     """The error for tensors that are not all on one device."""
     named = [
-        (name, x, gpus._where(x))
+        (name, x, machine.where(x))
         for name, value in (*zip(op.names, args), *kwargs.items())  # noqa: B905
         for x in tensors_in((value,), [])
     ]
@@ -273,16 +266,16 @@ def check_generator(generator: torch.Generator | None, place: torch.device) -> N
         )
 
 
-def check_gradient(gpus: Machine, args: tuple) -> None:
+def check_gradient(machine: Machine, args: tuple) -> None:
     """What `tensor.grad = gradient` says of one from another device.
 
     Raises:
         RuntimeError: the gradient is not where the tensor is.
     """
     x, grad = args
-    if not isinstance(grad, torch.Tensor) or gpus.drifts(grad):
+    if not isinstance(grad, torch.Tensor) or machine.drifts(grad):
         return
-    here, there = gpus.device_of(x), gpus.device_of(grad)
+    here, there = machine.device_of(x), machine.device_of(grad)
     if here == there or "cuda" not in (here.type, there.type):
         return
     if here.type != there.type:
@@ -301,48 +294,33 @@ def check_gradient(gpus: Machine, args: tuple) -> None:
     )
 
 
-def check_recurrent(gpus: Machine, args: tuple) -> None:
+def check_recurrent(machine: Machine, args: tuple) -> None:
     """What `nn.LSTM` and its like check before they begin.
 
     Raises:
         RuntimeError: the input is not where the hidden state or the weights are.
     """
-    place = gpus.device_of(args[0])
+    place = machine.device_of(args[0])
     packed = isinstance(args[1], torch.Tensor) and isinstance(args[3], (list, tuple))
     hidden, weights = (args[2], args[3]) if packed else (args[1], args[2])
     for name, values in (("hidden", hidden), ("parameter", weights)):
         for x in tensors_in((values,), []):
-            if gpus.device_of(x) != place:
+            if machine.device_of(x) != place:
                 raise RuntimeError(
                     f"Input and {name} tensors are not at the same device, found input "
-                    f"tensor at {place} and {name} tensor at {gpus.device_of(x)}"
+                    f"tensor at {place} and {name} tensor at {machine.device_of(x)}"
                 )
 
 
-def check_lengths(gpus: Machine, args: tuple) -> None:
+def check_lengths(machine: Machine, args: tuple) -> None:
     """What `pack_padded_sequence` says of lengths on a GPU.
 
     Raises:
         RuntimeError: the lengths are not on the CPU.
     """
-    place = gpus.device_of(args[1])
+    place = machine.device_of(args[1])
     if place.type != "cpu":
         raise RuntimeError(
             "'lengths' argument should be a 1D CPU int64 tensor, but got "
             f"{args[1].dim()}D {place} {_TYPE_NAMES[args[1].dtype]} tensor"
         )
-
-
-def check_sections(gpus: Machine, args: tuple) -> None:
-    """What `tensor_split` says of indices on a GPU.
-
-    Raises:
-        RuntimeError: they are not on the CPU.
-    """
-    if len(args) > 1 and isinstance(args[1], torch.Tensor):
-        place = gpus.device_of(args[1])
-        if place.type != "cpu":
-            raise RuntimeError(
-                "tensor_split expected tensor_indices_or_sections to be on cpu, but "
-                f"it's on {place}"
-            )

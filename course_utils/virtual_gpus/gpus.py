@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from course_utils.virtual_gpus import errors, machine, surface
-from course_utils.virtual_gpus.machine import Machine, _Dispatch, _Function
+from course_utils.virtual_gpus import (
+    autocast,
+    autograd,
+    cuda,
+    errors,
+    files,
+    parallel,
+    refusals,
+    tensors,
+)
+from course_utils.virtual_gpus.machine import Machine
+from course_utils.virtual_gpus.modes import Dispatch, Function
 from course_utils.virtual_gpus.patches import Patches
 from course_utils.virtual_gpus.records import (
+    KINDS,
+    OTHER,
     DeviceMemory,
     Interval,
     Memory,
@@ -21,14 +36,33 @@ from course_utils.virtual_gpus.records import (
     Transfer,
 )
 
+TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")  # versions of PyTorch
 
-class VirtualGPUs(Machine):
-    """Virtual GPUs `cuda:0 ... cuda:n-1`; made by `virtual_gpus`, documented there."""
+active: VirtualGPUs | None = None  # those that are on in this process
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock at that moment; it is not in the child.
+    if active is not None:
+        active.machine.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class VirtualGPUs:
+    """Virtual GPUs `cuda:0 ... cuda:n-1`; made by `virtual_gpus`, documented there.
+
+    Attributes:
+        n: How many.
+        machine: What does the work behind them.
+    """
 
     def __init__(self, n: int, *, force: bool, **settings: Any) -> None:
-        super().__init__(n, **settings)
+        self.n, self.machine = n, Machine(n, **settings)
         self._force, self._aside, self._in_block = force, False, False
-        self._modes: tuple[_Function, _Dispatch] | None = None
+        self._modes: tuple[Function, Dispatch] | None = None
         self._patches: Patches | None = None
 
     # ---- on and off ------------------------------------------------------------------
@@ -42,7 +76,8 @@ class VirtualGPUs(Machine):
         Raises:
             RuntimeError: these are on already, or others, in a `with` block.
         """
-        before = machine.active
+        global active
+        before = active
         if before is self or self._aside or before is not None and before._in_block:
             raise RuntimeError(errors.already_on(before or self, self))
         if before is not None:
@@ -51,26 +86,30 @@ class VirtualGPUs(Machine):
                 f"The {before.n} virtual GPU(s) that were on are off now. What was on "
                 "them is on the CPU."
             )
-        if not self._force and (real := surface.real_gpus()) >= self.n:
+        if not self._force and (real := real_gpus()) >= self.n:
             self._aside = True
             print(
                 f"This machine has {real} real GPU(s): the same code runs on them, "
                 "and the virtual GPUs step aside."
             )
             return self
-        surface.check_version()
-        self._process = os.getpid()
+        check_version()
+        self.machine.process = os.getpid()
         patches = Patches()
         try:
-            surface.install(self, patches)
-            machine.active = self
-            self._modes = (_Function(self), _Dispatch(self))
+            for part in (tensors, autograd, cuda, autocast, files, parallel, refusals):
+                part.install(self.machine, patches)
+            patches.follow()
+            active, self.machine.is_on = self, True
+            self._modes = (Function(self.machine), Dispatch(self.machine))
             for mode in self._modes:
                 mode.__enter__()
-            self._thread.entered = True
-        except BaseException:
-            machine.active, self._modes = None, None
+            self.machine.thread.entered = True
+        except BaseException as error:
+            active, self._modes, self.machine.is_on = None, None, False
             patches.undo()
+            if isinstance(error, AttributeError):  # a private name of PyTorch
+                raise RuntimeError(errors.other_version(TESTED, error)) from error
             raise
         self._patches = patches
         return self
@@ -84,17 +123,18 @@ class VirtualGPUs(Machine):
             RuntimeError: they are not on, or something that was entered since (a
                 `with torch.device(...)`, another mode) is still open.
         """
+        global active
         if self._aside:
             self._aside = False
             return
-        if machine.active is not self or self._modes is None or self._patches is None:
+        if active is not self or self._modes is None or self._patches is None:
             raise RuntimeError("These virtual GPUs are not on: call on() first.")
-        surface.check_modes(self._modes)
+        _check_modes(self._modes)
         function, dispatch = self._modes
         dispatch.__exit__(None, None, None)
         function.__exit__(None, None, None)
-        machine.active, self._modes = None, None
-        self._thread.entered = False
+        active, self._modes, self.machine.is_on = None, None, False
+        self.machine.thread.entered = False
         self._patches.undo()
         self._patches = None
 
@@ -113,18 +153,18 @@ class VirtualGPUs(Machine):
         return self._aside
 
     def __repr__(self) -> str:
-        state = "aside" if self._aside else "on" if machine.active is self else "off"
+        state = "aside" if self._aside else "on" if active is self else "off"
         return f"<{self.n} virtual GPU(s), {state}>"
 
     # ---- what is on record -----------------------------------------------------------
 
     def memory(self) -> Memory:
         """Bytes now and at the peak, device by device and by what holds them."""
-        with self._lock:
+        with self.machine.lock:
             if self._aside:
-                return surface.real_memory(self.n)
-            self._settle()
-            self._find_gradients()
+                return _real_memory(self.n)
+            self.machine.settle()
+            self.machine.find_gradients()
             return Memory(
                 tuple(
                     DeviceMemory(
@@ -135,33 +175,33 @@ class VirtualGPUs(Machine):
                         dict(gpu.kinds),
                         dict(gpu.peak_kinds),
                     )
-                    for gpu in self._gpus
+                    for gpu in self.machine.gpus
                 )
             )
 
     def reset_peak(self) -> None:
         """From now on, `peak` is the most since now."""
-        with self._lock:
+        with self.machine.lock:
             if self._aside:
                 for i in range(self.n):
                     torch.cuda.reset_peak_memory_stats(i)
                 return
-            self._settle()
-            for gpu in self._gpus:
-                gpu.set_peak(next(self._births))
+            self.machine.settle()
+            for gpu in self.machine.gpus:
+                gpu.set_peak(next(self.machine.births))
 
     @property
     def transfers(self) -> list[Transfer]:
         """Every copy between two devices so far, in the order of the calls."""
-        return list(self._transfers)
+        return list(self.machine.transfers)
 
     def clear_transfers(self) -> None:
         """Forget the transfers so far."""
-        self._transfers.clear()
+        self.machine.transfers.clear()
 
     def timeline(self) -> Timeline:
         """When each device worked, in modelled seconds since the start or `clear()`."""
-        with self._lock:
+        with self.machine.lock:
             return self._timeline(0.0, {})
 
     def clear(self) -> None:
@@ -169,11 +209,11 @@ class VirtualGPUs(Machine):
 
         Memory and its peaks stay as they are: see `reset_peak`.
         """
-        with self._lock:
+        with self.machine.lock:
             self.clear_transfers()
-            for clock in self._clocks():
+            for clock in self.machine.clocks():
                 clock.free, clock.intervals = 0.0, []
-            self._thread.host = 0.0
+            self.machine.thread.host = 0.0
 
     @contextlib.contextmanager
     def record(self) -> Iterator[Record]:
@@ -182,16 +222,18 @@ class VirtualGPUs(Machine):
         `log.transfers` is a list as `gpus.transfers`, `log.timeline()` a `Timeline`
         that begins at 0. All devices begin together. May be nested.
         """
-        with self._lock:
+        with self.machine.lock:
             began = self._barrier()
-            log = Record(self, began, len(self._transfers))
-            log._first = {c.name: len(c.intervals) for c in self._clocks()}
-            for clock in self._clocks():  # so that nothing joins an older interval
+            log = Record(self, began, len(self.machine.transfers))
+            log._first = {c.name: len(c.intervals) for c in self.machine.clocks()}
+            for (
+                clock
+            ) in self.machine.clocks():  # so that nothing joins an older interval
                 clock.intervals.append(Interval(clock.name, began, began, "mark"))
         try:
             yield log
         finally:
-            with self._lock:
+            with self.machine.lock:
                 log._close()
 
     @contextlib.contextmanager
@@ -201,7 +243,7 @@ class VirtualGPUs(Machine):
         Transfers and intervals carry the label, and so does the backward of what was
         computed inside, whenever it runs.
         """
-        thread = self._thread
+        thread = self.machine.thread
         before = thread.label
         thread.set_label(str(text))
         try:
@@ -211,22 +253,22 @@ class VirtualGPUs(Machine):
 
     def _barrier(self) -> float:
         """All devices wait for the last one. Returns the time then."""
-        latest = max(clock.free for clock in self._clocks())
-        latest = max(latest, self._thread.host)
-        for clock in self._clocks():
+        latest = max(clock.free for clock in self.machine.clocks())
+        latest = max(latest, self.machine.thread.host)
+        for clock in self.machine.clocks():
             clock.free = latest
-        self._thread.host = latest
+        self.machine.thread.host = latest
         return latest
 
     def _timeline(self, origin: float, first: dict[str, int]) -> Timeline:
         rows, end = {}, origin
-        for clock in self._clocks():
+        for clock in self.machine.clocks():
             kept = [
                 replace(i, start=i.start - origin, stop=i.stop - origin)
                 for i in clock.intervals[first.get(clock.name, 0) :]
                 if i.kind != "mark"
             ]
-            if kept or clock is not self._host:
+            if kept or clock is not self.machine.host:
                 rows[clock.name] = tuple(kept)
             end = max([end, *(origin + i.stop for i in kept)])
         return Timeline(rows, end - origin)
@@ -243,13 +285,13 @@ class Record:
     def _read(self) -> tuple[list[Transfer], Timeline]:
         if self._kept is not None:
             return self._kept
-        with self._gpus._lock:
+        with self._gpus.machine.lock:
             timeline = self._gpus._timeline(self._began, self._first)
             return self._gpus.transfers[self._sent :], timeline
 
     def _close(self) -> None:
         self._kept = self._read()
-        for clock in self._gpus._clocks():
+        for clock in self._gpus.machine.clocks():
             clock.intervals.append(Interval(clock.name, clock.free, clock.free, "mark"))
 
     @property
@@ -260,3 +302,57 @@ class Record:
     def timeline(self) -> Timeline:
         """As `gpus.timeline()`, with the start of the record as 0."""
         return self._read()[1]
+
+
+# --- versions, real GPUs -------------------------------------------------------------
+
+
+@functools.cache
+def check_version() -> None:
+    """Warn of a version of PyTorch that was not tested."""
+    if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
+        warnings.warn(
+            f"Virtual GPUs were tested with PyTorch {TESTED[0]} to {TESTED[-1]}, not "
+            f"with {torch.__version__}. If something goes wrong, try one of these.",
+            stacklevel=4,
+        )
+
+
+def real_gpus() -> int:
+    """How many real GPUs PyTorch can use here."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _real_memory(n: int) -> Memory:
+    """The memory of real GPUs, for a machine that has them."""
+    rows = []
+    for i in range(n):
+        now, peak = torch.cuda.memory_allocated(i), torch.cuda.max_memory_allocated(i)
+        capacity = torch.cuda.get_device_properties(i).total_memory
+        none = dict.fromkeys(KINDS, 0)
+        by_now, by_peak = {**none, OTHER: now}, {**none, OTHER: peak}
+        rows.append(DeviceMemory(f"cuda:{i}", capacity, now, peak, by_now, by_peak))
+    return Memory(tuple(rows))
+
+
+def _check_modes(modes: tuple) -> None:
+    """Raise unless our modes are the innermost ones.
+
+    Raises:
+        RuntimeError: something that was entered since is open.
+    """
+    function, dispatch = modes
+    c = torch._C
+    functions, dispatches = c._len_torch_function_stack(), c._len_torch_dispatch_stack()
+    here = (
+        functions
+        and dispatches
+        and c._get_function_stack_at(functions - 1) is function
+        and c._get_dispatch_stack_at(dispatches - 1) is dispatch
+    )
+    if not here:
+        raise RuntimeError(
+            "Virtual GPUs can be switched off only where they were switched on: leave "
+            "the `with` blocks that were entered since, and call off() in the same "
+            "thread as on()."
+        )

@@ -2,8 +2,7 @@
 
 A Python function of a module is replaced *in place*: it stays the same object and runs
 other code. So a name that somebody bound before, as `from torch.cuda import
-device_count` does, follows; and PyTorch's own tables of its functions, which
-`torch._dynamo` builds when it is first imported, hold the right ones at any moment.
+device_count` does, follows.
 What is no Python function (a class or a function of C) cannot change: its name is bound
 anew, in its module and in the modules of others that have imported it.
 """
@@ -85,7 +84,6 @@ class Patches:
         pairs = [(value, before) for before, value in self._rebound]
         self._rebound.clear()
         _rename(pairs)
-        _correct_compiler(pairs)
 
     def _run_instead(self, function: types.FunctionType, value: Callable) -> None:
         code, defaults = function.__code__, function.__kwdefaults__
@@ -115,26 +113,6 @@ def _rename(pairs: list[tuple[Any, Any]]) -> None:
     for name, module in list(sys.modules.items()):
         if isinstance(module, types.ModuleType) and not f"{name}.".startswith(ours):
             _exchange(vars(module), known)
-
-
-def _correct_compiler(pairs: list[tuple[Any, Any]]) -> None:
-    """`torch._dynamo` may have been imported, and have made its tables, meanwhile."""
-    known = {id(before): value for before, value in pairs}
-    tables = [
-        table
-        for name, module in list(sys.modules.items())
-        if name.startswith("torch._dynamo.variables.")
-        for table in vars(module).values()
-        if type(table) is dict
-    ]
-    if rules := sys.modules.get("torch._dynamo.trace_rules"):
-        by_object = rules.get_torch_obj_rule_map()
-        tables.append(by_object)
-        for found in list(by_object):
-            if id(found) in known:
-                by_object[known[id(found)]] = by_object.pop(found)
-    for table in tables:
-        _exchange(table, known)
 
 
 def _exchange(names: dict, known: dict[int, Any]) -> None:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from course_utils.virtual_gpus import errors
-from course_utils.virtual_gpus.parts import tensors_in
-from course_utils.virtual_gpus.patches import Patches, copy_of
+from course_utils.virtual_gpus.patches import Patches
 
 if TYPE_CHECKING:
     from course_utils.virtual_gpus.machine import Machine
 
+_SCRIPT = "files of TorchScript are C++'s, which sees CPU tensors only"
 _DRIVER = "there is no driver and no CUDA runtime behind them"
 _COMPILES = "it would compile code for a GPU that is not there"
 # PyTorch's tracing ends the whole process, in C++, where virtual GPUs are on.
@@ -36,6 +36,14 @@ _MEASURES = "there is no hardware to ask"
 NAMED = {
     "torch.compile": _COMPILES,
     "torch.nn.Module.compile": _COMPILES,
+    "torch.set_default_tensor_type": errors.OLD_TYPES,
+    "torch.nested.nested_tensor": errors.DENSE,
+    "torch.nested.as_nested_tensor": errors.DENSE,
+    "torch.nested.nested_tensor_from_jagged": errors.DENSE,
+    "torch.jit.save": _SCRIPT,
+    "torch.jit.load": _SCRIPT,
+    "torch.jit.RecursiveScriptModule.save": _SCRIPT,
+    "torch.utils.swap_tensors": "tensors are known here by their identity",
     "torch.export.export": _TRACES,
     "torch.export.draft_export": _TRACES,
     "torch.cuda.CUDAGraph.__new__": _CAPTURES,
@@ -66,7 +74,7 @@ _OF_THE_DRIVER = re.compile("_(cuda|nccl|accelerator|gds|cufft)_")
 _NEEDS_NO_DRIVER = re.compile("cudnn|conv_benchmark|nccl_version")
 
 
-def install(gpus: Machine, patches: Patches) -> None:
+def install(machine: Machine, patches: Patches) -> None:
     """Refuse what nothing else has an answer to; to be called last."""
     for name in _calls_of_the_driver():
         found = getattr(torch._C, name, None)
@@ -89,13 +97,13 @@ def install(gpus: Machine, patches: Patches) -> None:
         # In builds without CUDA, bases of classes of torch.cuda, which raise.
         if type(kind) is type and kind.__module__ == "torch._utils":
             patches.set(kind, __new__=refusing(f"torch._C.{name}", _DRIVER))
-    for name, kind in list(vars(torch.cuda.sparse).items()):
-        if isinstance(kind, type):
-            refuse = refusing(f"torch.cuda.sparse.{name}", errors.DENSE)
-            patches.set(
-                torch.cuda.sparse, **{name: type(name, (), {"__new__": refuse})}
-            )
-    _nested(gpus, patches)
+    for module in (torch.cuda, torch.cuda.sparse):
+        for name, kind in list(vars(module).items()):
+            if isinstance(kind, type) and name.endswith("Tensor"):
+                kind_of = f"{module.__name__}.{name}"
+                refuse = refusing(kind_of, errors.OLD_TYPES, exactly=True)
+                asked = {"__call__": refuse, "__instancecheck__": refuse}
+                patches.set(module, **{name: type("Old", (type,), asked)(name, (), {})})
 
 
 def refusing(what: str, why: str, exactly: bool = False) -> Callable:
@@ -120,28 +128,6 @@ def refusing(what: str, why: str, exactly: bool = False) -> Callable:
         raise RuntimeError(errors.not_here(name, why))
 
     return refuse
-
-
-def _nested(gpus: Machine, patches: Patches) -> None:
-    """Nested tensors have no one storage that could be on a GPU."""
-
-    def checked(make: Callable) -> Callable:
-        @functools.wraps(make)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            device = kwargs.get("device")
-            if (
-                device is not None
-                and gpus.resolve(device) is not errors.CPU
-                or any(gpus.device_of(x).type == "cuda" for x in tensors_in(args, []))
-            ):
-                raise NotImplementedError(errors.layout("a nested tensor"))
-            return make(*args, **kwargs)
-
-        return call
-
-    for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged"):
-        if make := getattr(torch.nested, name, None):
-            patches.set(torch.nested, **{name: checked(copy_of(make))})
 
 
 class Partial:
