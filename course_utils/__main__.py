@@ -18,7 +18,6 @@ usage: python3 -m course_utils COMMAND [options]
                     (with --room: try all of it, before a workshop)
   test              run all tests of the course
   cohort            a table of many learners: who is stuck where (for instructors)
-  slides            make slides of the lessons (for instructors)
   build-exercises   write exercises/ anew from solutions/ (for authors)
 
 New here? python3 -m course_utils start
@@ -86,27 +85,20 @@ def progress(argv):
 
 
 def cohort(argv):
-    return inside("course_utils.notebook.cohort", ["cohort"] + argv)
+    from course_utils.notebook import cohort
 
-
-def slides(argv):
-    return inside("course_utils.notebook.slides", ["slides"] + argv)
+    return cohort.main(argv)
 
 
 def build_exercises(argv):
-    return inside(
-        "course_utils.notebook.exercises", ["build-exercises"] + argv, dev=True
-    )
-
-
-def inside(module, argv, dev=False):
-    """Run a command that needs the course's packages, in the environment with them."""
-    import importlib
-
     from course_utils.setup import environment
 
-    environment.enter(argv, dev=dev)
-    return importlib.import_module(module).main(argv[1:])
+    # It needs the authors' packages: from here on it runs in the environment with them.
+    environment.enter(["build-exercises"] + argv, dev=True)
+
+    from course_utils.notebook import exercises
+
+    return exercises.main(argv)
 
 
 COMMANDS = {
@@ -115,7 +107,6 @@ COMMANDS = {
     "doctor": doctor,
     "progress": progress,
     "cohort": cohort,
-    "slides": slides,
     "build-exercises": build_exercises,
 }
 

@@ -1149,8 +1149,8 @@ mistake(
     "the packages are not installed",
     command=seen(
         "The course is not set up: torch is missing.",
-        "Run first: python3 -m course_utils start",
-        do=lambda place: place.run("slides"),
+        "Run first: python3 -m course_utils test",
+        do=lambda place: place.run("build-exercises"),
     ),
 )
 mistake(

@@ -21,7 +21,8 @@ from course_utils.ranks.launch import LaunchError, launch
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = set(
     "torchrun python python3 py pip git bash source sed ps kill docker ssh export curl "
-    "nvidia-smi nsys torchfrtrace srun sbatch mpirun conda apt apt-get jupyter".split()
+    "nvidia-smi nsys torchfrtrace srun sbatch mpirun conda apt apt-get jupyter "
+    "nbgrader".split()
 )
 COURSE = r"python3? -m course_utils "
 HERE = r"(?!.*--backend nccl).*"
@@ -47,13 +48,13 @@ RUN_BY = {  # a test -> what it runs, as it is typed
     "test_setup.py::test_no_venv_uses_the_current_environment":
         COURSE + "start --no-venv",
     "test_setup.py::test_test_runs_notebooks_strictly_and_returns_pytests_exit_code":
-        COURSE + r"test( --all|( -k \w+)?( tests/\S+)+)?",
+        COURSE + r"test( --all| --version|( -k \w+)?( tests/\S+)+)?",
     "test_setup.py::test_plain_nbval_needs_no_more_than_the_learners_packages":
         r"\.venv/bin/python -m pytest --nbval notebooks",
     "test_doctor.py::test_the_report_on_this_machine": COURSE + "doctor( --no-venv)?",
     "test_room.py::test_a_laptop_that_is_ready": COURSE + "doctor --room",
-    "test_slides.py::test_the_command_writes_and_replaces_only_its_own":
-        COURSE + r"slides( \d\d)*",
+    "test_instructor_guide.py::test_nbgrader_gives_points_for_what_a_check_passes":
+        r"nbgrader (generate_assignment|autograde) 00_start_here|nbgrader export",
     "test_cohort.py::test_the_command_writes_both_files_and_replaces_only_its_own":
         COURSE + r"cohort \w+ --html \S+ --csv \S+",
     "test_progress.py::test_the_command_prints_the_map": COURSE + "progress",

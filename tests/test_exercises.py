@@ -46,7 +46,7 @@ def course(tmp_path, monkeypatch):
     for folder in ("solutions", "exercises"):
         shutil.copytree(ROOT / folder, root / folder)
     (root / "notebooks").mkdir()
-    monkeypatch.setattr("course_utils.setup.environment.ROOT", root)
+    monkeypatch.setattr("course_utils.ROOT", root)
     return root
 
 

@@ -421,7 +421,7 @@ def small_course(tmp_path, monkeypatch):
         (tmp_path / "notebooks" / f"{lesson.slug}.ipynb").write_text("{}")
         text = json.dumps({"cells": [{"metadata": {}, "source": []}, *cells]})
         (tmp_path / "solutions" / f"{lesson.slug}.ipynb").write_text(text)
-    monkeypatch.setattr("course_utils.setup.environment.ROOT", tmp_path)
+    monkeypatch.setattr("course_utils.ROOT", tmp_path)
     for lesson in LESSONS:
         lesson.__dict__.pop("tasks", None)
     yield

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from course_utils.notebook.lessons import LESSONS, Lesson, lesson_of
-from course_utils.notebook.written import exit_status
 
 VERSION = 1
 # What an entry of each part has at least; a question's answer may be of any type.
@@ -145,8 +144,8 @@ def _read() -> dict:
     """The progress: what the file holds and the changes that are not in it yet."""
     with _here:
         try:
-            state = _load(progress_file())
-        except _Damaged:
+            state = load(progress_file())
+        except Damaged:
             try:
                 with _locked(progress_file()):
                     _set_aside(progress_file())
@@ -170,8 +169,8 @@ def _update(change: Callable[[dict], None]) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             with _locked(file):
                 try:
-                    state = _load(file)
-                except _Damaged:
+                    state = load(file)
+                except Damaged:
                     _set_aside(file)
                     state = _empty()
                 for waiting in _pending:
@@ -183,22 +182,28 @@ def _update(change: Callable[[dict], None]) -> None:
             _pending.clear()
 
 
-class _Damaged(Exception):
-    """The file is there and can't be used: its text says why, and how it is named."""
+class Damaged(Exception):
+    """The file is there and can't be used: its args say why, and how it is named."""
 
 
-def _load(file: Path) -> dict:
+def load(file: Path) -> dict:
+    """A progress file's version, tasks and questions; empty ones if there is none.
+
+    Raises:
+        Damaged: it is no such file, or of another version.
+        OSError: it cannot be read.
+    """
     try:
         state = json.loads(file.read_bytes())
     except FileNotFoundError:
         return _empty()
     except (ValueError, RecursionError) as error:  # not JSON, or not even text
-        raise _Damaged("was damaged", "damaged") from error
+        raise Damaged("was damaged", "damaged") from error
     version = state.get("version") if isinstance(state, dict) else None
     if isinstance(version, int) and version != VERSION:
-        raise _Damaged("is of another version of the course", f"version-{version}")
+        raise Damaged("is of another version of the course", f"version-{version}")
     if not _looks_right(state):
-        raise _Damaged("was damaged", "damaged")
+        raise Damaged("was damaged", "damaged")
     return state
 
 
@@ -253,8 +258,8 @@ def _set_aside(file: Path) -> None:
     The caller has the lock.
     """
     try:
-        _load(file)
-    except _Damaged as error:
+        load(file)
+    except Damaged as error:
         why, word = error.args
         kept = _unused(file, word)
         os.replace(file, kept)
@@ -423,6 +428,25 @@ def main(argv: list[str] | None = None) -> int:
     return exit_status(lambda: _run(options))
 
 
+def exit_status(command: Callable[[], object]) -> int:
+    """Run a command; 1 where that fails, which is told in one line, and 0 else."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without a letter shows a ?
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        command()
+    except BrokenPipeError:  # nobody reads it any more
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{where}{error.strerror or error}", file=sys.stderr)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+    else:
+        return 0
+    return 1
+
+
 def _run(options: argparse.Namespace) -> None:
     if options.reset is not None:
         _reset(_lesson_named(options.reset))
@@ -452,7 +476,7 @@ def _reset(lesson: Lesson) -> None:
         return
     _read()  # sets a damaged file aside
     with _here, _locked(file):
-        before = _load(file)
+        before = load(file)
         after = dict(before)
         for part in ("tasks", "questions"):
             after[part] = {
@@ -475,8 +499,8 @@ def _export(target: str, force: bool) -> None:
         raise ValueError(f"{target!r} is no name for a file.")
     file = progress_file()
     try:
-        state = _load(file)
-    except _Damaged:
+        state = load(file)
+    except Damaged:
         state = _read()  # sets it aside, and says so
     if not (state["tasks"] or state["questions"]):
         raise ValueError(
