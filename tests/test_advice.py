@@ -53,7 +53,7 @@ RUN_BY = {  # a test -> what it runs, as it is typed
         r"\.venv/bin/python -m pytest --nbval notebooks",
     "test_doctor.py::test_the_report_on_this_machine": COURSE + "doctor( --no-venv)?",
     "test_room.py::test_a_laptop_that_is_ready": COURSE + "doctor --room",
-    "test_instructor_guide.py::test_nbgrader_gives_points_for_what_a_check_passes":
+    "test_nbgrader.py::test_a_task_that_its_check_passes_gives_its_points":
         r"nbgrader (generate_assignment|autograde) 00_start_here|nbgrader export",
     "test_cohort.py::test_the_command_writes_both_files_and_replaces_only_its_own":
         COURSE + r"cohort \w+ --html \S+ --csv \S+",

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import sys
 
 import pytest
 
@@ -18,20 +17,12 @@ def progress(questions=None, **tasks):
     """The text of a progress file; tasks of lesson 00 are (status, tries, hints)."""
     state = {"version": 1, "tasks": {}, "questions": {}}
     for name, (status, tries, hints) in tasks.items():
-        state["tasks"][f"00.{name}"] = {
-            "status": status,
-            "passed": status == "passed",
-            "tries": tries,
-            "hints": hints,
-            "saw_solution": hints == 3,
-        }
+        entry = {"status": status, "tries": tries, "hints": hints}
+        entry |= {"passed": status == "passed", "saw_solution": hints == 3}
+        state["tasks"][f"00.{name}"] = entry
     for name, correct in (questions or {}).items():
-        state["questions"][name] = {
-            "answer": "a",
-            "correct": correct,
-            "tries": 1,
-            "first_try_correct": correct,
-        }
+        entry = {"answer": "a", "correct": correct, "first_try_correct": correct}
+        state["questions"][name] = {**entry, "tries": 1}
     return json.dumps(state)
 
 
@@ -72,10 +63,10 @@ def three(write):
     [
         ("anna/progress.json", "anna"),
         ("anna/anna_progress.json", "anna"),
-        ("anna/.course/progress.json", "anna"),  # of a whole clone
+        ("anna/.course/progress.json", "anna"),
         ("anna.json", "anna"),
-        ("anna_progress.json", "anna"),
         ("progress.json", "class"),  # one learner's own folder
+        ("zoe\u0308.json", "zo\u00eb"),  # as macOS writes it
     ],
 )
 def test_where_a_progress_file_may_be(write, path, name):
@@ -86,23 +77,19 @@ def test_where_a_progress_file_may_be(write, path, name):
     assert learner.words("00.average") == "passed after 1 try"
 
 
-@pytest.mark.parametrize(
-    ("path", "data", "said"),
-    [
-        ("bad.json", PASSED[:-9], "bad.json: the file was damaged"),
-        ("bad.json", b"\xff\xfe\x00", "bad.json: the file was damaged"),
-        ("bad.json", b"[" * 200_000, "bad.json: the file was damaged"),
-        (
-            "bad/progress.json",
-            PASSED.replace("hints", "hint"),
-            "progress.json: the file was damaged",
-        ),
-        ("bad.json", '{"name": "x"}', "or is another program's"),
-        ("bad.json", '{"version": 2}', "of another version of the course"),
-        ("bad/notes.txt", "", "bad: no progress file is there"),
-        ("good/good_progress.json", PASSED, "Expected is one file for each learner"),
-    ],
-)
+DAMAGED = "bad.json: the file was damaged, or is another program's"
+LEFT_OUT = {
+    "half": ("bad.json", PASSED[:-9], DAMAGED),
+    "deep": ("bad.json", b"[" * 200_000, DAMAGED),
+    "entry": ("bad.json", PASSED.replace("hints", "hint"), DAMAGED),
+    "another program's": ("bad.json", '{"name": "x"}', DAMAGED),
+    "version": ("bad.json", '{"version": 2}', "of another version of the course"),
+    "none": ("bad/notes.txt", "", "bad: no progress file is there"),
+    "two": ("good/progress.json", PASSED, "Expected is one file for each learner"),
+}
+
+
+@pytest.mark.parametrize(("path", "data", "said"), LEFT_OUT.values(), ids=LEFT_OUT)
 def test_a_file_that_gives_nothing_is_left_out_in_one_line(
     write, capsys, path, data, said
 ):
@@ -122,15 +109,11 @@ def test_a_file_that_gives_nothing_is_left_out_in_one_line(
 
 def test_the_terminal_shows_who_has_what_and_the_highest_hurdle_first(three):
     lines = as_text(collect(three)[0]).splitlines()
-    assert lines[:6] == [
-        "3 learners",
-        "",
-        "learner  00   01  02  03  04  05  06  07  08  all   answers right",
-        "anna     0/4  -   -   -   -   -   -   -   -   0/57  0 of 0",
-        # A prediction is neither right nor wrong, and a task's number is no question.
-        "ben      2/4  -   -   -   -   -   -   -   -   2/57  1 of 2",
-        "김다애   0/4  -   -   -   -   -   -   -   -   0/57  0 of 0",
-    ]
+    # A letter of the Korean script takes two cells of a terminal.
+    begins = ("learner  00  ", "anna     0/4 ", "ben      2/4 ", "김다애   0/4 ")
+    assert all(map(str.startswith, lines[2:6], begins)), lines
+    # A prediction is neither right nor wrong, and a task's number is no question.
+    assert lines[4].endswith("  1 of 2")
     assert lines[7:] == [
         "Where most are stuck:",
         "  00.spot_the_hang: 1 of 3 passed, 2 not yet, 12 tries, 5 hints",
@@ -144,8 +127,7 @@ def test_the_terminal_shows_who_has_what_and_the_highest_hurdle_first(three):
 def test_the_terminal_is_short_for_a_large_class(write):
     for number in range(10):
         write(f"{number}.json", progress(average=("wrong", 2, 0)))
-    text = as_text(collect(write.folder)[0])
-    assert text.count("wrong after 2 tries") == 4 and "and 6 more" in text
+    assert "      and 6 more" in as_text(collect(write.folder)[0])
 
 
 def test_the_csv_has_a_row_a_learner_a_column_a_task_and_totals(three):
@@ -176,7 +158,10 @@ def test_what_learners_write_stays_text(write):
     for name in ("<script>alert(1)", "=HYPERLINK(1)", "a\x1b[31m\u202egro"):
         write(f"{name}/progress.json", text)
     os.makedirs(os.fsencode(write.folder) + b"/half\xff")
+    write("<script>.json", "damaged")
+    (write.folder / "link.json").symlink_to("nowhere")
     learners, left_out = collect(write.folder)
+    assert len(learners) == len(left_out) == 3
     page = as_html(learners, left_out)
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page and "<b>" not in page
@@ -217,19 +202,6 @@ def test_the_command_writes_both_files_and_replaces_only_its_own(write, capsys):
         assert main(arguments) == 1 and table.is_symlink()
 
 
-def test_a_pipe_that_is_closed_costs_no_file(write, monkeypatch):
-    write("anna.json", PASSED)
-
-    def closed(*_, **__):
-        raise BrokenPipeError
-
-    monkeypatch.setattr(sys.stdout, "write", closed)
-    page = write.folder / "t.html"
-    with pytest.raises(BrokenPipeError):  # no error for course_utils.__main__
-        main([str(write.folder), "--html", str(page)])
-    assert page.stat().st_size > 1000
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -237,6 +209,7 @@ def test_a_pipe_that_is_closed_costs_no_file(write, monkeypatch):
         (["."], "no progress file to read. Expected is NAME_progress.json"),
         ([".", "--csv", "."], "is no name for a file"),
         ([".", "--csv", "no/t.csv"], "is no name for a file"),
+        ([".", "--csv", "a", "--html", "a"], "name the same file"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, said):
@@ -245,9 +218,3 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, arguments, said):
     output = capsys.readouterr()
     assert said in output.err and output.err.count("\n") == 1
     assert output.out == ""
-
-
-def test_both_tables_in_one_file_are_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main([str(tmp_path), "--csv", "a", "--html", "a"])
-    assert "the same file" in capsys.readouterr().err

@@ -73,18 +73,13 @@ class Learner:
         return ", ".join(facts)
 
 
-def stuck_at(task: str, learners: Sequence[Learner]) -> list[Learner]:
-    """Who has begun a task and not passed it; the most tries come first."""
-    begun = [one for one in learners if task in one.tasks and not one.passed([task])]
-    return sorted(begun, key=lambda one: -one.tasks[task]["tries"])
-
-
 def total(task: str, learners: Sequence[Learner]) -> str:
     """Of all learners: such as "12 of 30 passed, 2 not yet, 61 tries, 9 hints"."""
     begun = [one for one in learners if task in one.tasks]
-    facts = [f"{sum(one.passed([task]) for one in begun)} of {len(learners)} passed"]
-    if stuck := stuck_at(task, learners):
-        facts.append(f"{len(stuck)} not yet")
+    passed = sum(one.passed([task]) for one in begun)
+    facts = [f"{passed} of {len(learners)} passed"]
+    if len(begun) > passed:
+        facts.append(f"{len(begun) - passed} not yet")
     if tries := sum(one.tasks[task]["tries"] for one in begun):
         facts.append(_many(tries, "try", "tries"))
     if hints := sum(one.tasks[task]["hints"] for one in begun):
@@ -93,14 +88,14 @@ def total(task: str, learners: Sequence[Learner]) -> str:
 
 
 def hurdles(learners: Sequence[Learner]) -> dict[str, list[Learner]]:
-    """Task -> who is stuck there: first where most are, then where most tries were."""
-    found = {task: stuck_at(task, learners) for task in _all_tasks()}
-
-    def weight(task: str) -> tuple[int, int]:
-        stuck = found[task]
-        return -len(stuck), -sum(one.tasks[task]["tries"] for one in stuck)
-
-    return {task: found[task] for task in sorted(found, key=weight) if found[task]}
+    """Task -> who has begun it and not passed; first where most are."""
+    found = {}
+    for task in _all_tasks():
+        begun = [one for one in learners if task in one.tasks]
+        stuck = [one for one in begun if not one.passed([task])]
+        found[task] = sorted(stuck, key=lambda one: -one.tasks[task]["tries"])
+    ordered = sorted(found, key=lambda task: -len(found[task]))
+    return {task: found[task] for task in ordered if found[task]}
 
 
 def _many(number: int, one: str, more: str) -> str:
@@ -298,13 +293,13 @@ def main(argv: list[str] | None = None) -> int:
         "--force", action="store_true", help="replace files that are no such table"
     )
     options = parser.parse_args(argv)
-    if options.csv and options.html and options.csv.resolve() == options.html.resolve():
-        parser.error("--csv and --html name the same file")
     return exit_status(lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> None:
     # A refusal comes before the work.
+    if options.csv and options.csv == options.html:
+        raise ValueError(f"--csv and --html name the same file, {options.csv}.")
     for target, mark in ((options.csv, ",".join(HEAD)), (options.html, MARK)):
         if target:
             _may_write(target, mark, options.force)
