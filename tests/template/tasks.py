@@ -1,6 +1,7 @@
 """Lesson NN, the norm of a sharded vector: the tasks of its exercise."""
 
 from course_utils.questions.lesson_NN import PREDICT_NORM
+
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.task import Miss, Task
 
