@@ -239,7 +239,7 @@ quiz("{NUMBER}.what_to_send", answer=3)'""")
     text = " ".join(done.stdout.split())
     assert "Not quite. Too high. 9 is the sum of the numbers." in text
     assert "Right. Sums of sums are sums" in text
-    assert f"Lesson {NUMBER}: 1 of 1 right, 1 at the first try." in text
+    assert f"Lesson {NUMBER}: 1 of 1 answers right, 1 at the first try" in text
 
 
 # ------------------------------------------------------------- what the document names

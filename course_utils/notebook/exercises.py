@@ -15,6 +15,7 @@ very code that the tests run.
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -22,19 +23,24 @@ import re
 import signal
 import sys
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from course_utils.notebook.lessons import lesson_of
 
 STUB = 'raise NotImplementedError("Write your code here.")'
+MARKER = re.compile(r"^[ \t]*### (BEGIN|END) SOLUTION[ \t]*\n?", re.MULTILINE)
+REGION = re.compile(
+    r"^([ \t]*)### BEGIN SOLUTION\n(?:(?!\s*###).*\n)*?\s*### END SOLUTION[ \t]*$",
+    re.MULTILINE,
+)
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
 CELL_SECONDS = 300  # no cell of the course takes a tenth of this
 WIDGET = "application/vnd.jupyter.widget-view+json"
-MARKER = re.compile(r"^[ \t]*### (BEGIN|END) SOLUTION[ \t]*\n?", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def reference(task_id: str) -> Reference:
 # ------------------------------------------------------------------------- building
 
 
-def read_notebook(path: Path):
+def _read(path: Path):
     """A notebook of the course as nbformat's node.
 
     Raises:
@@ -91,21 +97,16 @@ def read_notebook(path: Path):
     import nbformat
 
     data = path.read_bytes()
-    where = f"{path.parent.name}/{path.name}"
     try:
-        ids = [cell.get("id") for cell in json.loads(data)["cells"]]
-        # Of two cells with one id nbformat would give one a new id, each time another.
-        twice = sorted({one for one in filter(None, ids) if ids.count(one) > 1})
-        if not twice:
+        with warnings.catch_warnings():
+            # Of two cells with one id, one would get a new id, each time another.
+            warnings.simplefilter("error")
             notebook = nbformat.reads(data.decode(), as_version=4)
             nbformat.validate(notebook)
     except Exception as error:  # nbformat raises what it stumbles over
         why = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{where} is no notebook: {why}") from None
-    if twice:
-        raise ValueError(
-            f"{where}: several cells have the id {twice[0]!r}. Each needs its own."
-        )
+        where = f"{path.parent.name}/{path.name}"
+        raise ValueError(f"{where} is no notebook of the course: {why}") from None
     return notebook
 
 
@@ -115,18 +116,22 @@ def build(solution: Path) -> str:
     The same solution gives the same text, byte for byte.
 
     Raises:
-        OSError, ValueError: the solved notebook cannot be read.
+        OSError: the solved notebook cannot be read.
+        ValueError: it is no notebook, or one of its regions has no end.
     """
-    from nbconvert.preprocessors import TagRemovePreprocessor
-    from nbgrader.preprocessors import ClearSolutions
-
-    notebook = read_notebook(solution)
-    for step in (
-        TagRemovePreprocessor(enabled=True, remove_cell_tags={"solution", "why"}),
-        ClearSolutions(enforce_metadata=False, code_stub={"python": STUB}),
-    ):
-        notebook, _ = step.preprocess(notebook, {})
+    notebook = _read(solution)
+    notebook.cells = [
+        cell
+        for cell in notebook.cells
+        if not {"solution", "why"} & {*cell.metadata.get("tags", ())}
+    ]
     for cell in notebook.cells:
+        cell.source = REGION.sub(rf"\1{STUB}", cell.source)
+        if MARKER.search(cell.source):
+            raise ValueError(
+                f"{solution.parent.name}/{solution.name}: in the cell {cell.id!r} a "
+                "region of the solution does not end, or does not begin."
+            )
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     return _as_text(notebook)
@@ -144,10 +149,6 @@ def _as_text(notebook) -> str:
     return nbformat.writes(notebook).rstrip("\n") + "\n"
 
 
-def _notebooks(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.ipynb"))
-
-
 # ------------------------------------------------------------------------ executing
 
 
@@ -156,73 +157,53 @@ def execute_notebooks(paths: list[Path]) -> None:
 
     Each runs in its own folder, with an empty progress file, so that the outputs do
     not depend on who runs it. No times, no ids of widgets and no other metadata of
-    this run are kept. A notebook that fails is left as it was.
+    this run are kept. A notebook that fails, or is stopped, is left as it was.
 
     Raises:
         RuntimeError: a cell raised that should not, or the kernel died.
         TimeoutError: a cell took more than CELL_SECONDS.
         OSError, ValueError: a notebook cannot be read.
-        KeyboardInterrupt: Ctrl-C. The kernel has ended.
     """
-    import asyncio
-
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
     from course_utils import ROOT
 
-    class Client(NotebookClient):
-        stopped = False
-
-        async def async_start_new_kernel(self, **kwargs):
-            # nbclient's own Ctrl-C ends the kernel under the cell that waits for it.
-            task = asyncio.current_task()
-
-            def stop() -> None:
-                if not self.stopped:  # a second one would leave the kernel behind
-                    self.stopped = True
-                    self.shutdown_kernel = "immediate"  # or it prints its troubles
-                    task.cancel()
-
-            with contextlib.suppress(RuntimeError):  # Windows; not the main thread
-                asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
-            await super().async_start_new_kernel(**kwargs)
-
     for path in paths:
-        notebook = read_notebook(path)
+        notebook = _read(path)
+        client = NotebookClient(
+            notebook,
+            kernel_name="python3",
+            timeout=CELL_SECONDS,
+            record_timing=False,
+            store_widget_state=False,
+            coalesce_streams=True,
+            # Others cannot listen to loopback, of which it warns. After a Ctrl-C it
+            # tells how its end went.
+            extra_arguments=["--log-level=CRITICAL"],
+            resources={"metadata": {"path": str(path.parent)}},
+            on_notebook_start=_leave_ctrl_c_to_python,
+        )
         with tempfile.TemporaryDirectory() as state:
             # PYTHONPATH: the kernel finds course_utils before it is installed.
-            environment = {
-                **os.environ,
-                "COURSE_STATE": state,
-                "PYTHONPATH": str(ROOT),
-                "CI": "1",  # output of ranks: grouped by rank, no live redrawing
-            }
-            client = Client(
-                notebook,
-                kernel_name="python3",
-                timeout=CELL_SECONDS,
-                record_timing=False,
-                store_widget_state=False,
-                coalesce_streams=True,
-                # Its warning that others might listen is not about loopback.
-                extra_arguments=["--log-level=ERROR"],
-                resources={"metadata": {"path": str(path.parent)}},
-            )
+            # CI: the output of ranks is grouped by rank and not drawn again and again.
+            own = {"COURSE_STATE": state, "PYTHONPATH": str(ROOT), "CI": "1"}
             try:
-                client.execute(env=environment)
+                client.execute(env=os.environ | own)
             except CellExecutionError as error:
                 raise RuntimeError(f"{path.name} fails: {error}") from None
-            except (asyncio.CancelledError, RuntimeError):
-                if client.stopped:
-                    raise KeyboardInterrupt from None
-                raise
         for cell in notebook.cells:
             for output in cell.get("outputs", ()):
                 data = output.get("data", {})
                 if len(data) > 1:  # the text form stays; the id means nothing later
                     data.pop(WIDGET, None)
         _write(path, _as_text(notebook))
+
+
+def _leave_ctrl_c_to_python(notebook) -> None:
+    """Else nbclient takes the kernel from under the cell that waits for it."""
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # Windows, a thread
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
 
 def _write(path: Path, text: str) -> None:
@@ -259,13 +240,13 @@ def main(argv: list[str] | None = None) -> int:
                 if not path.is_file():
                     raise ValueError(f"There is no notebook {path}.")
             for path in chosen or [
-                *_notebooks(ROOT / "notebooks"),
-                *_notebooks(ROOT / "solutions"),
+                *sorted(ROOT.glob("notebooks/*.ipynb")),
+                *sorted(ROOT.glob("solutions/*.ipynb")),
             ]:
                 print(f"running {path.name} in {path.parent.name}/", flush=True)
                 execute_notebooks([path])
         (ROOT / "exercises").mkdir(exist_ok=True)
-        for solution in _notebooks(ROOT / "solutions"):
+        for solution in sorted(ROOT.glob("solutions/*.ipynb")):
             _write(ROOT / "exercises" / solution.name, build(solution))
             print(f"exercises/{solution.name}")
     except (OSError, RuntimeError, ValueError) as error:

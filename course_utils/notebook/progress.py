@@ -22,20 +22,13 @@ from pathlib import Path
 from course_utils.notebook.lessons import LESSONS, Lesson, lesson_of
 
 VERSION = 1
-# What an entry of each part has at least; a question's answer may be of any type.
+# What an entry of each part has at least. A task that asks for a number also has an
+# "answer". None: a prediction, which nobody marks.
 FIELDS = {
-    "tasks": {
-        "status": str,
-        "passed": bool,
-        "tries": int,
-        "hints": int,
-        "saw_solution": bool,
-    },
-    "questions": {
-        "correct": bool | None,  # None: a prediction, which nobody marks
-        "tries": int,
-        "first_try_correct": bool | None,
-    },
+    "tasks": dict(status=str, passed=bool, tries=int, hints=int, saw_solution=bool),
+    "questions": dict(
+        answer=object, correct=bool | None, tries=int, first_try_correct=bool | None
+    ),
 }
 LOCK_SECONDS = 10.0  # a change takes milliseconds; a holder this slow is not alive
 
@@ -49,40 +42,37 @@ _here = threading.RLock()
 # ---------------------------------------------------------------- what is recorded
 
 
-def record_attempt(task_id: str, status: str) -> None:
+def record_attempt(task_id: str, status: str, answer: float | None = None) -> None:
     """Note the outcome of one check: "passed", "wrong", "crashed", "stuck", ...
 
     "not attempted" is no attempt and is not noted. A task once passed stays passed.
+
+    Args:
+        task_id: such as "00.average".
+        status: what the check said.
+        answer: the number, where the task asks for one in a form.
     """
     if status == "not attempted":
         return
 
-    def change(state: dict) -> None:
-        task = _task(state, task_id)
+    def change(task: dict) -> None:
         task["status"] = status
         task["tries"] += 1
         task["passed"] = task["passed"] or status == "passed"
+        if answer is not None:
+            task["answer"] = answer
 
-    _update(change)
+    _update_task(task_id, change)
 
 
 def record_hint(task_id: str, number: int) -> None:
     """Note that hint ``number`` (1, 2, 3) of a task was shown."""
-
-    def change(state: dict) -> None:
-        task = _task(state, task_id)
-        task["hints"] = max(task["hints"], number)
-
-    _update(change)
+    _update_task(task_id, lambda task: task.update(hints=max(task["hints"], number)))
 
 
 def record_solution(task_id: str) -> None:
     """Note that the solution of a task was shown."""
-
-    def change(state: dict) -> None:
-        _task(state, task_id)["saw_solution"] = True
-
-    _update(change)
+    _update_task(task_id, lambda task: task.update(saw_solution=True))
 
 
 def record_answer(question_id: str, answer: object, correct: bool | None) -> None:
@@ -96,12 +86,12 @@ def record_answer(question_id: str, answer: object, correct: bool | None) -> Non
     json.dumps(answer)
 
     def change(state: dict) -> None:
-        old = state["questions"].get(question_id)
+        old = state["questions"].get(question_id, {})
         state["questions"][question_id] = {
             "answer": answer,
             "correct": correct,
-            "tries": old["tries"] + 1 if old else 1,
-            "first_try_correct": old["first_try_correct"] if old else correct,
+            "tries": old.get("tries", 0) + 1,
+            "first_try_correct": old.get("first_try_correct", correct),
         }
 
     _update(change)
@@ -110,7 +100,8 @@ def record_answer(question_id: str, answer: object, correct: bool | None) -> Non
 def attempts() -> dict[str, dict]:
     """Task id -> status (of the last try), passed, tries, hints, saw_solution.
 
-    ``status`` is "" for a task of which only hints were read.
+    ``status`` is "" for a task of which only hints were read. A task that asks for a
+    number has the last ``answer``, too.
     """
     return _read()["tasks"]
 
@@ -120,9 +111,12 @@ def answers() -> dict[str, dict]:
     return _read()["questions"]
 
 
-def _task(state: dict, task_id: str) -> dict:
-    new = {"status": "", "passed": False, "tries": 0, "hints": 0, "saw_solution": False}
-    return state["tasks"].setdefault(task_id, new)
+def _update_task(task_id: str, change: Callable[[dict], None]) -> None:
+    def change_one(state: dict) -> None:
+        new = {name: type_() for name, type_ in FIELDS["tasks"].items()}
+        change(state["tasks"].setdefault(task_id, new))
+
+    _update(change_one)
 
 
 # ------------------------------------------------------------------------ the file
@@ -134,52 +128,6 @@ def progress_file() -> Path:
 
     # Read at each call as well: a test or a notebook may set it after the import.
     return Path(os.environ.get("COURSE_STATE") or STATE) / "progress.json"
-
-
-def _empty() -> dict:
-    return {"version": VERSION, "tasks": {}, "questions": {}}
-
-
-def _read() -> dict:
-    """The progress: what the file holds and the changes that are not in it yet."""
-    with _here:
-        try:
-            state = load(progress_file())
-        except Damaged:
-            try:
-                with _locked(progress_file()):
-                    _set_aside(progress_file())
-            except OSError as error:  # it stays where it is
-                _warn_unsaved(error)
-            state = _empty()
-        except OSError as error:
-            _warn_unsaved(error)
-            state = _empty()
-        for change in _pending:
-            change(state)
-        return state
-
-
-def _update(change: Callable[[dict], None]) -> None:
-    """Apply ``change`` to the progress and save it; never raises for a bad disk."""
-    with _here:
-        _pending.append(change)
-        file = progress_file()
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(file):
-                try:
-                    state = load(file)
-                except Damaged:
-                    _set_aside(file)
-                    state = _empty()
-                for waiting in _pending:
-                    waiting(state)
-                _save(file, state)
-        except OSError as error:
-            _warn_unsaved(error)
-        else:
-            _pending.clear()
 
 
 class Damaged(Exception):
@@ -202,36 +150,88 @@ def load(file: Path) -> dict:
     version = state.get("version") if isinstance(state, dict) else None
     if isinstance(version, int) and version != VERSION:
         raise Damaged("is of another version of the course", f"version-{version}")
-    if not _looks_right(state):
+    if version != VERSION or not all(
+        isinstance(state.get(part), dict)
+        and all(_has(entry, types) for entry in state[part].values())
+        for part, types in FIELDS.items()
+    ):
         raise Damaged("was damaged", "damaged")
+    # The number of a task was once kept among the answers, too.
+    tasks, questions = state["tasks"], state["questions"]
+    for name in tasks.keys() & questions.keys():
+        if isinstance(questions[name]["answer"], float):
+            tasks[name]["answer"] = questions.pop(name)["answer"]
     return state
 
 
-def _looks_right(state: object) -> bool:
-    """Whether a decoded file has every field that this module relies on."""
-    if not isinstance(state, dict) or state.get("version") != VERSION:
-        return False
-    return all(
-        isinstance(state.get(part), dict)
-        and all(
-            isinstance(entry, dict)
-            and (part != "questions" or "answer" in entry)
-            and all(
-                isinstance(entry.get(name, ...), type_) for name, type_ in types.items()
-            )
-            for entry in state[part].values()
-        )
-        for part, types in FIELDS.items()
+def _has(entry: object, types: dict[str, type]) -> bool:
+    return isinstance(entry, dict) and all(
+        name in entry and isinstance(entry[name], type_)
+        for name, type_ in types.items()
     )
+
+
+def _empty() -> dict:
+    return {"version": VERSION, "tasks": {}, "questions": {}}
+
+
+def _read() -> dict:
+    """The progress: what the file holds and the changes that are not in it yet."""
+    with _here:
+        file = progress_file()
+        try:
+            try:
+                state = load(file)
+            except Damaged:
+                with _locked(file):
+                    state = _load_or_begin(file)
+        except OSError as error:  # what is there stays there
+            _warn_unsaved(error)
+            state = _empty()
+        for change in _pending:
+            change(state)
+        return state
+
+
+def _update(change: Callable[[dict], None]) -> None:
+    """Apply ``change`` to the progress and save it; never raises for a bad disk."""
+    with _here:
+        _pending.append(change)
+        file = progress_file()
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(file):
+                state = _load_or_begin(file)
+                for waiting in _pending:
+                    waiting(state)
+                _save(file, state)
+        except OSError as error:
+            _warn_unsaved(error)
+        else:
+            _pending.clear()
+
+
+def _load_or_begin(file: Path) -> dict:
+    """What the file holds. One that can't be used is kept under another name.
+
+    The caller has the lock.
+    """
+    try:
+        return load(file)
+    except Damaged as error:
+        why, word = error.args
+        kept = _unused(file, word)
+        os.replace(file, kept)
+        _say(f"The progress file {why}. It is kept as {kept}; a new one begins.")
+        return _empty()
 
 
 def _save(file: Path, state: dict) -> None:
     # The name of the second file is fixed: whoever holds the lock is its only writer,
     # and what a killed process left of it is overwritten.
-    new = file.with_suffix(".new")
-    # A text that is half a character is kept as it is.
-    with open(new, "w", encoding="utf-8", errors="surrogatepass") as out:
-        json.dump(state, out, indent=1, sort_keys=True, ensure_ascii=False)
+    new = file.with_name(f"{file.name}.new")
+    with open(new, "w", encoding="utf-8") as out:
+        json.dump(state, out, indent=1, sort_keys=True)
         out.write("\n")
         out.flush()
         os.fsync(out.fileno())
@@ -250,20 +250,6 @@ def _replace(new: Path, file: Path) -> None:
                 raise
             time.sleep(0.01)
     os.replace(new, file)
-
-
-def _set_aside(file: Path) -> None:
-    """Keep a file that can't be used under another name, and say so.
-
-    The caller has the lock.
-    """
-    try:
-        load(file)
-    except Damaged as error:
-        why, word = error.args
-        kept = _unused(file, word)
-        os.replace(file, kept)
-        _say(f"The progress file {why}. It is kept as {kept}; a new one begins.")
 
 
 def _unused(file: Path, word: str) -> Path:
@@ -336,10 +322,10 @@ def progress() -> None:
 def course_map() -> str:
     """The map of the course with this learner's progress, as text."""
     state = _read()
-    rows = [_row(lesson, state) for lesson in LESSONS]
     width = max(len(lesson.title) for lesson in LESSONS)
     lines = ["The course, and where you are:", ""]
-    for lesson, (mark, facts) in zip(LESSONS, rows, strict=True):
+    for lesson in LESSONS:
+        mark, facts = _row(lesson, state)
         line = f"  {mark}  {lesson.number}  {lesson.title:<{width}}  {facts}"
         lines.append(line.rstrip())
     return "\n".join([*lines, "", f"Next: {_next_step(state)}"])
@@ -347,51 +333,53 @@ def course_map() -> str:
 
 def _row(lesson: Lesson, state: dict) -> tuple[str, str]:
     """A lesson's mark and its facts in words."""
-    from course_utils.questions import lessons, load  # `progress --file` does without
-
     if not lesson.exists:
         return " ", "(not written yet)"
     tasks = [state["tasks"].get(task, {}) for task in lesson.tasks]
-    passed = sum(bool(task.get("passed")) for task in tasks)
-    tried = sum(bool(task.get("tries")) for task in tasks) - passed
-    begins = f"{lesson.number}."
-    questions = load(lesson.number) if lesson.number in lessons() else {}
-    quiz = [
-        answered
-        for name, answered in state["questions"].items()
-        if name.startswith(begins)
-        and (name in questions or name not in lesson.tasks)  # not a task's number
-    ]
-
+    passed = sum(task.get("passed", False) for task in tasks)
+    tried = sum(task.get("tries", 0) > 0 for task in tasks) - passed
+    quiz = _answered(lesson.number, state)
     facts = [f"{passed} of {len(tasks)} tasks done"]
-    if tried:
-        facts.append(f"{tried} tried")
-    judged = [q["correct"] for q in quiz if q["correct"] is not None]
-    if judged:
-        facts.append(f"{sum(judged)} of {len(judged)} answers right")
-    if predicted := len(quiz) - len(judged):
-        facts.append(f"{predicted} prediction{'s' if predicted > 1 else ''} made")
+    facts += [f"{tried} tried"] if tried else []
     if tasks and passed == len(tasks):
         mark = "✓"
-    elif passed or tried or quiz:
-        mark = "…"
     else:
-        mark = "·"
-    return mark, ", ".join(facts)
+        mark = "…" if passed or tried or quiz else "·"
+    return mark, ", ".join(facts + quiz)
+
+
+def answered(lesson: str) -> list[str]:
+    """What was answered of a lesson ("00"), in words; [] before the first answer."""
+    return _answered(lesson, _read())
+
+
+def _answered(lesson: str, state: dict) -> list[str]:
+    entries = _of(lesson, state["questions"]).values()
+    judged = [one for one in entries if one["correct"] is not None]
+    facts = []
+    if judged:
+        right = sum(one["correct"] for one in judged)
+        first = sum(one["first_try_correct"] or False for one in judged)
+        facts.append(f"{right} of {len(judged)} answers right")
+        facts.append(f"{first} at the first try")
+    if predicted := len(entries) - len(judged):  # nobody marks them
+        facts.append(f"{predicted} prediction{'s' if predicted > 1 else ''} made")
+    return facts
+
+
+def _of(lesson: str, entries: dict[str, dict]) -> dict[str, dict]:
+    """Those entries of tasks or of questions that belong to a lesson."""
+    return {
+        name: entry for name, entry in entries.items() if name.startswith(f"{lesson}.")
+    }
 
 
 def _next_step(state: dict) -> str:
     for lesson in filter(lambda lesson: lesson.exists, LESSONS):
-        begins = f"{lesson.number}."
-        begun = any(
-            name.startswith(begins)
-            for part in ("tasks", "questions")
-            for name in state[part]
-        )
         for task in lesson.tasks:
             if not state["tasks"].get(task, {}).get("passed"):
                 exercise = f"exercises/{lesson.slug}.ipynb"
-                if begun:
+                if any(_of(lesson.number, state[part]) for part in FIELDS):
                     return f"task {task} in {exercise}"
                 return f"read notebooks/{lesson.slug}.ipynb, then solve {exercise}"
     return "nothing is left to do. Well done."
@@ -411,6 +399,7 @@ def main(argv: list[str] | None = None) -> int:
     action.add_argument(
         "--reset",
         metavar="LESSON",
+        choices=[lesson.number for lesson in LESSONS],
         help='forget one lesson, such as "03"; a copy of everything is kept',
     )
     action.add_argument(
@@ -423,8 +412,6 @@ def main(argv: list[str] | None = None) -> int:
         "--force", action="store_true", help="let --export replace an existing file"
     )
     options = parser.parse_args(argv)
-    if options.force and options.export is None:
-        parser.error("--force goes with --export")
     return exit_status(lambda: _run(options))
 
 
@@ -449,71 +436,45 @@ def exit_status(command: Callable[[], object]) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     if options.reset is not None:
-        _reset(_lesson_named(options.reset))
+        _reset(lesson_of(options.reset))
     elif options.export is not None:
-        _export(options.export, options.force)
+        _export(Path(options.export), options.force)
     elif options.file:
         print(progress_file())
     else:
         progress()
 
 
-def _lesson_named(number: str) -> Lesson:
-    """The lesson of just that number: a task's id must not reset its whole lesson."""
-    lesson = lesson_of(number)
-    if number != lesson.number:
-        raise ValueError(
-            f"{number!r} is no lesson. A whole lesson is reset: --reset {lesson.number}"
-        )
-    return lesson
-
-
 def _reset(lesson: Lesson) -> None:
     """Forget one lesson's tasks and questions, after a copy of the file was made."""
-    file = progress_file()
-    if not file.exists():
-        print("Nothing is recorded yet. Nothing was changed.")
+    before = _read()
+    mine = {part: _of(lesson.number, before[part]) for part in FIELDS}
+    if not any(mine.values()):
+        print(f"Nothing is recorded for lesson {lesson.number}.")
         return
-    _read()  # sets a damaged file aside
+    file = progress_file()
     with _here, _locked(file):
-        before = load(file)
-        after = dict(before)
-        for part in ("tasks", "questions"):
-            after[part] = {
-                name: entry
-                for name, entry in before[part].items()
-                if not name.startswith(f"{lesson.number}.")
-            }
-        if after == before:
-            print(f"Nothing is recorded for lesson {lesson.number}.")
-            return
+        state = _load_or_begin(file)
         kept = _unused(file, f"before-reset-{lesson.number}")
-        _save(kept, before)
-        _save(file, after)
+        _save(kept, state)
+        for part in FIELDS:
+            for name in _of(lesson.number, state[part]):
+                del state[part][name]
+        _save(file, state)
     print(f"Lesson {lesson.number} ({lesson.title}) starts afresh.")
     print(f"What was there before is kept in {kept}")
 
 
-def _export(target: str, force: bool) -> None:
-    if not target or Path(target).is_dir():
-        raise ValueError(f"{target!r} is no name for a file.")
-    file = progress_file()
-    try:
-        state = load(file)
-    except Damaged:
-        state = _read()  # sets it aside, and says so
+def _export(target: Path, force: bool) -> None:
+    state = _read()
     if not (state["tasks"] or state["questions"]):
         raise ValueError(
-            f"Nothing is recorded in {file}, and nothing was written. Have you worked "
-            "in another copy of the course? Then run this there."
+            f"Nothing is recorded in {progress_file()}, and nothing was written. Have "
+            "you worked in another copy of the course? Then run this there."
         )
-    text = json.dumps(state, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    data = text.encode("utf-8", errors="surrogatepass")
-    try:
-        with open(target, "wb" if force else "xb") as out:
-            out.write(data)
-    except FileExistsError:
+    if target.exists() and not (force and target.is_file()):
         raise ValueError(
             f"{target} exists. Choose another name, or add --force to replace it."
-        ) from None
+        )
+    _save(target, state)
     print(f"Written to {target}")

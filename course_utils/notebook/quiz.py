@@ -25,23 +25,22 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
+import itertools
 import textwrap
+from dataclasses import dataclass
 from html import escape
 
+from course_utils.notebook import progress
 from course_utils.notebook.outcome import notebook_shell
 from course_utils.questions import (
     AnswerError,
     Feedback,
     NumberTask,
     Question,
-    QuestionError,
     find,
     format_number,
-    load,
 )
 from course_utils.questions.markup import to_html, to_text
-from course_utils.tasks import tasks_of
 
 __all__ = ["Quiz", "quiz", "why"]
 
@@ -51,6 +50,7 @@ _EXAMPLES = {
     "multiple": ("answer=[1, 2]", "with the numbers of all options that are true"),
     "number": ("answer=1234", "with your number"),
 }
+_VIEW = "application/vnd.jupyter.widget-view+json"
 # JupyterLab shows the text of a question and then its form: hide the text while the
 # form is there. In a notebook that was saved and opened again the form is gone until
 # the cell runs: hide JupyterLab's "Error displaying widget" instead.
@@ -79,12 +79,12 @@ def quiz(question_id: str, *, answer: object = None) -> Quiz:
         AnswerError: `answer` is no option of the question, or no number.
     """
     item = _quiz_of(question_id)
-    if answer is not None:
+    if answer is None:
+        item.restore()
+        item.show()
+    else:
         item.submit(answer)
         print(item.feedback_text())
-        return item
-    item.restore()
-    item.show()
     return item
 
 
@@ -99,29 +99,33 @@ def why(question_id: str, measured: float | None = None, title: str = "") -> Non
     Raises:
         QuestionError: there is no such question. Near names are listed.
     """
+    from IPython.display import display
+
     item = _quiz_of(question_id)
     item.restore()
-    item.explain(measured, title)
+    question, feedback = item.question, item.question.explain(item.value)
+    if measured is not None:
+        from course_utils import pictures
 
-
-def _find(question_id: str) -> Question:
-    """A question of a lesson, or a number that its exercise asks for."""
-    try:
-        return find(question_id)
-    except QuestionError:
-        for task in tasks_of(str(question_id).partition(".")[0]):
-            if isinstance(task, NumberTask) and task.id == question_id:
-                return task
-        raise
+        unit = getattr(question, "unit", "")
+        display(pictures.guess_and_measured(item.value, measured, unit, title))
+    page = f"<p><strong>{feedback.word}</strong> {to_html(feedback.text)}</p>"
+    if feedback.notes:
+        notes = (
+            f"<li>{to_html(question.options[note.option])}<br>"
+            f"<strong>{note.word}</strong> {to_html(note.text)}</li>"
+            for note in feedback.notes
+        )
+        page += f"<ol>{''.join(notes)}</ol>"
+    display(_Shown("\n".join(_told(question, feedback)), page))
 
 
 def _quiz_of(question_id: str) -> Quiz:
-    question = _find(question_id)
     # One object a question and kernel: every cell that shows it shows the same state.
-    item = _quizzes.get(question_id)
-    if item is None or item.question != question:
-        item = _quizzes[question_id] = Quiz(question)
-    return item
+    question = find(question_id)
+    if question_id not in _quizzes or _quizzes[question_id].question != question:
+        _quizzes[question_id] = Quiz(question)
+    return _quizzes[question_id]
 
 
 class Quiz:
@@ -129,23 +133,18 @@ class Quiz:
 
     Attributes:
         question: the `Question`.
-        feedback: the `Feedback` to the last answer, or None.
-        trouble: what there was to say about saving the last answer, or "".
+        value: the answer: a number, or the text of what was chosen, or None.
+        feedback: the `Feedback` to it, or None.
+        trouble: what there was to say about saving it, or "".
     """
 
     def __init__(self, question: Question) -> None:
         self.question = question
+        self.value: float | str | list[str] | None = None
         self.feedback: Feedback | None = None
         self.trouble = ""
-        self._answer = None
-        self._tries = 0
         self._widget = None
         self._shown_by = ""  # the request to run a cell that showed it last
-
-    @property
-    def value(self) -> float | str | list[str] | None:
-        """The learner's answer: a number, or the text of what was chosen, or None."""
-        return self._answer
 
     def submit(self, given: object) -> Feedback:
         """Judge an answer, save it, and show the feedback where the quiz is shown.
@@ -156,30 +155,26 @@ class Quiz:
         Raises:
             AnswerError: it cannot be judged. Nothing is saved then.
         """
-        answer = self.question.read(given)
-        self._answer, self._tries = answer, self._tries + 1
-        self.feedback = self.question.respond(answer, self._tries)
-        right = None if self.question.measured else self.feedback.right
-        self.trouble = _save(self.question, answer, right)
+        self.value = self.question.read(given)
+        tries = _saved(self.question).get("tries", 0) + 1
+        self.feedback = self.question.respond(self.value, tries)
+        self.trouble = _save(self.question, self.value, self.feedback.right)
         self._push()
         for other in _quizzes.values():
             if other._widget and other.question.lesson == self.question.lesson:
-                other._widget.score = score(self.question.lesson)
+                other._widget.score = _score(self.question.lesson)
         return self.feedback
 
     def restore(self) -> None:
         """Take over the saved answer; forget the one in memory if none is saved."""
-        self._answer = self.feedback = None
-        self._tries, self.trouble = 0, ""
-        saved = _saved().get(self.question.id)
-        if saved is not None:
-            try:
-                self._answer = self.question.read(saved["answer"])
-            except AnswerError:
-                pass  # the question was reworded since: ask it afresh
-            else:
-                self._tries = saved["tries"]
-                self.feedback = self.question.respond(self._answer, self._tries)
+        self.value = self.feedback = None
+        self.trouble = ""
+        saved = _saved(self.question)
+        if "answer" in saved:
+            # An AnswerError: the question was reworded since. Ask it afresh.
+            with contextlib.suppress(AnswerError):
+                self.value = self.question.read(saved["answer"])
+                self.feedback = self.question.respond(self.value, saved["tries"])
         self._push()
 
     def show(self) -> None:
@@ -194,38 +189,11 @@ class Quiz:
         from IPython.display import display
 
         # Two outputs: the text, which the notebook keeps, and the form, which lives as
-        # long as the kernel.
-        text = {"text/plain": self.text(), "text/html": self.html() + _STYLE}
-        display(text, raw=True)
-        display(self._form(), raw=True)
+        # long as the kernel. A viewer without widgets shows nothing for it.
+        display(_Shown(self.text(), self.html() + _STYLE))
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._form()}
+        display({_VIEW: view, "text/html": ""}, raw=True)
         self._shown_by = _request(shell)
-
-    def explain(self, measured: float | None = None, title: str = "") -> None:
-        """What `why` shows."""
-        feedback = self.question.explain(self._answer)
-        shown = []
-        if measured is not None:
-            from course_utils import pictures
-
-            unit = getattr(self.question, "unit", "")
-            drawn = (self._answer, measured, unit, title)
-            shown.append(pictures.guess_and_measured(*drawn))
-        text = "\n".join(self._told(feedback))
-        if notebook_shell() is None:
-            print(*shown, text, sep="\n")
-            return
-        from IPython.display import display
-
-        parts = [f"<p><strong>{feedback.word}</strong> {to_html(feedback.text)}</p>"]
-        notes = "".join(
-            f"<li>{to_html(self.question.options[note.option])}<br>"
-            f"<strong>{note.word}</strong> {to_html(note.text)}</li>"
-            for note in feedback.notes
-        )
-        parts += [f"<ol>{notes}</ol>"] if notes else []
-        for picture in shown:
-            display(picture)
-        display({"text/plain": text, "text/html": "".join(parts)}, raw=True)
 
     def _ipython_display_(self) -> None:
         # `quiz(…)` as the last line of a cell has shown itself already; a variable
@@ -242,11 +210,8 @@ class Quiz:
     def text(self) -> str:
         """The question as plain text: no key, and nothing of the learner's."""
         question = self.question
-        lines = [
-            f"Quiz {question.id}. {question.task}.",
-            "",
-            *_wrap(to_text(question.prompt)),
-        ]
+        lines = [f"Quiz {question.id}. {question.task}.", ""]
+        lines += _wrap(to_text(question.prompt))
         if question.code:
             lines += ["", textwrap.indent(question.code, "    ")]
         if question.options:
@@ -280,20 +245,8 @@ class Quiz:
         """The feedback to the last answer as plain text; "" if there is none."""
         if self.feedback is None:
             return ""
-        lines = self._told(self.feedback)
-        for line in (self.trouble, score(self.question.lesson)):
-            lines += _wrap(line)
-        return "\n".join(lines)
-
-    def _told(self, feedback: Feedback) -> list[str]:
-        """A feedback as lines of plain text."""
-        lines = _wrap(f"{feedback.word} {to_text(feedback.text)}")
-        for note in feedback.notes:
-            option = to_text(self.question.options[note.option])
-            lines += _wrap(option, first=f"  {note.option + 1}. ", rest="     ")
-            said = f"{note.word} {to_text(note.text)}"
-            lines += _wrap(said, first="     ", rest="     ")
-        return lines
+        said = _wrap(self.trouble) + _wrap(_score(self.question.lesson))
+        return "\n".join(_told(self.question, self.feedback) + said)
 
     def _how_to_answer(self) -> tuple[str, str]:
         argument, advice = _EXAMPLES[self.question.kind]
@@ -302,12 +255,12 @@ class Quiz:
     def _given(self) -> list[int] | list[str]:
         """The answer as the form takes it: option numbers from 1, or a typed number."""
         if self.question.kind == "number":
-            return [format_number(self._answer)]
-        chosen = self._answer if isinstance(self._answer, list) else [self._answer]
+            return [format_number(self.value)]
+        chosen = self.value if isinstance(self.value, list) else [self.value]
         return [self.question.options.index(text) + 1 for text in chosen]
 
-    def _form(self) -> dict[str, object]:
-        """What displays the form. There is one, with a view wherever it is shown."""
+    def _form(self) -> str:
+        """The id of the form. There is one, with a view wherever it is shown."""
         if self._widget is None or self._widget.comm is None:  # None: it was closed
             from course_utils.notebook.quiz_widget import QuizWidget
 
@@ -327,14 +280,7 @@ class Quiz:
             )
             self._widget.on_msg(self._receive)
             self._push()
-        return {
-            "application/vnd.jupyter.widget-view+json": {
-                "version_major": 2,
-                "version_minor": 0,
-                "model_id": self._widget.model_id,
-            },
-            "text/html": "",  # for a viewer without widgets: nothing, and no warning
-        }
+        return self._widget.model_id
 
     def _receive(self, widget, content, buffers) -> None:
         """Take an answer from the page."""
@@ -347,62 +293,52 @@ class Quiz:
         """Bring the form, if there is one, up to date."""
         if self._widget is None:
             return
-        if self.feedback is None:
-            self._widget.feedback = {}
-        else:
-            feedback = self.feedback
-            verdict = "right" if feedback.right else "wrong"
-            self._widget.feedback = {
-                # The same answer twice must reach the page twice.
-                "serial": self._widget.feedback.get("serial", 0) + 1,
+        shown = {}
+        if feedback := self.feedback:
+            shown = {
+                "serial": next(_serial),  # the same answer twice must be seen twice
                 "given": self._given(),
-                "state": "noted" if feedback.noted else verdict,
+                "state": {True: "right", False: "wrong", None: "noted"}[feedback.right],
                 "word": feedback.word,
                 "text": to_html(feedback.text),
                 "notes": [
                     vars(note) | {"text": to_html(note.text)} for note in feedback.notes
                 ],
-                "button": feedback.button,
                 "trouble": self.trouble,
             }
-        self._widget.score = score(self.question.lesson)
+        self._widget.feedback = shown
+        self._widget.score = _score(self.question.lesson)
 
 
 _quizzes: dict[str, Quiz] = {}  # those of this Python process, by id
+_serial = itertools.count()
 
 
-def score(lesson: str) -> str:
-    """How many of a lesson's questions are answered rightly, as one line.
+@dataclass
+class _Shown:
+    """A text, and the same for a page: `display` takes what can be shown."""
 
-    Predictions count as made: nobody marks them.
+    text: str
+    html: str
 
-    Args:
-        lesson: its number, such as "00". "" is returned before its first answer.
-    """
-    saved = _saved()
-    asked = load(lesson).values()
-    judged = [question.id for question in asked if not question.measured]
-    predicted = [question.id for question in asked if question.measured]
-    answers = [saved[id] for id in judged if id in saved]
-    facts = []
-    if answers:
-        right = sum(bool(answer["correct"]) for answer in answers)
-        first = sum(bool(answer["first_try_correct"]) for answer in answers)
-        facts.append(f"{right} of {len(judged)} right, {first} at the first try.")
-    if made := sum(id in saved for id in predicted):
-        facts.append(
-            f"{made} of {len(predicted)} predictions made; they are not marked."
-        )
-    return f"Lesson {lesson}: {' '.join(facts)}" if facts else ""
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return self.html
 
 
-def _saved() -> dict[str, dict]:
-    """The saved answers by question id; none in a test run."""
-    if _in_test_run():
-        return {}
-    from course_utils.notebook.progress import answers
+def _score(lesson: str) -> str:
+    """A lesson's answers so far, as one line; "" before the first."""
+    facts = progress.answered(lesson)
+    return f"Lesson {lesson}: {', '.join(facts)}." if facts else ""
 
-    return answers()
+
+def _saved(question: Question) -> dict:
+    """What is saved of a question: answer and tries; {} if nothing is."""
+    is_task = isinstance(question, NumberTask)
+    saved = progress.attempts() if is_task else progress.answers()
+    return saved.get(question.id, {})
 
 
 def _save(question: Question, answer: object, right: bool | None) -> str:
@@ -410,24 +346,13 @@ def _save(question: Question, answer: object, right: bool | None) -> str:
 
     `progress` says it on stderr, which no cell shows while a form's answer is handled.
     """
-    if _in_test_run():
-        return ""
-    from course_utils.notebook.progress import record_answer, record_attempt
-
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        record_answer(question.id, answer, right)
         if isinstance(question, NumberTask):
-            record_attempt(question.id, "passed" if right else "wrong")
+            status = "passed" if right else "wrong"
+            progress.record_attempt(question.id, status, answer)
+        else:
+            progress.record_answer(question.id, answer, right)
     return said.getvalue().strip()
-
-
-def _in_test_run() -> bool:
-    """Whether this is a test, or a kernel that a test started (nbval).
-
-    A notebook must give the same outputs whatever the learner has answered, and a test
-    of it must not touch the learner's answers.
-    """
-    return "PYTEST_CURRENT_TEST" in os.environ
 
 
 def _request(shell) -> str:
@@ -436,6 +361,16 @@ def _request(shell) -> str:
     Not its number: nbval, for one, runs every cell under the same number.
     """
     return shell.get_parent().get("header", {}).get("msg_id", "")
+
+
+def _told(question: Question, feedback: Feedback) -> list[str]:
+    """A feedback as lines of plain text."""
+    lines = _wrap(f"{feedback.word} {to_text(feedback.text)}")
+    for note in feedback.notes:
+        option = to_text(question.options[note.option])
+        lines += _wrap(option, first=f"  {note.option + 1}. ", rest="     ")
+        lines += _wrap(f"{note.word} {to_text(note.text)}", "     ", "     ")
+    return lines
 
 
 def _wrap(text: str, first: str = "", rest: str = "") -> list[str]:

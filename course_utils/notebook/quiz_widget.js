@@ -4,7 +4,7 @@
 //            options: [HTML], unit, purpose, button (what the button does)}
 // feedback  {} or {serial, given: [option numbers from 1, or a text], state: "noted" |
 //            "right" | "wrong", word, text, notes: [{option from 0, good, word, text}],
-//            button, trouble}
+//            trouble}
 // score     one line about the lesson, or ""
 //
 // prompt, options, purpose and the text of a feedback are HTML, which Python has escaped.
@@ -68,7 +68,6 @@ function render({ model, el }) {
     forget();
     if (feedback.serial === undefined) {
       for (const one of inputs) isNumber ? (one.value = "") : (one.checked = false);
-      button.textContent = question.button;
       return;
     }
     if (isNumber) {
@@ -84,17 +83,13 @@ function render({ model, el }) {
       make("p", {}, ...said(feedback)),
       feedback.trouble && make("p", {}, feedback.trouble),
     );
-    button.textContent = feedback.button;
   }
 
   function showScore() {
     score.textContent = model.get("score");
   }
 
-  form.addEventListener("input", () => {
-    forget(); // what it says is about the answer before
-    button.textContent = question.button;
-  });
+  form.addEventListener("input", forget); // what it says is about the answer before
 
   form.addEventListener("submit", (event) => {
     event.preventDefault();

@@ -4,6 +4,8 @@ One readable file a lesson (`lesson_00.py`, `lesson_01.py`, …). Each holds::
 
     QUESTIONS = lesson("00", SingleChoice("00.ranks", "What is a rank?", […]), …)
 
+and the number that its exercise asks for, a `NumberTask`.
+
 The key and the explanations stay in these files. A notebook, and the page that
 shows it, get a question's text and nothing else until the learner has answered.
 
@@ -17,7 +19,6 @@ not marked, and the cell `why("00.all_reduce")` below the measurement explains i
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
 import math
@@ -25,7 +26,7 @@ import operator
 import pkgutil
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -77,27 +78,19 @@ class Feedback:
     """What the learner reads after an answer.
 
     Attributes:
-        right: the verdict; None if nothing was answered.
+        right: the verdict; None for a prediction, before the notebook has measured.
+        word: the verdict in words.
         text: the explanation.
         notes: what stands beside single options.
-        noted: a prediction, not judged yet: the notebook measures first.
-        before: what is said before the verdict.
-        button: what the form's button does now.
     """
 
     right: bool | None
+    word: str
     text: str
     notes: tuple[Note, ...] = ()
-    noted: bool = False
-    before: str = ""
-    button: str = "Check again"
 
-    @property
-    def word(self) -> str:
-        """The verdict in words."""
-        verdicts = {True: "Right.", False: "Not quite.", None: ""}
-        verdict = "Noted." if self.noted else verdicts[self.right]
-        return f"{self.before} {verdict}".strip()
+
+_WORDS = {True: "Right.", False: "Not quite.", None: "You have not predicted this."}
 
 
 @dataclass(frozen=True)
@@ -129,6 +122,11 @@ class Question(ABC):
         """The texts to choose from; none where the answer is a number."""
         return []
 
+    @property
+    def button(self) -> str:
+        """What the form's button does before there is an answer."""
+        return "Note it" if self.measured else "Check"
+
     @abstractmethod
     def read(self, given: object) -> object:
         """Turn what came from a page, a cell or a file into a JSON-able answer.
@@ -137,59 +135,52 @@ class Question(ABC):
         """
 
     @abstractmethod
+    def judge(self, answer: object | None) -> Feedback:
+        """All that there is to say: the verdict, what is right, and why.
+
+        `answer` is what `read` returned, or None: nothing was answered.
+        """
+
+    @abstractmethod
     def grade(self, answer: object) -> Feedback:
-        """Judge an answer that `read` returned, with all that there is to say."""
+        """The verdict, and no more than helps to try again if it is not right."""
 
     def respond(self, answer: object, tries: int) -> Feedback:
         """What the learner is told at once. `tries` counts this one."""
         if not self.measured:
             return self.grade(answer)
-        return Feedback(
-            self.grade(answer).right,
-            "Run the next cells: they show what is right, and why.",
-            noted=True,
-            # A form shows the chosen options. A number may have been read wrongly.
-            before="" if self.options else self._predicted(answer),
-            button=self.button,
-        )
+        # A form shows the chosen options. A number may have been read wrongly.
+        word = "Noted." if self.options else f"{self._repeated(answer)} Noted."
+        text = "Run the next cells: they show what is right, and why."
+        return Feedback(None, word, text)
 
     def explain(self, answer: object | None) -> Feedback:
         """What is right and why, once it was measured; None: nothing was predicted."""
+        judged = self.judge(answer)
         if answer is None:
-            return self._reason(None, before="You have not predicted this.")
-        return self._reason(self.grade(answer), before=self._predicted(answer))
+            return judged
+        return replace(judged, word=f"{self._repeated(answer)} {judged.word}")
 
     @abstractmethod
-    def _predicted(self, answer: object) -> str:
+    def _repeated(self, answer: object) -> str:
         """An answer, repeated in a sentence."""
 
-    @abstractmethod
-    def _reason(self, judged: Feedback | None, before: str) -> Feedback:
-        """What is right and why, after a prediction that was judged."""
-
-    @property
-    def button(self) -> str:
-        """What the form's button does before there is an answer."""
-        return "Note it" if self.measured else "Check"
-
-    @abstractmethod
-    def key(self) -> list[str]:
-        """What is right and why, a line an option: for a speaker's notes."""
-
     def __post_init__(self) -> None:
+        for why in self._problems():
+            raise QuestionError(f"Question {self.id!r} is badly defined: {why}.")
+
+    def _problems(self) -> Iterator[str]:
+        """What is wrong with the definition."""
         if not re.fullmatch(r"\d\d\.[a-z0-9_]+", self.id):
-            self._reject('an id is "<lesson>.<name>" in small letters: "00.ranks"')
-        if not self.prompt.strip():
-            self._reject("it has no prompt")
+            yield 'an id is "<lesson>.<name>" in small letters: "00.ranks"'
         for text in self._texts():
-            if wrong := problem(text):
-                self._reject(wrong)
+            if not text.strip():
+                yield "a text or an explanation is empty"
+            yield from filter(None, [problem(text)])
 
-    def _texts(self) -> Iterable[str]:
-        yield self.prompt
-
-    def _reject(self, why: str) -> None:
-        raise QuestionError(f"Question {self.id!r} is badly defined: {why}.")
+    @abstractmethod
+    def _texts(self) -> list[str]:
+        """All that the learner may read of it."""
 
 
 @dataclass(frozen=True)
@@ -202,65 +193,39 @@ class _ChoiceQuestion(Question):
 
     choices: list[Choice]
 
-    verdicts: ClassVar[tuple[str, str]] = ("Not right:", "Right:")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.choices) < 2:
-            self._reject(f"it has {len(self.choices)} option(s); give at least 2")
-        if len(set(self.options)) < len(self.choices):
-            self._reject("two options have the same text")
-        if not any(choice.right for choice in self.choices):
-            self._reject("no option is right; mark one with right=True")
-        for choice in self.choices:
-            if not choice.text.strip():
-                self._reject("an option has no text")
-            if not choice.why.strip():
-                self._reject(f"the option {choice.text!r} has no explanation (why=…)")
-
     @property
     def options(self) -> list[str]:
         return [choice.text for choice in self.choices]
 
-    def key(self) -> list[str]:
-        return [
-            f"{note.option + 1}. {note.word} {note.text}"
-            for note in self.explain(None).notes
-        ]
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        if len(set(self.options)) < max(2, len(self.choices)):
+            yield "it needs two or more options, each with a text of its own"
+        if not any(choice.right for choice in self.choices):
+            yield "no option is right; mark one with right=True"
 
-    def _predicted(self, answer: str | list[str]) -> str:
-        chosen = answer if isinstance(answer, list) else [answer]
-        numbers = " and ".join(str(self.options.index(text) + 1) for text in chosen)
-        return f"Your prediction: {numbers}."
+    def _texts(self) -> list[str]:
+        both = [(choice.text, choice.why) for choice in self.choices]
+        return [self.prompt, *(text for pair in both for text in pair)]
 
-    def _reason(self, judged: Feedback | None, before: str) -> Feedback:
-        notes = tuple(
-            Note(number, choice.right, self.verdicts[choice.right], choice.why)
-            for number, choice in enumerate(self.choices)
-        )
-        return Feedback(judged and judged.right, "", notes, before=before)
-
-    def _texts(self) -> Iterable[str]:
-        yield self.prompt
-        for choice in self.choices:
-            yield from (choice.text, choice.why)
+    def _repeated(self, answer: str | list[str]) -> str:
+        numbers = [self.options.index(text) + 1 for text in _as_list(answer)]
+        return f"Your prediction: {' and '.join(map(str, numbers))}."
 
     def _option(self, given: object) -> str:
         """The text of one option, given by that text or by its number from 1."""
         if isinstance(given, str) and given in self.options:
             return given
-        number = 0
-        if isinstance(given, str) and given.strip().isdecimal():
-            number = int(given)
-        elif not isinstance(given, bool):
-            with contextlib.suppress(TypeError):
-                number = operator.index(given)  # of NumPy, too
-        if 1 <= number <= len(self.choices):
-            return self.options[number - 1]
-        raise AnswerError(
-            f"There is no option {_shortened(repr(given))}. Give a number from 1 to "
-            f"{len(self.choices)}."
-        )
+        try:  # operator.index: of NumPy, too
+            number = int(given) if isinstance(given, str) else operator.index(given)
+        except (TypeError, ValueError):
+            number = 0
+        if isinstance(given, bool) or not 1 <= number <= len(self.choices):
+            raise AnswerError(
+                f"There is no option {_shortened(repr(given))}. Give a number from 1 "
+                f"to {len(self.choices)}."
+            )
+        return self.options[number - 1]
 
 
 @dataclass(frozen=True)
@@ -270,11 +235,10 @@ class SingleChoice(_ChoiceQuestion):
     kind: ClassVar[str] = "single"
     task: ClassVar[str] = "Choose one"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        right = [choice.text for choice in self.choices if choice.right]
-        if len(right) > 1:
-            self._reject(f"{len(right)} options are right; use MultipleChoice")
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
+        if sum(choice.right for choice in self.choices) > 1:
+            yield "several options are right; use MultipleChoice"
 
     def read(self, given: object) -> str:
         given = _as_list(given)
@@ -284,15 +248,21 @@ class SingleChoice(_ChoiceQuestion):
             raise AnswerError(f"Choose one option, not {len(given)}.")
         return self._option(given[0])
 
+    def judge(self, answer: str | None) -> Feedback:
+        """The chosen option's explanation, and beside the others theirs."""
+        notes, chosen = [], None
+        for number, choice in enumerate(self.choices):
+            if choice.text == answer:
+                chosen = choice
+            else:
+                word = "Right:" if choice.right else "Not right:"
+                notes.append(Note(number, None, word, choice.why))
+        right, text = (chosen.right, chosen.why) if chosen else (None, "")
+        return Feedback(right, _WORDS[right], text, tuple(notes))
+
     def grade(self, answer: str) -> Feedback:
-        """The chosen option's explanation; the others' too once the answer is right."""
-        chosen = self.choices[self.options.index(answer)]
-        notes = [
-            Note(number, good=None, word="Why not:", text=choice.why)
-            for number, choice in enumerate(self.choices)
-            if chosen.right and not choice.right
-        ]
-        return Feedback(chosen.right, chosen.why, tuple(notes))
+        judged = self.judge(answer)
+        return judged if judged.right else replace(judged, notes=())
 
 
 @dataclass(frozen=True)
@@ -301,13 +271,13 @@ class MultipleChoice(_ChoiceQuestion):
 
     kind: ClassVar[str] = "multiple"
     task: ClassVar[str] = "Tick all that are true"
-    verdicts: ClassVar[tuple[str, str]] = ("Not true:", "True:")
-
-    WORDS: ClassVar[dict[tuple[bool, bool], str]] = {  # (ticked, true)
+    WORDS: ClassVar[dict[tuple[bool | None, bool], str]] = {  # (ticked, true)
         (True, True): "Right, this is true:",
         (True, False): "Ticked, but not true:",
         (False, True): "Not ticked, but true:",
         (False, False): "Right, this is not true:",
+        (None, True): "True:",
+        (None, False): "Not true:",
     }
 
     def read(self, given: object) -> list[str]:
@@ -316,31 +286,31 @@ class MultipleChoice(_ChoiceQuestion):
             raise AnswerError("Tick at least one box first.")
         return [text for text in self.options if text in ticked]
 
-    def grade(self, answer: list[str]) -> Feedback:
+    def judge(self, answer: list[str] | None) -> Feedback:
         """A word and an explanation for every option, ticked or not."""
         notes = []
         for number, choice in enumerate(self.choices):
-            ticked = choice.text in answer
-            word = self.WORDS[ticked, choice.right]
-            notes.append(Note(number, ticked == choice.right, word, choice.why))
-        good, total = [note.good for note in notes].count(True), len(notes)
-        if good == total:
-            text = f"You judged all {total} statements correctly."
-            return Feedback(True, text, tuple(notes))
-        text = f"You judged {good} of the {total} statements correctly."
-        return Feedback(False, text, tuple(notes))
+            ticked = None if answer is None else choice.text in answer
+            good = None if answer is None else ticked == choice.right
+            notes.append(
+                Note(number, good, self.WORDS[ticked, choice.right], choice.why)
+            )
+        if answer is None:
+            return Feedback(None, _WORDS[None], "", tuple(notes))
+        good, total = sum(note.good for note in notes), len(notes)
+        count = f"all {total}" if good == total else f"{good} of the {total}"
+        text = f"You judged {count} statements correctly."
+        return Feedback(good == total, _WORDS[good == total], text, tuple(notes))
+
+    grade = judge
 
     def respond(self, answer: list[str], tries: int) -> Feedback:
         """After the first wrong try only how many are right: there is a second one."""
         feedback = super().respond(answer, tries)
-        if feedback.noted or feedback.right or tries > 1:
+        if feedback.right is not False or tries > 1:
             return feedback
         text = f"{feedback.text} Change your ticks. The next try shows which ones."
-        return Feedback(False, text, button="Show which ones")
-
-    def _reason(self, judged: Feedback | None, before: str) -> Feedback:
-        text = judged.text if judged else ""
-        return replace(super()._reason(judged, before), text=text)
+        return replace(feedback, text=text, notes=())
 
 
 @dataclass(frozen=True)
@@ -369,23 +339,19 @@ class Number(Question):
     kind: ClassVar[str] = "number"
     task: ClassVar[str] = "Predict the number"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if not math.isfinite(self.answer):
-            self._reject(f"its answer is {self.answer}")
-        if not self.why.strip() or not self.hint.strip():
-            self._reject("it needs an explanation (why=…) and a hint (hint=…)")
+            yield f"its answer is {self.answer}"
         if min(self.tolerance, self.relative_tolerance) < 0:
-            self._reject("a tolerance is negative")
+            yield "a tolerance is negative"
         for slip in self.slips:
             if self._accepts(slip.value):
-                self._reject(f"the slip {slip.value:g} is within the tolerance")
-            if not slip.why.strip():
-                self._reject(f"the slip {slip.value:g} has no explanation (why=…)")
+                yield f"the slip {slip.value:g} is within the tolerance"
 
-    def _texts(self) -> Iterable[str]:
-        yield from (self.prompt, self.why, self.hint, self.purpose)
-        yield from (slip.why for slip in self.slips)
+    def _texts(self) -> list[str]:
+        texts = [self.prompt, self.why, self.hint, *(slip.why for slip in self.slips)]
+        return [*texts, self.purpose] if self.purpose else texts
 
     def read(self, given: object) -> float:
         """A number from `6`, `"1.5"`, `"1,5"`, `"1.5 GB"`, `"1 500"`, `"3/8"`, `"1e9"`.
@@ -394,10 +360,12 @@ class Number(Question):
         before three digits is refused: it may be a thousand or a decimal.
         """
         text = str("" if given is None else given).strip()
-        text = text.replace("−", "-").replace("–", "-")  # a minus sign, an en dash
         if not text:
             raise AnswerError("Type a number first.")
-        number = self._without_unit(text)
+        number = text.replace("−", "-").replace("–", "-")  # a minus sign, an en dash
+        also = ["x", "×"] if self.unit == "times" else []
+        for unit in filter(None, [self.unit, _singular(self.unit), *also]):
+            number = number.removesuffix(unit).rstrip()
         if re.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}", number):
             big, small = number.replace(",", ""), number.replace(",", ".")
             raise AnswerError(
@@ -406,70 +374,52 @@ class Number(Question):
         top, slash, bottom = number.partition("/")
         try:
             value = _float(top) / (_float(bottom) if slash else 1.0)
-        except (ValueError, ZeroDivisionError, OverflowError):
+        except (ValueError, ZeroDivisionError):
             value = math.nan
-        if slash and self.unit == "%" and number == text:
-            value *= 100
-        if isinstance(given, bool) or not math.isfinite(value):
-            if self.unit and re.fullmatch(r"[-+]?\d[\d.,]*\s*[^\W\d]+(/s)?", text):
-                raise AnswerError(
-                    f'"{_shortened(text)}": the unit here is {self.unit}. Type the '
-                    f"number of {self.unit}."
-                )
-            unit = f" The unit {self.unit} may follow, no other." if self.unit else ""
+        if not math.isfinite(value):
+            of_unit = f" of {self.unit}" if self.unit else ""
             raise AnswerError(
-                f'"{_shortened(text)}" is not a number. Type digits: 1.5, 3/8 or '
-                f"1e9.{unit}"
+                f'"{_shortened(text)}" is not a number{of_unit}. Type digits: 1.5, 3/8 '
+                "or 1e9."
             )
-        return value
+        share = slash and self.unit == "%" and not text.endswith("%")
+        return 100 * value if share else value
 
-    def _without_unit(self, text: str) -> str:
-        """The text without its unit: "3 GPUs", "1 GPU", or for times "1.5x"."""
-        units = [self.unit]
-        if len(self.unit) > 2:
-            units.append(self.unit.removesuffix("s"))
-        if self.unit == "times":
-            units += ["x", "×"]
-        for unit in filter(None, units):
-            if text.endswith(unit):
-                return text.removesuffix(unit).rstrip()
-        return text
+    def judge(self, answer: float | None) -> Feedback:
+        """A wrong number's slip, then the number that was expected, and why."""
+        expected = f"Expected: {self._with_unit(self.answer)}. {self.why}"
+        if answer is None or self._accepts(answer):
+            right = answer is not None or None
+            return Feedback(right, _WORDS[right], expected)
+        graded = self.grade(answer)
+        slip = graded.text.removesuffix(self.hint).rstrip()  # it comes too late
+        return replace(graded, text=f"{slip} {expected}")
 
     def grade(self, answer: float) -> Feedback:
         """Right within the tolerance; else too high or too low, and a way on."""
         if self._accepts(answer):
             # Not "the exact value": where a cell measures it, another digit may come.
             value = f"The answer is {self._with_unit(self.answer)}. "
-            near = "" if answer == self.answer else value
-            return Feedback(True, near + self.why)
-        side = "Too high." if answer > self.answer else "Too low."
+            why = self.why if answer == self.answer else value + self.why
+            return Feedback(True, _WORDS[True], why)
         near = [slip for slip in self.slips if slip.is_near(answer)]
-        if not near and self.unit == "%" and self._accepts(100 * answer):
-            return Feedback(False, f"{side} Is that a share? In percent, please.")
-        if not near:
-            return Feedback(False, f"{side} {self.hint}")
-        nearest = min(near, key=lambda slip: abs(answer - slip.value))
-        return Feedback(False, f"{side} {nearest.why}")
+        if near:
+            way_on = min(near, key=lambda slip: abs(answer - slip.value)).why
+        elif self.unit == "%" and self._accepts(100 * answer):
+            way_on = "Is that a share? In percent, please."
+        else:
+            way_on = self.hint
+        side = "Too high." if answer > self.answer else "Too low."
+        return Feedback(False, _WORDS[False], f"{side} {way_on}")
 
-    def _predicted(self, answer: float) -> str:
+    def _repeated(self, answer: float) -> str:
         return f"Your prediction: {self._with_unit(answer)}."
-
-    def _reason(self, judged: Feedback | None, before: str) -> Feedback:
-        expected = f"Expected: {self.key()[0]}"
-        if judged is None or judged.right:
-            return Feedback(judged and True, expected, before=before)
-        slip = judged.text.removesuffix(self.hint).rstrip()  # the hint comes too late
-        return Feedback(False, f"{slip} {expected}", before=before)
-
-    def key(self) -> list[str]:
-        return [f"{self._with_unit(self.answer)}. {self.why}"]
 
     def _with_unit(self, value: float) -> str:
         number = format_number(value)
         if self.unit == "times":
             return f"{number}×"
-        one = value == 1 and len(self.unit) > 2  # "1 step", but "1 ms"
-        return f"{number} {self.unit.removesuffix('s') if one else self.unit}".rstrip()
+        return f"{number} {_singular(self.unit) if value == 1 else self.unit}".rstrip()
 
     def _accepts(self, value: float) -> bool:
         # One part in a billion forgives what floating point does to 0.1 + 0.2.
@@ -504,24 +454,22 @@ def _as_list(given: object) -> list:
     return list(given) if isinstance(given, (list, tuple, set)) else [given]
 
 
+def _singular(unit: str) -> str:
+    """ "step" for "steps"; "ms" stays."""
+    return unit.removesuffix("s") if len(unit) > 2 else unit
+
+
 def _float(text: str) -> float:
     """`float(text)`, with a comma for the decimal point and grouped thousands."""
-    text = text.strip()
-    if re.fullmatch(r"[-+]?\d{1,3}([ _\u00a0\u202f]\d{3})+([.,]\d+)?", text):
-        text = re.sub(r"[ _\u00a0\u202f]", "", text)
-    elif re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+\.\d+|[-+]?\d{1,3}(,\d{3}){2,}", text):
+    text = re.sub(r"(?<=\d)[ _\u00a0\u202f](?=\d{3}(?!\d))", "", text.strip())
+    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+\.\d+|[-+]?\d{1,3}(,\d{3}){2,}", text):
         text = text.replace(",", "")
-    if not re.fullmatch(
-        r"[-+]?(\d+([.,]\d*)?|[.,]\d+)(e[-+]?\d+)?", text, re.IGNORECASE
-    ):
-        raise ValueError(text)
     return float(text.replace(",", "."))
 
 
 def format_number(value: float) -> str:
     """A number as a person writes it: `6`, not `6.0`."""
-    whole = float(value).is_integer() and abs(value) < 1e15
-    return str(int(value)) if whole else repr(float(value))
+    return f"{value:.15g}"
 
 
 def lesson(number: str, *questions: Question) -> dict[str, Question]:
@@ -529,16 +477,15 @@ def lesson(number: str, *questions: Question) -> dict[str, Question]:
 
     Raises `QuestionError` for an id used twice or of another lesson.
     """
-    by_id: dict[str, Question] = {}
-    for question in questions:
-        if question.lesson != number:
+    by_id = {question.id: question for question in questions}
+    if len(by_id) < len(questions):
+        raise QuestionError(f"Two questions of lesson {number} have one id.")
+    for id in by_id:
+        if not id.startswith(f"{number}."):
             raise QuestionError(
-                f"Question {question.id!r} stands in lesson {number}: "
-                f'its id must begin with "{number}.".'
+                f"Question {id!r} stands in lesson {number}: its id must begin with "
+                f'"{number}.".'
             )
-        if question.id in by_id:
-            raise QuestionError(f"Two questions have the id {question.id!r}.")
-        by_id[question.id] = question
     return by_id
 
 
@@ -552,23 +499,30 @@ def lessons() -> list[str]:
 
 def load(number: str) -> dict[str, Question]:
     """The questions of one lesson by id; `number` is one of `lessons()`."""
-    return importlib.import_module(f"{__name__}.lesson_{number}").QUESTIONS
+    return _module(number).QUESTIONS
 
 
 def find(question_id: str) -> Question:
-    """The question of that id. Imports its lesson only.
+    """The question of that id, or the number that an exercise asks for.
 
-    Raises `QuestionError`, with near names, if there is none.
+    Imports its lesson only. Raises `QuestionError`, with near names, if there is none.
     """
     question_id = str(question_id)
     number = question_id.partition(".")[0]
-    questions = load(number) if number in lessons() else {}
-    if question_id in questions:
-        return questions[question_id]
-    known = list(questions) or [id for one in lessons() for id in load(one)]
+    numbers = [number] if number in lessons() else lessons()
+    known: dict[str, Question] = {}
+    for one in numbers:
+        tasks = [v for v in vars(_module(one)).values() if isinstance(v, NumberTask)]
+        known |= load(one) | {task.id: task for task in tasks}
+    if question_id in known:
+        return known[question_id]
     near = difflib.get_close_matches(question_id, known)
-    where = f"Lesson {number}" if questions else "The course"
-    message = f"There is no question {question_id!r}."
-    if near:
-        message += f" Did you mean {' or '.join(map(repr, near))}?"
-    raise QuestionError(f"{message} {where} has: {', '.join(known)}.")
+    meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    where = f"Lesson {number}" if numbers == [number] else "The course"
+    raise QuestionError(
+        f"There is no question {question_id!r}.{meant} {where} has: {', '.join(known)}."
+    )
+
+
+def _module(number: str):
+    return importlib.import_module(f"{__name__}.lesson_{number}")

@@ -6,9 +6,10 @@ Whatever shows a question's text (a page, a terminal) has it from here.
 import html
 import re
 
-_TAGS = {"*": "em", "**": "strong"}
-_TOKEN = re.compile(r"(`[^`]*`|\*\*|\*)")
-_CODE = re.compile(r"`[^`]*`")
+_CODE = re.compile(r"`([^`]*)`")
+# A star of emphasis stands at a word, and not beside another star.
+_EMPHASIS = re.compile(r"(?<!\*)\*(?![*\s])([^*]+)(?<!\s)\*(?!\*)")
+_BOLD = re.compile(r"\*\*(?!\s)([^*]+)(?<!\s)\*\*")
 # Other Markdown, HTML and LaTeX would be shown as they are typed.
 _FOREIGN = re.compile(
     r"\]\(|</?[A-Za-z]|\$[^$]+\$|(?<!\w)_+\w[^_]*_+(?!\w)|~~|^\s*([#>+-]|\d+\.)\s",
@@ -18,45 +19,29 @@ _FOREIGN = re.compile(
 
 def problem(text: str) -> str:
     """What is wrong with the markup of a text; "" if nothing is."""
-    prose = _CODE.sub("x", text)
-    if "`" in prose:
-        return f"a backtick is not closed in {text!r}"
-    if found := _FOREIGN.search(prose):
+    left = re.sub(r"<code>.*?</code>", "", to_html(text), flags=re.DOTALL)
+    if found := re.search(r"\*+|`", left) or _FOREIGN.search(_CODE.sub("x", text)):
         return (
-            f"{found[0]!r} in {text!r} would not be rendered: use `code`, *emphasis* "
-            "or **bold**"
+            f"{found[0]!r} in {text!r} would be shown as it is: use `code`, "
+            "*emphasis* or **bold**, and × for a product"
         )
-    opened: list[str] = []
-    for star in re.finditer(r"\*+", prose):
-        before, after = prose[: star.start()][-1:], prose[star.end() :][:1]
-        closes = opened[-1:] == [star[0]]
-        inside = before if closes else after
-        if star[0] not in _TAGS or not inside.strip():
-            return (
-                f"a {star[0]} in {text!r} marks no emphasis: write ×, or put it "
-                "between backticks"
-            )
-        opened.pop() if closes else opened.append(star[0])
-    return f"a {opened[-1]} is not closed in {text!r}" if opened else ""
+    return ""
 
 
 def to_html(text: str) -> str:
     """Escaped HTML."""
-    opened: list[str] = []
-    parts = []
-    for token in _TOKEN.split(text):
-        if token not in _TAGS:
-            code = len(token) > 1 and token[0] == token[-1] == "`"
-            escaped = html.escape(token[1:-1] if code else token)
-            parts.append(f"<code>{escaped}</code>" if code else escaped)
-        elif opened[-1:] == [token]:
-            parts.append(f"</{_TAGS[opened.pop()]}>")
-        else:
-            opened.append(token)
-            parts.append(f"<{_TAGS[token]}>")
-    return "".join(parts)
+
+    def code(found: re.Match) -> str:
+        return f"<code>{found[1].replace('*', _STAR)}</code>"
+
+    page = _CODE.sub(code, html.escape(text))
+    page = _EMPHASIS.sub(r"<em>\1</em>", page)
+    return _BOLD.sub(r"<strong>\1</strong>", page).replace(_STAR, "*")
+
+
+_STAR = "\0"  # stands for a star that is code
 
 
 def to_text(text: str) -> str:
     """For a terminal: code keeps its backticks, which tell where it ends."""
-    return "".join(token for token in _TOKEN.split(text) if token not in _TAGS)
+    return re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or "", text)

@@ -1,6 +1,13 @@
 """Lesson NN, the norm of a sharded vector: what can be added up over ranks."""
 
-from course_utils.questions import Choice, Number, SingleChoice, Slip, lesson
+from course_utils.questions import (
+    Choice,
+    Number,
+    NumberTask,
+    SingleChoice,
+    Slip,
+    lesson,
+)
 
 QUESTIONS = lesson(
     "NN",
@@ -46,5 +53,25 @@ QUESTIONS = lesson(
                 "norm 5, not 3 + 4.",
             ),
         ],
+    ),
+)
+
+PREDICT_NORM = NumberTask(
+    "NN.predict_norm",
+    "Four ranks hold the part `[3., 4.]` each. What does `global_norm` return?",
+    answer=10,
+    title="Predict the norm",
+    stars=1,
+    why="The squares add up to 4 × 25 = 100, and the root of that is 10.",
+    hint="Add up eight squares, then take the root.",
+    slips=[
+        Slip(5, "That is the norm of one part. There are four of them."),
+        Slip(20, "That is the sum of four norms. Norms do not add up, squares do."),
+        Slip(100, "That is the sum of all squares: the root is missing."),
+    ],
+    hints=(
+        "Write down all eight numbers of the vector.",
+        "Each part has 9 + 16 as the sum of its squares.",
+        "With 9 parts it would be the root of 9 times 25, which is 15.",
     ),
 )

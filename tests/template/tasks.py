@@ -1,6 +1,7 @@
 """Lesson NN, the norm of a sharded vector: the tasks of its exercise."""
 
-from course_utils.questions import NumberTask, Slip
+from course_utils.questions.lesson_NN import PREDICT_NORM
+
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.task import Miss, Task
 
@@ -76,26 +77,6 @@ CLIP = Task(
         "You have written the function already:\n"
         "  norm = global_norm(...)\n"
         "  return part * ...",
-    ),
-)
-
-PREDICT_NORM = NumberTask(
-    "NN.predict_norm",
-    "Four ranks hold the part `[3., 4.]` each. What does `global_norm` return?",
-    answer=10,
-    title="Predict the norm",
-    stars=1,
-    why="The squares add up to 4 × 25 = 100, and the root of that is 10.",
-    hint="Add up eight squares, then take the root.",
-    slips=[
-        Slip(5, "That is the norm of one part. There are four of them."),
-        Slip(20, "That is the sum of four norms. Norms do not add up, squares do."),
-        Slip(100, "That is the sum of all squares: the root is missing."),
-    ],
-    hints=(
-        "Write down all eight numbers of the vector.",
-        "Each part has 9 + 16 as the sum of its squares.",
-        "With 9 parts it would be the root of 9 times 25, which is 15.",
     ),
 )
 
