@@ -35,10 +35,6 @@ def computer(cores=2, count=0, link=None, **changes):
     return SimpleNamespace(**{**facts, **changes})
 
 
-def two_sockets(a, b):
-    return "NV4" if a // 2 == b // 2 else "PXB" if a // 4 == b // 4 else "SYS"
-
-
 def any_link(a, b):
     return ["NV1", "NV2", "PIX", "PXB", "PHB", "SYS", "XGMI"][(3 * a + b) % 7]
 
@@ -295,9 +291,6 @@ DRAWN = {
     ),
     "this machine": lambda: p.machine(inspect_machine()),
     "8 cores, 1 GPU": lambda: p.machine(computer(8, 1, physical_cores=4, cpu=LONG)),
-    "128 cores, islands": lambda: p.machine(
-        computer(128, 8, two_sockets, memory=2 * 10**12)
-    ),
     "16 GPUs, every link": lambda: p.machine(computer(7, 16, any_link)),
     "a broken driver": lambda: p.machine(computer(1, gpu_problem=LONG)),
     "1 rank": lambda: p.ranks_on_cores(1, 1),
@@ -315,11 +308,9 @@ DRAWN = {
     "no guess": lambda: p.guess_and_measured(None, 0.0123456, "s", "A cell"),
     "a far guess": lambda: p.guess_and_measured(1, 123456789, LONG, LONG),
     "a huge guess": lambda: p.guess_and_measured(1000, 1, "", "Torn off"),
-    "nothing measured": lambda: p.guess_and_measured(0, 0, "", "Messages"),
     "bars": lambda: p.bars(
         {"1 thread": 1.2, "2 threads": 1.3, "your guess": 9.0}, "s", "Work", "A note."
     ),
-    "times": lambda: p.bars({"1 thread": 1, "2 threads": 1.01}, "×", "Speed"),
     "long bars": lambda: p.bars({LONG: 1e12, "b": 0}, "operations", LONG, LONG),
     "all_reduce": lambda: p.collective(
         [[r, 10 + r] for r in range(4)], [[6, 46]] * 4, "all_reduce"
@@ -358,7 +349,6 @@ DRAWN = {
     ),
     "many buckets": lambda: p.overlap(p.step_events(MANY)),
     "FSDP": lambda: p.fsdp_schedule(fsdp_step()),
-    "kept": lambda: p.fsdp_schedule(fsdp_step(False, free=False), title=LONG),
     "30 units": lambda: p.fsdp_schedule(
         fsdp_step(units=[f"{k}: {LONG}" for k in range(30)])
     ),
@@ -409,7 +399,6 @@ DRAWN = {
     "learning rates": lambda: p.learning_rates(
         {"1 rank": [0.1] * 40, "warm-up": [0.1 + 0.03 * k for k in range(10)] + [0.4]}
     ),
-    "one rate": lambda: p.learning_rates({LONG: [-1]}, title=LONG),
     "message times": lambda: p.transfer_times(SIZES, NOISY, FIT),
     "micro-batches": lambda: p.micro_batch_times(
         TIMES, step_seconds, best=6.3, one_device=0.04
@@ -425,9 +414,6 @@ DRAWN = {
     ),
     "one point": lambda: p.scaling(curve("ring", [1])),
     "close": lambda: p.predicted_and_measured(predictions(1.02, 0.97, 1.1, 1)),
-    "far off": lambda: p.predicted_and_measured(
-        predictions(0.2, 1, 7, 30, noise=0.4) + predictions(1, 2, 1, 1, name=LONG)
-    ),
     "five collectives": lambda: p.collective_bandwidth(measured(*FIVE)),
     "no fit": lambda: p.collective_bandwidth(measured("broadcast", sizes=(1000,))),
     "small sizes": lambda: p.collective_bandwidth(

@@ -22,7 +22,7 @@ from course_utils import pictures
 from course_utils.pictures import Picture, draw, training, words
 from course_utils.theory import costs
 from tests import pictures_table as table
-from tests.pictures_table import DRAWN, LONG
+from tests.pictures_table import DRAWN
 
 every_picture = pytest.mark.parametrize("name", DRAWN)
 
@@ -162,19 +162,6 @@ def test_a_picture_suits_a_notebook(name):
     assert np.abs(seen - exact).mean() < 0.2
 
 
-@pytest.mark.parametrize("words", [LONG, "oneverylongwordwithoutspaces", "a\n" + LONG])
-def test_a_label_is_made_to_fit_its_box(words):
-    picture, board = draw.board(3.0, "Title")
-    for step in range(1, 12):
-        size = {"width": 0.35 + step / 7, "height": 0.36 + step / 30}
-        draw.box(board, 0.3, 0.3, label=words, **size)
-    picture.canvas.draw()
-    assert len(picture.labels) == 11
-    for text, box in picture.labels:
-        assert inside(extent(text), extent(box)), text
-        assert text.get_text().startswith(words[0])
-
-
 # ---------------------------------------------------------------- colours
 
 
@@ -277,12 +264,6 @@ def test_exposed_is_what_no_computing_hides():
     assert "communication 6 s in 3 all-reduces, of which 4 s exposed (44.4 %" in summary
     before = pictures.overlap([row[1:]])  # the forward pass was not recorded
     assert "of which 4.5 s exposed" in before.summary
-
-
-def test_a_run_that_comes_back_was_above_the_limit():
-    runs = {"a": [0, 1, 0], "b": [table.NAN, 0, 0]}
-    summary = pictures.difference_by_step(runs).summary
-    assert summary.endswith("First above 1e-06 at step 1: b; at step 2: a.")
 
 
 # ---------------------------------------------------------------- that it is to scale

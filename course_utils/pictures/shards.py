@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from course_utils.pictures import charts, draw, words
@@ -325,7 +325,6 @@ def ddp_buckets(
     room = 0.12 + max(draw.width_of(text, SMALL) for text in said)
     left = MARGIN + label
     inch = (WIDTH - MARGIN - room - left) / (max(sizes) or 1.0)
-    written = _names([part for bucket in buckets for part in bucket], inch)
     for row, number in enumerate(places):
         y = height - 0.56 - (row + 1) * step
         if number is None:
@@ -336,7 +335,7 @@ def ddp_buckets(
         for place, (name, nbytes) in enumerate(buckets[number]):
             wide = nbytes * inch
             looks = {"fill": _BUCKET_COLORS[place % 2], "rounded": 0.0, "line": 0.6}
-            text = draw.first_that_fits((written[name],), wide - _SIDES)
+            text = draw.first_that_fits(_texts(name), wide - _SIDES)
             draw.box(board, x, y + 0.24, wide, 0.24, text, **looks)
             x += wide
         draw.write(board, x + 0.1, y + 0.36, said[number])
@@ -358,23 +357,10 @@ def ddp_buckets(
     return picture
 
 
-def _names(parts: Sequence[tuple[str, float]], inch: float) -> Mapping[str, str]:
-    """What to write for each parameter: its name, or for all of them "layer.w".
-
-    `inch` is the width of a byte. The short form is for all, if it gives one of them a
-    name that has none otherwise.
-    """
-
-    def fitting(names: Mapping[str, str]) -> int:
-        return sum(
-            draw.width_of(names[name], SMALL) <= nbytes * inch - _SIDES
-            for name, nbytes in parts
-        )
-
-    whole = {name: name for name, _ in parts}
-    layers = {name: name.rpartition(".") for name in whole}
-    short = {n: f"{a}{dot}{b[:1]}" if a else n for n, (a, dot, b) in layers.items()}
-    return short if fitting(short) > fitting(whole) else whole
+def _texts(name: str) -> tuple[str, str]:
+    """What to write for a parameter: "layer.weight", or "layer.w" in little room."""
+    layer, _, last = name.rpartition(".")
+    return name, f"{layer}.{last[:1]}" if layer else name
 
 
 def _from_to(bucket: Sequence[tuple[str, float]]) -> str:
