@@ -433,20 +433,11 @@ SAID = {
     "2 × 4, a guess": "node 0 has ranks 0 to 3; node 1 has ranks 4 to 7. Local rank 1 "
     "on node 1: It is rank 5. You said 4, which is another GPU.",
     "a guess": "A first cell: guess 2 s, measured 3 s. The measured value is 1.5 times",
-    "bars": "Work: 1 thread 1.2 s, 2 threads 1.3 s, your guess 9 s. A note.",
     "all_reduce": "Before: rank 0 holds [0, 10], rank 1 holds [1, 11], rank 2 holds "
     "[2, 12], rank 3 holds [3, 13]. After: every rank holds [6, 46].",
     "partial": "reduce SUM on 3 ranks, root: rank 0. Before: rank 0 holds [1], rank 1 "
     "holds [2], rank 2 holds [3]. After: rank 0 holds [6], rank 1 holds [5], rank 2 "
     "holds [3]. Only the root is promised the result: undefined on ranks 1 and 2.",
-    "tree on 5": "4 messages in 3 steps, 16 MB in all. Busiest: rank 0, with 3 "
-    "messages (12 MB) sent or received. Step 1: 0 to 1 (4 MB); step 2: 0 to 2 (4 MB), "
-    "1 to 3 (4",
-    "4 GPUs": "3. replicate the model: cuda:0 sends 3 × 22.4 kB to cuda:1, cuda:2 and "
-    "cuda:3. 4. parallel_apply: forward: cuda:0, cuda:1, cuda:2 and cuda:3 compute. "
-    "5. gather the outputs: cuda:1, cuda:2 and cuda:3 send 3 × 160 B to cuda:0. 6. "
-    "loss: cuda:0 computes. 7. backward, gradients reduced: cuda:0 sends 3 × 160 B to "
-    "cuda:1,",
     "a skipped all-reduce": "3 ranks over 5 s. Times in s: rank 0: compute 0.2, wait "
     "4.8; rank 1: compute 0.3, stuck 4.7; rank 2: compute 0.4.",
     "naive": "320 ms in all. Times in ms: cuda:0 forward 50, backward 100, transfer "
@@ -463,16 +454,7 @@ SAID = {
     "two devices": "cuda:0 holds 220 MiB (parameters 5, gradients 5, activations 210); "
     "cuda:1 holds 381 MiB (parameters 92, gradients 92, optimizer state 92, "
     "activations 102, other 3). Each has 320 MiB.",
-    "stages": "DDP holds 120 GB (parameters 15, gradients 15, optimizer state 90): "
-    "34.5 too much for H100; ZeRO-1 holds 31.4 GB (parameters 15, gradients 15, "
-    "optimizer state 1.41): 54.1 left on H100; ZeRO-2 holds 16.6 GB",
     "a record": "FSDP: measured peak 9 kB, at the end 4 kB.",
-    "10 items": "rank 2 gets 2, 6, 0; rank 3 gets 3, 7, 1. 10 items, 4 ranks: 3 a "
-    "rank. Repeated: 0 and 1.",
-    "dropped": "rank 3 gets 3, 7. 10 items, 4 ranks: 2 a rank. Dropped: 8 and 9.",
-    "shards": "15 elements in 2 parameters, 1 element of padding, 4 shards of 4. Rank "
-    "0: fc.weight[0:4]; rank 1: fc.weight[4:8]; rank 2: fc.weight[8:12]; rank 3: "
-    "fc.bias[0:3], 1 element of padding.",
     "3 equal curves": "4 ranks: loss from 2.3 to 0.287, test accuracy 93.3 % after 8 "
     "epochs. The runs are equal in every epoch.",
     "becomes nan": "The loss of b is not finite from epoch 3 on.",
@@ -482,10 +464,6 @@ SAID = {
     "0 and nan": "Always 0: mean. First above 1e-06 at step 1: sum.",
     "message times": "Fitted: latency 60 µs, bandwidth 1.6 GB/s. The largest error of "
     "the fit is 50 %.",
-    "micro-batches": "1: 41, 2: 31.5, 4: 27.5, 8: 27, 16: 29.8, 32: 37.1. One device: "
-    "40. Fastest of those measured: 8 micro-batches. Best by the formula: 6.3.",
-    "scaling": "ring: time 100 ms on 8 GPUs, 849 ms on 10,000. tree: time 70 ms on 8 "
-    "GPUs, 131 ms on 64.",
     "close": "ring: measured / predicted from 0.97 to 1.1; the prediction is within "
     "the A/A band at 3 of 4 sizes. Farthest off at 1.05 MB: predicted 4.2 ms, "
     "measured 4.62 ms (A/A 4.39 ms to 4.85 ms).",

@@ -500,13 +500,6 @@ def test_dollar_signs_are_text():
     assert not any(text.get_parse_math() for text in texts_of(picture))
 
 
-def test_savefig_writes_a_file(tmp_path):
-    for name in ("picture.png", "picture.svg", "picture.pdf"):
-        drawn("a guess").savefig(tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 1000
-    assert len(drawn("a guess").png()) > 1000
-
-
 def test_import_is_light_and_leaves_the_backend_alone():
     code = """
 import sys
