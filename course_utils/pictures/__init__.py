@@ -16,22 +16,9 @@ in a colour alone: it is also in a word, a hatch, a line style or a marker. Text
 at least 9 pt. Lengths are inches, from the bottom left of the picture.
 """
 
-from course_utils.pictures.charts import (
-    bars,
-    course_map,
-    guess_and_measured,
-)
-from course_utils.pictures.collectives import (
-    collective,
-    collective_bandwidth,
-    message_steps,
-)
-from course_utils.pictures.devices import (
-    data_parallel_steps,
-    device_memory,
-    device_timeline,
-    micro_batch_times,
-)
+from course_utils.pictures.charts import bars, guess_and_measured
+from course_utils.pictures.collectives import collective
+from course_utils.pictures.course_map import course_map
 from course_utils.pictures.draw import Picture
 from course_utils.pictures.machines import (
     bandwidth_ladder,
@@ -40,22 +27,34 @@ from course_utils.pictures.machines import (
     ranks_on_cores,
     ranks_on_nodes,
     transfer_ladder,
-    transfer_times,
 )
 from course_utils.pictures.memory import (
-    flat_shards,
-    fsdp_events,
-    fsdp_schedule,
+    device_memory,
     memory_over_time,
     memory_per_gpu,
 )
-from course_utils.pictures.overlap import ddp_buckets, overlap, step_events
-from course_utils.pictures.ranks import Interval, timeline
-from course_utils.pictures.scaling import predicted_and_measured, scaling
+from course_utils.pictures.messages import data_parallel_steps, message_steps
+from course_utils.pictures.shards import ddp_buckets, flat_shards, partition
+from course_utils.pictures.speeds import (
+    collective_bandwidth,
+    micro_batch_times,
+    predicted_and_measured,
+    scaling,
+    transfer_times,
+)
+from course_utils.pictures.timelines import (
+    Interval,
+    device_timeline,
+    fsdp_events,
+    fsdp_schedule,
+    overlap,
+    pipeline_ticks,
+    step_events,
+    timeline,
+)
 from course_utils.pictures.training import (
     difference_by_step,
     learning_rates,
-    partition,
     training_curves,
 )
 
@@ -85,6 +84,7 @@ __all__ = [
     "micro_batch_times",
     "overlap",
     "partition",
+    "pipeline_ticks",
     "predicted_and_measured",
     "ranks_on_cores",
     "ranks_on_nodes",

@@ -1,197 +1,59 @@
-"""Charts of what was guessed and measured, and the map of the course."""
+"""Charts: bars, stacked bars, curves. And what was guessed beside what was measured."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from course_utils.pictures import draw
+from course_utils.pictures import draw, words
 from course_utils.pictures.draw import (
-    BLUE,
-    GREEN,
     INK,
-    LARGE,
-    LINE,
+    LOOKS,
     MARGIN,
     MIST,
     NORMAL,
-    ORANGE,
     PAPER,
     QUIET,
-    SKY,
     SMALL,
     WIDTH,
     Picture,
 )
 
-if TYPE_CHECKING:
-    from course_utils.notebook.lessons import Lesson
+# --- bars -----------------------------------------------------------------------------
 
-# --- the map of the course -------------------------------------------------------
-
-
-class _Stage(NamedTuple):
-    """Lessons that run in the same kind of place, from lesson `start` on."""
-
-    start: str
-    name: str
-    place: str
-    virtual: bool
-
-
-_STAGES = (
-    _Stage("00", "First steps", "on your machine", False),
-    _Stage("02", "Virtual GPUs", "in one process", True),
-    _Stage("04", "Real processes", "one for each rank", False),
-)
+_GUESS = "your guess"  # with which the name of a guess begins
+_FAR = 2.0  # a guess that is this many times as long as all else is drawn torn off
 
 
 @draw.picture
-def course_map(
-    lessons: "Sequence[Lesson]",
-    done: Collection[str] = frozenset(),
-    here: str | None = None,
-) -> Picture:
-    """The lessons as a path to follow, grouped by where their code runs.
+def bars(values: Mapping[str, float], unit: str, title: str, note: str = "") -> Picture:
+    """Measured values as bars, one below the other, to the same scale.
 
-    A lesson whose notebook is not in this copy of the course is marked "to come".
+    A value whose name begins with "your guess" is hatched yellow. A guess that is far
+    too large is drawn torn off, so that the others stay visible.
 
     Args:
-        lessons: The lessons to draw, such as `course_utils.LESSONS`.
-        done: Numbers of the lessons that are finished, such as {"00", "01"}.
-        here: The number of the lesson in front of the learner, if any.
+        values: From a name to its value, 0 or more; one to six of them.
+        unit: The unit of all, such as "s" (then ms or µs where that reads better).
+        title: What was measured.
+        note: What follows from it, in one line.
 
     Raises:
-        ValueError: `done` or `here` names a lesson that is not on the map.
+        TypeError: a value is not a number.
+        ValueError: a value is negative or not finite, or there are too many or none.
     """
-    done = {done} if isinstance(done, str) else set(done)
-    numbers = [lesson.number for lesson in lessons]
-    unknown = sorted(map(repr, (done | {here}) - {*numbers, None}))
-    if unknown:
-        raise ValueError(
-            f"There is no lesson {draw.listed(unknown)} on the map. "
-            f"The lessons are {', '.join(numbers)}."
-        )
-    # The path turns where the last stage begins, and then after every five lessons.
-    rows: list[list[Lesson]] = []
-    for lesson in lessons:
-        if not rows or len(rows[-1]) == 5 or lesson.number == _STAGES[-1].start:
-            rows.append([])
-        rows[-1].append(lesson)
-
-    gap, pad, turn = 0.28, 0.1, 0.34
-    width = (WIDTH - 2 * MARGIN - 2 * pad + gap) / 5 - gap
-    tall = 0.86
-    row_height = tall + 0.48
-    height = 0.56 + len(rows) * (row_height + turn) - turn + 0.22
-    picture, board = draw.board(
-        height, f"The course: {draw.count(len(lessons), 'lesson')}"
-    )
-    if done:
-        looks = {"size": NORMAL, "color": QUIET, "ha": "right"}
-        said = f"{len(done)} of {len(lessons)} done"
-        draw.write(board, WIDTH - MARGIN, height - 0.28, said, **looks)
-    for index, row in enumerate(rows):
-        bottom = height - 0.56 - index * (row_height + turn) - row_height
-        _stage_bands(board, row, (MARGIN, bottom, width, row_height), gap, pad)
-        for place, lesson in enumerate(row):
-            x, y = MARGIN + pad + place * (width + gap), bottom + 0.18
-            if place:
-                draw.arrow(board, (x - gap, y + tall / 2), (x, y + tall / 2))
-            state = {"done": lesson.number in done, "here": lesson.number == here}
-            _lesson_card(board, lesson, (x, y, width, tall), **state)
-        if index + 1 < len(rows):
-            # From the last card down, and back to the first card of the next row.
-            first = MARGIN + pad + width / 2
-            last, level = x + width / 2, bottom - turn / 2
-            start = y - 0.13 if lesson.number == here else y
-            board.plot([last, last, first], [start, level, level], color=INK, lw=1.2)
-            draw.arrow(board, (first, level), (first, bottom - turn))
-    picture.summary = _map_in_words(lessons, done, here)
+    words.few(values, "values", 6)
+    for name, value in values.items():
+        words.not_negative(value, name)
+    if unit == "s":
+        unit, size = words.unit_of(max(values.values()))
+        values = {name: value / size for name, value in values.items()}
+    said = {name: _with_unit(value, unit) for name, value in values.items()}
+    picture = _bars(values, said, title, note)
+    numbers = ", ".join(f"{name} {text}" for name, text in said.items())
+    picture.summary = f"{title}: {numbers}. {note}".strip()
     return picture
-
-
-def _stage_of(lesson: "Lesson") -> _Stage:
-    return [stage for stage in _STAGES if stage.start <= lesson.number][-1]
-
-
-def _stage_bands(
-    board: Axes,
-    row: "Sequence[Lesson]",
-    first_card: tuple[float, float, float, float],
-    gap: float,
-    pad: float,
-) -> None:
-    """A band behind the lessons of each stage, dashed where something is virtual."""
-    left, bottom, card, height = first_card
-    stages = [_stage_of(lesson) for lesson in row]
-    for stage in dict.fromkeys(stages):
-        x = left + stages.index(stage) * (card + gap)
-        width = stages.count(stage) * (card + gap) - gap + 2 * pad
-        looks = {"fill": MIST, "edge": LINE}
-        if stage.virtual:
-            looks = {"fill": draw.tint(SKY, 0.16), "edge": BLUE, "dashed": True}
-        draw.box(board, x, bottom, width, height, **looks)
-        y = bottom + height - 0.17
-        draw.write(board, x + pad, y, stage.name, weight="bold")
-        after = x + pad + draw.width_of(stage.name, SMALL, "bold") + 0.1
-        where = draw.cut(stage.place, x + width - after - 0.06, SMALL)
-        draw.write(board, after, y, where, color=QUIET)
-
-
-def _lesson_card(
-    board: Axes,
-    lesson: "Lesson",
-    place: tuple[float, float, float, float],
-    *,
-    done: bool,
-    here: bool,
-) -> None:
-    x, y, width, height = place
-    there = getattr(lesson, "exists", True)
-    color = INK if there else QUIET
-    fill = draw.tint(GREEN, 0.22) if done else PAPER
-    edge, line = (BLUE, 2.6) if here else (color, 0.8)
-    card = draw.box(board, x, y, width, height, fill=fill, edge=edge, line=line)
-    top = y + height - 0.21
-    title = draw.wrap(lesson.title, width - 0.16, NORMAL, lines=2)
-    looks = {"color": color, "size": LARGE, "weight": "bold"}
-    texts = [draw.write(board, x + 0.1, top, lesson.number, **looks)]
-    looks = {"color": color, "size": NORMAL, "va": "top"}
-    texts.append(draw.write(board, x + 0.1, top - 0.16, title, **looks))
-    if done or not there:
-        mark = "✓ done" if done else "to come"
-        looks = {"weight": "bold"} if done else {"color": QUIET}
-        texts.append(draw.write(board, x + width - 0.1, top, mark, ha="right", **looks))
-    board.get_figure().labels += [(text, card) for text in texts]
-    if here:
-        looks = {"fill": BLUE, "edge": BLUE, "weight": "bold", "color": PAPER}
-        draw.box(board, x + 0.1, y - 0.13, width - 0.2, 0.23, "you are here", **looks)
-
-
-def _map_in_words(
-    lessons: "Sequence[Lesson]", done: Collection[str], here: str | None
-) -> str:
-    titles = {lesson.number: f"{lesson.number} {lesson.title}" for lesson in lessons}
-    stages: dict[str, list[str]] = {}
-    for lesson in lessons:
-        stages.setdefault(_stage_of(lesson).name, []).append(titles[lesson.number])
-    path = ". ".join(f"{name}: {', '.join(them)}" for name, them in stages.items())
-    coming = [le.number for le in lessons if not getattr(le, "exists", True)]
-    state = [
-        f"done: {draw.listed(number for number in titles if number in done) or 'none'}"
-    ]
-    if here is not None:
-        state.append(f"you are here: {titles[here]}")
-    if coming:
-        state.append(f"to come: {draw.listed(coming)}")
-    return (
-        f"The course: {draw.count(len(lessons), 'lesson')}. {path}. "
-        + draw.sentence("; ".join(state))
-    )
-
-
-# --- a guess and what was measured ---------------------------------------------------
 
 
 @draw.picture
@@ -210,38 +72,54 @@ def guess_and_measured(
         TypeError: a value is not a number.
         ValueError: a value is not finite, or `measured` is negative.
     """
-    values = {"measured": draw.finite(measured, "measured")}
+    measured = words.not_negative(measured, "measured")
+    said = {"measured": _with_unit(measured, unit)}
     if guess is not None:
-        values["guess"] = guess = draw.finite(guess, "guess")
-    if measured < 0:
-        raise ValueError(f"measured is {measured}: expected 0 or more.")
-    said = {name: f"{draw.spoken(v, 3)} {unit}".strip() for name, v in values.items()}
-    picture, board = draw.board(1.95, title)
-    left = MARGIN + 1.05
+        guess = words.finite(guess, "guess")
+        said[_GUESS] = _with_unit(guess, unit)
+    note = _compared(guess, measured)
+    picture = _bars({_GUESS: guess, "measured": measured}, said, title, note)
+    numbers = f"guess {said[_GUESS]}, " if _GUESS in said else ""
+    picture.summary = f"{title}: {numbers}measured {said['measured']}. {note}"
+    return picture
+
+
+def _with_unit(value: float, unit: str) -> str:
+    number = words.spoken(value, 3)
+    return f"{number}×" if unit == "×" else f"{number} {unit}".strip()
+
+
+def _bars(
+    values: Mapping[str, float | None], said: Mapping[str, str], title: str, note: str
+) -> Picture:
+    low, step = 0.5 if note else 0.22, 0.44
+    picture, board = draw.board(0.56 + step * len(values) + low, title)
+    left = MARGIN + 0.2 + min(max(draw.width_of(name, NORMAL) for name in values), 2.4)
     room = max(draw.width_of(text, NORMAL, "bold") for text in said.values())
     room = min(room, 2.6)
     width = WIDTH - MARGIN - left - room - 0.15
-    most = max(values.values()) or 1.0
-    rows = (("guess", "your guess"), ("measured", "measured"))
-    for row, (what, word) in enumerate(rows):
-        y = 1.02 - row * 0.44
-        draw.write(board, MARGIN, y + 0.16, word, size=NORMAL)
-        if what not in said:
-            looks = {"edge": LINE, "dashed": True, "color": QUIET}
-            draw.box(board, left, y, 1.2, 0.32, "no guess yet", **looks)
+    measured = [v for name, v in values.items() if not name.startswith(_GUESS)]
+    most = max((v for v in values.values() if v is not None), default=0.0)
+    if measured and max(measured):
+        most = min(most, _FAR * max(measured))
+    for row, (name, value) in enumerate(values.items()):
+        y = low + step * (len(values) - 1 - row) + 0.06
+        draw.write(board, MARGIN, y + 0.16, draw.cut(name, 2.4, NORMAL), size=NORMAL)
+        if value is None:
+            draw.box(board, left, y, 1.2, 0.32, "no guess yet", **LOOKS["idle"])
             continue
-        wide = max(width * values[what] / most, 0.03)
-        looks = {"fill": draw.tint(BLUE, 0.6)}
-        if what == "guess":
-            looks = {"fill": draw.tint(ORANGE, 0.35), "hatch": "////"}
-        draw.box(board, left, y, wide, 0.32, rounded=0.01, **looks)
-        text = draw.cut(said[what], room, NORMAL, "bold")
+        wide = max(width * min(value / (most or 1.0), 1.0), 0.03)
+        looks = LOOKS["guess" if name.startswith(_GUESS) else "measured"]
+        draw.box(board, left, y, wide, 0.32, **{**looks, "rounded": 0.01})
+        if value > most:
+            for x in (left + wide - 0.28, left + wide - 0.16):
+                board.plot(
+                    [x - 0.06, x + 0.06], [y - 0.02, y + 0.34], color=PAPER, lw=4
+                )
+        text = draw.cut(said[name], room, NORMAL, "bold")
         looks = {"size": NORMAL, "weight": "bold"}
         draw.write(board, left + wide + 0.1, y + 0.16, text, **looks)
-    verdict = _compared(guess, values["measured"])
-    draw.write(board, MARGIN, 0.24, verdict, color=QUIET)
-    numbers = f"guess {said['guess']}, " if "guess" in said else ""
-    picture.summary = f"{title}: {numbers}measured {said['measured']}. {verdict}"
+    draw.note(board, note)
     return picture
 
 
@@ -258,50 +136,335 @@ def _compared(guess: float | None, measured: float) -> str:
     if abs(ratio - 1) < 0.01:
         return "The guess is within 1 % of the measured value."
     if ratio > 1:
-        return f"The measured value is {draw.spoken(ratio, 3)} times the guess."
-    return f"The guess is {draw.spoken(1 / ratio, 3)} times the measured value."
+        return f"The measured value is {words.spoken(ratio, 3)} times the guess."
+    return f"The guess is {words.spoken(1 / ratio, 3)} times the measured value."
 
 
-# --- a few measured values ------------------------------------------------------
+# --- stacked bars against limits ------------------------------------------------------
 
 
-@draw.picture
-def bars(values: Mapping[str, float], unit: str, title: str, note: str = "") -> Picture:
-    """Measured values as bars, one below the other, to the same scale.
+def stacked(
+    rows: Mapping[str, Mapping[str, float]],
+    limits: Mapping[str, float],
+    title: str,
+    said: Mapping[str, Sequence[str]],
+    *,
+    room_left: bool = False,
+    aside: str = "",
+) -> Picture:
+    """Bars of parts to the same scale, with limits as lines; no summary yet.
 
     Args:
-        values: From a name to its value, 0 or more; one to six of them.
-        unit: The unit of all, such as "s" (then ms or µs where that reads better).
-        title: What was measured.
-        note: What follows from it, in one line.
-
-    Raises:
-        TypeError: a value is not a number.
-        ValueError: a value is negative or not finite, or there are too many or none.
+        rows: From a name to its parts: from a name in `draw.LOOKS` to an amount.
+        limits: From a name to an amount, rising.
+        title: What the picture shows.
+        said: One or two lines for each row, at its right.
+        room_left: Whether to frame what is free below the last limit.
+        aside: A few words at the right of the key.
     """
-    if not 1 <= len(values) <= 6:
-        raise ValueError(f"values holds {len(values)} values: expected 1 to 6.")
-    for name, value in values.items():
-        if draw.finite(value, name) < 0:
-            raise ValueError(f"{name} is {value}: expected 0 or more.")
-    if unit == "s":
-        unit, size = draw.unit_of(max(values.values()))
-        values = {name: value / size for name, value in values.items()}
-    said = {name: f"{draw.spoken(v, 3)} {unit}".strip() for name, v in values.items()}
-    low = 0.5 if note else 0.22
-    picture, board = draw.board(0.56 + 0.44 * len(values) + low, title)
-    left = MARGIN + 0.2 + min(max(draw.width_of(name, NORMAL) for name in values), 2.4)
-    room = max(draw.width_of(text, NORMAL, "bold") for text in said.values()) + 0.15
-    width = WIDTH - MARGIN - left - room
-    most = max(values.values()) or 1.0
-    for row, (name, value) in enumerate(values.items()):
-        y = low + 0.44 * (len(values) - 1 - row) + 0.06
-        draw.write(board, MARGIN, y + 0.16, draw.cut(name, 2.4, NORMAL), size=NORMAL)
-        wide = max(width * value / most, 0.03)
-        draw.box(board, left, y, wide, 0.32, rounded=0.01, fill=draw.tint(BLUE, 0.6))
-        looks = {"size": NORMAL, "weight": "bold"}
-        draw.write(board, left + wide + 0.1, y + 0.16, said[name], **looks)
-    draw.note(board, note)
-    numbers = ", ".join(f"{name} {text}" for name, text in said.items())
-    picture.summary = f"{title}: {numbers}. {note}".strip()
+    step, low = 0.54, 0.58
+    most = max(*(sum(parts.values()) for parts in rows.values()), *limits.values())
+    left = MARGIN + 0.16 + min(max(draw.width_of(name, NORMAL) for name in rows), 1.7)
+    room = 0.16 + max(
+        draw.width_of(text, NORMAL, "bold") for lines in said.values() for text in lines
+    )
+    inch = (WIDTH - MARGIN - left - room) / most
+    lines = [left + amount * inch for amount in limits.values()]
+    levels = _levels([*limits], lines)
+    head = 0.19 * (1 + max(level for level, _ in levels))
+    picture, board = draw.board(0.54 + head + step * len(rows) + low, title)
+    top = low + step * len(rows)
+    for name, x, (level, middle) in zip(limits, lines, levels, strict=True):
+        y = top + 0.1 + 0.19 * level
+        board.plot([x, x], [low, y - 0.08], zorder=2, **draw.LIMIT)
+        behind = {"fc": PAPER, "ec": "none", "pad": 1.0}
+        draw.write(board, middle, y, name, ha="center", bbox=behind)
+    for row, (name, parts) in enumerate(rows.items()):
+        y = low + step * (len(rows) - 1 - row)
+        middle = y + step / 2
+        draw.write(board, MARGIN, middle, draw.cut(name, 1.7, NORMAL), size=NORMAL)
+        x, unnamed, numbers = left, [], []
+        for what, amount in parts.items():
+            wide = amount * inch
+            if amount:
+                looks = {"rounded": 0.0, **LOOKS[what]}
+                box = draw.box(board, x, y + 0.07, wide, step - 0.14, **looks)
+                at, free = free_part(x, x + wide, lines)
+                number = words.spoken(amount, 3)
+                text = draw.first_that_fits((f"{what} {number}", number), free - 0.14)
+                if text:
+                    draw.name(board, box, at, middle, text)
+                else:
+                    unnamed.append(f"{what} {number}")
+                    numbers.append(number)
+            x += wide
+        free = (lines[-1] if room_left else WIDTH - MARGIN - room) - x
+        texts = [", ".join(unnamed), " + ".join(numbers)]
+        if room_left and free > 0.02:
+            looks = {"rounded": 0.0, **LOOKS["idle"]}
+            draw.box(board, x, y + 0.07, free, step - 0.14, **looks)
+            texts += [] if unnamed else ["room left", "room"]
+        text = draw.first_that_fits([t for t in texts if t], free - 0.14)
+        behind = {"fc": PAPER, "ec": "none", "pad": 1.5}
+        at = x + free / 2 if room_left else x + 0.08 + draw.width_of(text, SMALL) / 2
+        looks = {"ha": "center", "color": QUIET, "bbox": behind}
+        draw.write(board, at, middle, text, **looks)
+        for place, text in enumerate(said[name]):
+            looks = (
+                {"weight": "normal"} if place else {"size": NORMAL, "weight": "bold"}
+            )
+            y = middle + (0.1 - 0.2 * place) * (len(said[name]) > 1)
+            draw.write(board, WIDTH - MARGIN - room + 0.16, y, text, **looks)
+    used = [what for what in LOOKS if any(parts.get(what) for parts in rows.values())]
+    draw.key(board, low - 0.28, [(what, LOOKS[what]) for what in used])
+    draw.write(board, WIDTH - MARGIN, low - 0.28, aside, ha="right", color=QUIET)
     return picture
+
+
+def free_part(start: float, stop: float, lines: Sequence[float]) -> tuple[float, float]:
+    """The middle and the width of the widest part that no line crosses."""
+    edges = [start, *(x for x in lines if start < x < stop), stop]
+    width, left = max((b - a, a) for a, b in zip(edges, edges[1:], strict=False))
+    return left + width / 2, width
+
+
+def _levels(names: Sequence[str], places: Sequence[float]) -> list[tuple[int, float]]:
+    """For names above lines: the level at which there is room, and the middle."""
+    ends: list[float] = []
+    found = []
+    for name, x in zip(names, places, strict=True):
+        half = draw.width_of(name, SMALL) / 2
+        middle = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
+        free = [k for k, end in enumerate(ends) if end + 0.12 < middle - half]
+        level = free[0] if free else len(ends)
+        if level == len(ends):
+            ends.append(0.0)
+        ends[level] = middle + half
+        found.append((level, middle))
+    return found
+
+
+# --- curves ---------------------------------------------------------------------------
+
+
+class Curve(NamedTuple):
+    """Points, or a line through them; `looks` are matplotlib's.
+
+    A value that is not finite is not drawn; where it is the last one, the line ends in
+    a cross. `ends` are the lower and upper ends of the bar at each point, if any.
+    """
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    looks: Mapping[str, Any]
+    ends: tuple[Sequence[float], Sequence[float]] | None = None
+
+
+class Axis(NamedTuple):
+    """One axis of a panel; without edges or ticks they follow from the values.
+
+    `whole` is for whole numbers. Of ticks that are too close the last is kept.
+    """
+
+    label: str = ""
+    say: Callable[[float], str] = words.number
+    log: bool = False
+    edges: tuple[float, float] | None = None
+    ticks: Mapping[float, str] | None = None
+    whole: bool = False
+
+
+class Panel(NamedTuple):
+    """One diagram.
+
+    `marks` are lines across it: ("x" or "y", place, looks). `regions` are parts of the
+    x axis, (start, stop, names, whether it is shaded): the first name that fits is
+    written above. `bands` are shaded parts of the y axis. `aside` stands at the right
+    above it, `fill` shades the area below the first curve.
+    """
+
+    heading: str
+    curves: Sequence[Curve]
+    x: Axis = Axis()
+    y: Axis = Axis()
+    marks: Sequence[tuple[str, float, Mapping[str, Any]]] = ()
+    regions: Sequence[tuple[float, float, Sequence[str], bool]] = ()
+    bands: Sequence[tuple[float, float]] = ()
+    aside: str = ""
+    fill: bool = False
+
+
+_POINT = {"ms": 6, "mec": INK, "mew": 0.5, "lw": 1.6}  # unless looks say otherwise
+_MOST_MARKERS = 12
+
+
+def curves(
+    title: str,
+    panels: Sequence[Panel],
+    *,
+    note: str = "",
+    more: Sequence[draw.Entry] = (),
+    beside: bool = False,
+    tall: float = 1.9,
+) -> Picture:
+    """Panels with curves, one key for all of them, and a note; no summary yet.
+
+    Args:
+        title: What the picture shows.
+        panels: From top to bottom, or from left to right.
+        note: What follows from it, in one line.
+        more: Entries of the key besides the curves, such as marks.
+        beside: Whether the panels lie beside each other.
+        tall: Inches of a panel.
+    """
+    named = {c.name: c.looks for panel in panels for c in panel.curves if c.name}
+    entries = [(name, {**_POINT, **looks}) for name, looks in named.items()]
+    entries += [(name, {**_POINT, **looks}) for name, looks in more]
+    lines = len(draw.key_lines(entries)) if entries else 0
+    below = (0.28 if note else 0.0) + draw.KEY_LINE * lines
+    rows = 1 if beside else len(panels)
+    named_x = [bool(panel.x.label) for panel in panels]
+    gap = 0.5 + 0.2 * any(panel.regions and panel.heading for panel in panels)
+    bottom = 0.3 + below + (0.46 if named_x[-1] else 0.26)
+    height = bottom + rows * tall + (rows - 1) * (gap + 0.1) + gap + 0.34
+    picture, board = draw.board(height, title)
+    left, side = MARGIN + 0.75, 0.75
+    columns = len(panels) if beside else 1
+    width = (WIDTH - MARGIN - 0.1 - left - side * (columns - 1)) / columns
+    for number, panel in enumerate(panels):
+        column = number if beside else 0
+        above = 0 if beside else len(panels) - 1 - number
+        place = (
+            left + column * (width + side),
+            bottom + above * (tall + gap + 0.1),
+            width,
+            tall,
+        )
+        _panel(picture, board, panel, place)
+    draw.key(board, 0.02 + below, entries)
+    draw.note(board, note)
+    return picture
+
+
+def _panel(
+    picture: Picture,
+    board: Axes,
+    panel: Panel,
+    place: tuple[float, float, float, float],
+) -> None:
+    left, bottom, width, tall = place
+    axis = draw.chart(picture, *place)
+    finite = [
+        (c, [(x, y) for x, y in zip(c.xs, c.ys, strict=True) if math.isfinite(y)])
+        for c in panel.curves
+    ]
+    xs = [x for c in panel.curves for x in c.xs]
+    ys = [y for _, points in finite for _, y in points]
+    ys += [v for c in panel.curves for values in c.ends or () for v in values]
+    ys += [at for which, at, _ in panel.marks if which == "y"]
+    _scale(axis.set_xscale, axis.set_xlim, panel.x, xs, 0.03)
+    _scale(axis.set_yscale, axis.set_ylim, panel.y, ys or [0.0, 1.0], 0.08)
+    for start, stop, names, shaded in panel.regions:
+        if shaded:
+            axis.axvspan(start, stop, color=MIST, lw=0, zorder=-1)
+        ends = axis.transData.transform([(start, 0.5), (stop, 0.5)])[:, 0] / draw.DPI
+        low, high = max(ends[0], left), min(ends[1], left + width)
+        if not panel.heading or panel.aside:
+            y = bottom + tall + 0.1
+        else:  # beside the heading
+            low = max(low, left + draw.width_of(panel.heading, SMALL, "bold") + 0.1)
+            y = bottom + tall + 0.13
+        text = draw.first_that_fits(names, high - low - 0.06)
+        draw.write(board, (low + high) / 2, y, text, ha="center", color=QUIET)
+    for low, high in panel.bands:
+        axis.axhspan(low, high, color=MIST, lw=0, zorder=0)
+    for which, at, looks in panel.marks:
+        (axis.axvline if which == "x" else axis.axhline)(at, **{"zorder": 1, **looks})
+    for number, (curve, points) in enumerate(finite):
+        _plot(axis, curve, points)
+        if panel.fill and not number:
+            shade = draw.tint(curve.looks["color"], 0.3)
+            axis.fill_between(curve.xs, curve.ys, step="post", color=shade, lw=0)
+    for which, one in (("x", panel.x), ("y", panel.y)):
+        _ticks(axis, which, one, width / 0.75 if which == "x" else 5)
+    draw.grid(axis)
+    y = bottom + tall + 0.13 + 0.2 * bool(panel.aside and panel.regions)
+    room = width - draw.width_of(panel.aside, SMALL) - 0.2
+    heading = draw.cut(panel.heading, room, SMALL, "bold")
+    draw.write(board, left, y, heading, weight="bold")
+    looks = {"ha": "right", "color": QUIET}
+    draw.write(board, left + width, y, panel.aside, **looks)
+    draw.write(board, left + width / 2, bottom - 0.4, panel.x.label, ha="center")
+
+
+def _scale(
+    set_scale: Callable, set_edges: Callable, axis: Axis, values: list, room: float
+) -> None:
+    low, high = axis.edges or (min(values), max(values))
+    if axis.log:
+        set_scale("log")
+        factor = 1.0 if axis.edges else max((high / low) ** room, 1.25)
+        set_edges(low / factor, high * factor)
+    else:
+        more = 0.0 if axis.edges else room * (high - low) or 0.08 * abs(high) or 1.0
+        set_edges(low - more, high + more)
+
+
+def _ticks(axes: Axes, which: str, axis: Axis, most: float) -> None:
+    one = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+    if axis.ticks is not None:
+        ticks = _apart(axes, axis.ticks) if which == "x" else axis.ticks
+        one.set_ticks([*ticks], labels=[*ticks.values()])
+    elif axis.log and high < 6 * low:  # few powers of ten, or none, in between
+        rounded = draw.round_ticks(5).tick_values(low, high)
+        inside = [tick for tick in rounded if low <= tick <= high]
+        one.set_ticks(inside, labels=[axis.say(tick) for tick in inside])
+    elif axis.log:
+        draw.log_ticks(one.set_ticks, (low, high), axis.say, int(most))
+    else:
+        one.set_major_locator(draw.round_ticks(int(most), whole=axis.whole))
+        one.set_major_formatter(lambda value, _: axis.say(value))
+    if axis.log:
+        one.set_minor_locator(draw.NO_TICKS)
+
+
+def _apart(axes: Axes, ticks: Mapping[float, str]) -> dict[float, str]:
+    """The ticks of the x axis for which there is room, the last ones first."""
+    kept, taken = {}, math.inf
+    for place in sorted(ticks, reverse=True):
+        x = axes.transData.transform((place, 1.0))[0] / draw.DPI
+        half = draw.width_of(ticks[place], SMALL) / 2
+        if x + half < taken - 0.1:
+            kept[place], taken = ticks[place], x - half
+    return kept
+
+
+def _plot(axes: Axes, curve: Curve, points: Sequence[tuple[float, float]]) -> None:
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    looks = {**_POINT, **curve.looks}
+    last = len(points) - 1
+    every = 1 if looks.get("ls") == "none" else math.ceil(len(points) / _MOST_MARKERS)
+    if points:
+        looks["markevery"] = [*range(last % every, last + 1, every)]
+    axes.plot(xs, ys, clip_on=False, **{"zorder": 3, **looks})
+    if curve.ends:
+        errors = [
+            [abs(end - y) for end, y in zip(ends, ys, strict=True)]
+            for ends in curve.ends
+        ]
+        bar = {"elinewidth": 2.2, "capsize": 5, "capthick": 2.2, "fmt": "none"}
+        axes.errorbar(xs, ys, yerr=errors, ecolor=looks["color"], **bar)
+    if points and not math.isfinite(curve.ys[-1]):
+        axes.plot(
+            xs[-1:], ys[-1:], "x", ms=9, mew=2, color=draw.VERMILLION, clip_on=False
+        )
+
+
+def by_name(
+    names: Sequence[str], looks: Sequence[Mapping[str, Any]], like: Sequence[str] = ()
+) -> dict[str, Mapping[str, Any]]:
+    """Looks for each name. A name in `like` has the looks that it has there."""
+    order = [*like, *(name for name in names if name not in like)]
+    return {name: looks[order.index(name) % len(looks)] for name in names}

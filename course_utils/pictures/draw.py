@@ -1,4 +1,4 @@
-"""The drawing board: texts that fit, boxes, arrows, numbers in words."""
+"""The drawing board: colours, texts that fit, boxes, arrows, keys, axes."""
 
 import base64
 import functools
@@ -6,7 +6,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib.style
@@ -17,11 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.text import Text
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-
-from course_utils.theory import costs
 
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
@@ -39,6 +37,7 @@ PAPER = "#FFFFFF"
 WIDTH = 8.0
 MARGIN = 0.3
 GAP = 0.07
+_NARROW = 0.07
 SMALL, NORMAL, LARGE = 9.0, 10.0, 13.0
 # Browsers take 96 pixels for an inch; twice as many stay crisp on dense screens.
 CSS_DPI = 96
@@ -66,6 +65,64 @@ _STYLE = [
         "hatch.linewidth": 0.7,
     },
 ]
+
+
+def tint(color: str, share: float = 0.35) -> str:
+    """`color` thinned with white: a fill on which dark text is easy to read."""
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - part) * share):02X}" for part in parts)
+
+
+# Many pictures show the same things: one look for each, in all lessons.
+_COMPUTING = {
+    "forward": {"fill": tint(BLUE, 0.35)},
+    "backward": {"fill": tint(GREEN, 0.3), "hatch": "////"},
+    "optimizer": {"fill": tint(PURPLE, 0.45), "hatch": "...."},
+}
+LOOKS: dict[str, dict[str, Any]] = {
+    # What fills memory, in the order in which it comes into being.
+    "parameters": {"fill": tint(BLUE, 0.35)},
+    "gradients": {"fill": tint(GREEN, 0.3), "hatch": "////"},
+    "optimizer state": {"fill": tint(PURPLE, 0.4), "hatch": "xxxx"},
+    "activations": {"fill": tint(ORANGE, 0.4), "hatch": "\\\\\\\\"},
+    "other": {"fill": MIST, "hatch": "...."},
+    # What goes on. Computing is as in memory, communication orange.
+    **_COMPUTING,
+    "transfer": {"fill": tint(ORANGE, 0.8)},
+    "communicate": {"fill": tint(ORANGE, 0.5)},
+    "all-gather": {"fill": tint(ORANGE, 0.5)},
+    "reduce-scatter": {"fill": tint(ORANGE, 0.45), "hatch": "xxxx"},
+    "exposed": {"fill": tint(VERMILLION, 0.35), "hatch": "xxxx", "hatched": VERMILLION},
+    "compute": {"fill": tint(BLUE, 0.35)},
+    "wait": {"fill": tint(VERMILLION, 0.1), "hatch": "....", "hatched": VERMILLION},
+    "stuck": {
+        **{"fill": tint(VERMILLION, 0.2), "hatch": "xxxx", "hatched": VERMILLION},
+        "line": 2.0,
+    },
+    "idle": {"fill": PAPER, "edge": LINE, "dashed": True, "color": QUIET},
+    "whole": {"fill": tint(SKY, 0.4), "hatch": "----"},
+    # A number that a learner has guessed, and what is compared with it.
+    "guess": {"fill": tint(YELLOW, 0.6), "hatch": "////"},
+    "measured": {"fill": tint(BLUE, 0.6)},
+}
+COMPUTING = tuple(_COMPUTING)
+# The limit that something should stay below.
+LIMIT = {"color": VERMILLION, "lw": 1.6, "ls": (0, (4, 2))}
+# One curve after the other.
+CURVES: tuple[dict[str, Any], ...] = (
+    {"color": BLUE, "marker": "o", "ls": "-"},
+    {"color": VERMILLION, "marker": "s", "ls": (0, (5, 2))},
+    {"color": GREEN, "marker": "^", "ls": (0, (1, 1.5))},
+    {"color": PURPLE, "marker": "D", "ls": (0, (5, 1.5, 1, 1.5))},
+    {"color": INK, "marker": "v", "ls": (0, (8, 3))},
+    {"color": QUIET, "marker": "P", "ls": (0, (3, 1, 1, 1, 1, 1))},
+)
+RANK_COLORS = (SKY, ORANGE, GREEN, PURPLE, YELLOW, BLUE, VERMILLION, LINE)
+
+
+def rank_looks(rank: int) -> dict[str, Any]:
+    """The looks of a box that belongs to a rank."""
+    return {"fill": tint(RANK_COLORS[rank % len(RANK_COLORS)], 0.5)}
 
 
 class Picture(Figure):
@@ -132,102 +189,6 @@ def picture(drawing: Callable[..., Picture]) -> Callable[..., Picture]:
             return drawing(*args, **kwargs)
 
     return drawn
-
-
-# --- words and numbers ---------------------------------------------------------
-
-
-def listed(words: Iterable[object]) -> str:
-    """Words as a list in a sentence: a, b and c."""
-    *most, last = [str(word) for word in words] or [""]
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: 1 rank, 2 ranks."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def sentence(words: str) -> str:
-    """The words with a capital letter and a full stop."""
-    return f"{words[0].upper()}{words[1:]}."
-
-
-def number(value: float, digits: int = 4) -> str:
-    """A value with few significant digits: 3, 0.25, 1.235, 2e-05, 1.2e+09."""
-    if isinstance(value, int) and abs(value) < 10**7:
-        return str(value)
-    text = f"{value + 0.0:.{digits}g}"  # + 0.0 turns -0.0 into 0
-    return f"{value:.0f}" if "e" in text and 1 <= abs(value) < 1e7 else text
-
-
-def spoken(value: float, digits: int = 4) -> str:
-    """A value for a sentence: from a thousand on, whole and with commas."""
-    if 1e3 <= abs(value) < 1e15:
-        return f"{value:,.0f}"
-    return number(value, digits)
-
-
-def whole(value: object, what: str) -> None:
-    """Refuse what is not a whole number from 1 up."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{what} is {value!r}: expected a whole number from 1 up.")
-
-
-def finite(value: object, what: str) -> float:
-    """`value` as a Python number, if it is one that can be drawn."""
-    number = value.item() if hasattr(value, "item") else value
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise TypeError(f"{what} is {value!r}: expected a number.")
-    if not math.isfinite(number):
-        raise ValueError(f"{what} is {number}: only a finite number can be drawn.")
-    return number
-
-
-def shown(count: int, limit: int) -> list[int | None]:
-    """Which of `count` things to draw in `limit` places; None stands for "…"."""
-    if count <= limit:
-        return list(range(count))
-    return [*range(limit - 2), None, count - 1]
-
-
-def unit_of(seconds: float) -> tuple[str, float]:
-    """The unit in which a time is easy to read, and its length in seconds."""
-    if seconds >= 1 or not seconds:
-        return "s", 1.0
-    return ("ms", 1e-3) if seconds >= 1e-3 else ("µs", 1e-6)
-
-
-def speed(value: float) -> str:
-    """A bandwidth: 3.35 TB/s, 0.117 GB/s."""
-    unit, size = ("TB/s", 1e12) if value >= 1e12 else ("GB/s", 1e9)
-    return f"{number(value / size, 3)} {unit}"
-
-
-def byte_size(nbytes: float) -> str:
-    """A size in decimal units: 4 B, 64 kB, 1.05 MB, 14 GB."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{number(nbytes / size, 3)} {unit}"
-    return f"{number(nbytes, 3)} B"
-
-
-def duration(seconds: float) -> str:
-    """A time with three digits at most: 5 µs, 31.1 ms, 1.12 s, 0 s."""
-    if not seconds:
-        return "0 s"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size * 0.9995:
-            return f"{number(seconds / size, 3)} {unit}"
-    return f"{number(seconds / 1e-9, 3)} ns"
-
-
-def binary_unit(nbytes: float) -> tuple[str, float]:
-    """The unit in which an amount of memory is easy to read, and its bytes."""
-    for unit, size in (("TiB", costs.TiB), ("GiB", costs.GiB), ("MiB", costs.MiB)):
-        if nbytes >= size:
-            return unit, size
-    return ("KiB", costs.KiB) if nbytes >= costs.KiB else ("B", 1)
 
 
 # --- texts that fit ------------------------------------------------------------
@@ -320,8 +281,15 @@ def box(
     size: float = SMALL,
     weight: str = "normal",
     color: str = INK,
+    pad: float = 0.04,
 ) -> FancyBboxPatch:
-    """A box with its lower left corner at (x, y), and a label made to fit in it."""
+    """A box with its lower left corner at (x, y), and a label made to fit in it.
+
+    A box that is too narrow for an outline has none: many of them would be one black
+    block.
+    """
+    if width < _NARROW:
+        line, rounded = 0.0, 0.0
     shape = {
         "xy": (x, y),
         "width": width,
@@ -339,16 +307,24 @@ def box(
     if label:
         lines = max(1, int(height / (size * 1.45 / 72)))
         label = "\n".join(
-            wrap(part, width - 0.08, size, 1 if "\n" in label else lines, weight)
+            wrap(part, width - 2 * pad, size, 1 if "\n" in label else lines, weight)
             for part in label.split("\n")
         )
-        looks = {"size": size, "weight": weight, "color": color, "ha": "center"}
-        text = write(board, x + width / 2, y + height / 2, label, **looks)
-        if hatch:
-            # Letters on top of a hatch are hard to read.
-            text.set_bbox({"facecolor": fill, "edgecolor": "none", "pad": 1.5})
-        board.get_figure().labels.append((text, inside))
+        looks = {"size": size, "weight": weight, "color": color}
+        name(board, inside, x + width / 2, y + height / 2, label, **looks)
     return inside
+
+
+def name(
+    board: Axes, inside: FancyBboxPatch, x: float, y: float, text: str, **looks: Any
+) -> None:
+    """Write a text, with its middle at (x, y), that belongs in a box."""
+    written = write(board, x, y, text, ha="center", **looks)
+    if inside.get_hatch():
+        # Letters on top of a hatch are hard to read.
+        paper = {"facecolor": inside.get_facecolor(), "edgecolor": "none", "pad": 0.9}
+        written.set_bbox(paper)
+    board.get_figure().labels.append((written, inside))
 
 
 def arrow(
@@ -369,52 +345,52 @@ def arrow(
     board.add_patch(arrow)
 
 
-def tint(color: str, share: float = 0.35) -> str:
-    """`color` thinned with white: a fill on which dark text is easy to read."""
-    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(255 - (255 - part) * share):02X}" for part in parts)
+Entry = tuple[str, dict[str, Any]]  # what a sample means, and its looks
+_SAMPLE, _AFTER = 0.38, 0.3  # inches of a sample, and after its words
 
 
-def key(board: Axes, y: float, entries: Sequence[tuple]) -> None:
-    """One line of samples, each with what it means."""
-    x = MARGIN
-    for text, *samples in entries:
-        wide = 0.3 / len(samples)
-        for place, looks in enumerate(samples):
-            box(board, x + place * wide, y - 0.08, wide, 0.16, rounded=0.02, **looks)
-        write(board, x + 0.38, y, text, color=QUIET)
-        x += key_width([(text,)])
+def key(board: Axes, y: float, entries: Sequence[tuple], width: float = WIDTH) -> None:
+    """Samples, each with what it means; the first line of them at `y`.
+
+    An entry is (words, looks, ...). Looks are those of `box`, or matplotlib's for a
+    line where they have a "color". Several looks in an entry share one sample.
+    """
+    for line in key_lines(entries, width):
+        x = MARGIN
+        for text, *samples in line:
+            wide = 0.3 / len(samples)
+            for place, looks in enumerate(samples):
+                if "lw" in looks or "marker" in looks:
+                    xs = [x, x + 0.15, x + 0.3]
+                    looks = {"solid_capstyle": "butt", **looks}
+                    board.plot(xs, [y] * 3, markevery=[1], **looks)
+                    continue
+                at = (x + place * wide, y - 0.08, wide, 0.16)
+                box(board, *at, **{**looks, "rounded": 0.02})
+            text = cut(text, 3.0, SMALL)
+            write(board, x + _SAMPLE, y, text, color=QUIET)
+            x += _SAMPLE + width_of(text, SMALL) + _AFTER
+        y -= KEY_LINE
 
 
-def line_key(board: Axes, y: float, entries: Sequence[tuple[str, dict]]) -> None:
-    """One line of samples of lines and markers, each with what it means."""
-    x = MARGIN
-    for text, looks in entries:
-        xs = [x + 0.15] if "marker" in looks else [x, x + 0.32]
-        board.plot(xs, [y] * len(xs), **looks)
-        write(board, x + 0.42, y, text, color=QUIET)
-        x += 0.42 + width_of(text, SMALL) + 0.28
+KEY_LINE = 0.22  # inches from one line of a key to the next
+
+
+def key_lines(entries: Sequence[tuple], width: float = WIDTH) -> list[list[tuple]]:
+    """The entries of a key, broken into lines that fit into `width`."""
+    lines: list[list[tuple]] = [[]]
+    for entry in entries:
+        room = width - 2 * MARGIN + _AFTER
+        if lines[-1] and key_width([*lines[-1], entry]) > room:
+            lines.append([])
+        lines[-1].append(entry)
+    return lines
 
 
 def key_width(entries: Sequence[tuple]) -> float:
-    """The width of the line that `key` draws, in inches."""
-    return sum(0.68 + width_of(text, SMALL) for text, *_ in entries)
-
-
-def key_entry(name: str) -> float:
-    """The room for a short line and a name in a key, in inches."""
-    return 0.48 + min(width_of(name, SMALL), 3.0)
-
-
-def key_lines(names: Sequence[str]) -> list[list[str]]:
-    """The names, broken into lines that fit."""
-    lines: list[list[str]] = [[]]
-    for name in names:
-        used = sum(map(key_entry, lines[-1]))
-        if lines[-1] and used + key_entry(name) > WIDTH - 2 * MARGIN + 0.2:
-            lines.append([])
-        lines[-1].append(name)
-    return lines
+    """The width of these entries in one line, in inches."""
+    texts = [text for text, *_ in entries]
+    return sum(_SAMPLE + _AFTER + min(width_of(t, SMALL), 3.0) for t in texts)
 
 
 def chart(
@@ -435,28 +411,13 @@ def grid(axis: Axes, which: str = "both") -> None:
     axis.set_axisbelow(True)
 
 
-def time_axis(
-    picture: Picture,
-    left: float,
-    bottom: float,
-    width: float,
-    height: float,
-    span: float,
-) -> str:
-    """Lines at round times over `span` seconds; returns the unit of the times."""
-    unit, size = unit_of(span)
-    axis = chart(picture, left, bottom, width, height)
-    axis.set_xlim(0, span / size or 1.0)
-    axis.set_yticks([])
-    axis.spines["left"].set_visible(False)
-    axis.xaxis.set_major_locator(round_ticks(8))
-    grid(axis, "x")
-    return unit
+NO_TICKS = NullLocator()
 
 
-def round_ticks(most: int) -> MaxNLocator:
-    """Ticks at round numbers."""
-    return MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
+def round_ticks(most: int, *, whole: bool = False) -> MaxNLocator:
+    """Ticks at round numbers, or at whole ones."""
+    steps = [1, 2, 5, 10] if whole else [1, 2, 2.5, 5, 10]
+    return MaxNLocator(nbins=most, steps=steps, integer=whole)
 
 
 def log_ticks(

@@ -1,0 +1,628 @@
+"""Timelines: what ranks and devices did when, who waits, and what hides what."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from course_utils.pictures import draw, words
+from course_utils.pictures.draw import (
+    COMPUTING,
+    LINE,
+    LOOKS,
+    MARGIN,
+    NORMAL,
+    PAPER,
+    SMALL,
+    WIDTH,
+    Picture,
+)
+from course_utils.pictures.words import duration
+from course_utils.theory.simulator import FsdpStep, Step
+
+# --- rows of intervals ----------------------------------------------------------------
+
+
+class Interval(NamedTuple):
+    """What was done from `start` to `stop`, in seconds on a clock that all share.
+
+    In a `timeline` its `kind` is "compute", "wait" or "stuck" (a wait that did not end
+    by itself).
+    """
+
+    start: float
+    stop: float
+    label: str
+    kind: str
+
+
+class _Row(NamedTuple):
+    """A row of a timeline: a name, intervals, and what is said at the right.
+
+    `heading` stands above it, with a line; `line` is whether a line is below it.
+    """
+
+    name: str
+    parts: Sequence[Interval]
+    said: str = ""
+    heading: str = ""
+    tall: float = 0.27
+
+
+_PAUSE = 0.26  # inches above a row that has a heading
+_SIDES = 0.1  # inches of a box beside its label
+_DOT = 0.03  # inches of what takes next to no time
+
+
+def _rows(
+    rows: Sequence[_Row], span: float, title: str, *, column: str = ""
+) -> Picture:
+    """The rows on one axis of time, and the key of their kinds; no summary yet.
+
+    Labels are cut to their last word where not all of their kind fit. `column` is the
+    heading of what is said at the right.
+    """
+    tall = sum(row.tall + _PAUSE * bool(row.heading) for row in rows)
+    kinds = {part.kind for row in rows for part in row.parts}
+    entries = [(_KEY.get(k, k), LOOKS[k]) for k in LOOKS if k in kinds]
+    low = 0.86 + draw.KEY_LINE * (len(draw.key_lines(entries)) - 1)
+    picture, board = draw.board(low + tall + 0.56 + 0.2 * bool(column), title)
+    size = NORMAL if rows[0].tall > 0.4 else SMALL
+    names = min(max(draw.width_of(row.name, size) for row in rows), 1.6)
+    heads = max((draw.width_of(row.said, size, "bold") for row in rows), default=0.0)
+    heads = max(heads, draw.width_of(column, SMALL, "bold"))
+    left = MARGIN + names + 0.16
+    width = WIDTH - MARGIN - left - (heads + 0.12 if heads else 0.1)
+    unit, length = words.unit_of(span)
+    axis = draw.chart(picture, left, low - 0.04, width, tall + 0.04)
+    axis.set_xlim(0, span / length or 1.0)
+    axis.set_yticks([])
+    axis.spines["left"].set_visible(False)
+    axis.xaxis.set_major_locator(draw.round_ticks(8))
+    draw.grid(axis, "x")
+    draw.write(board, left + width / 2, low - 0.42, f"time ({unit})", ha="center")
+    draw.write(
+        board, WIDTH - MARGIN, low + tall + 0.12, column, ha="right", weight="bold"
+    )
+    every = [part for row in rows for part in row.parts]
+    origin = min((part.start for part in every), default=0.0)
+    inch = width / (span or 1.0)
+    short = {kind for kind in kinds if not _all_fit(every, kind, inch)}
+    y = low + tall
+    for row in rows:
+        if row.heading:
+            if y < low + tall:
+                ends = [MARGIN, WIDTH - MARGIN]
+                board.plot(ends, [y, y], color=LINE, lw=0.6, zorder=0)
+            y -= _PAUSE
+            looks = {"weight": "bold"}
+            text = draw.cut(row.heading, WIDTH - 2 * MARGIN, SMALL, "bold")
+            behind = {"fc": PAPER, "ec": "none", "pad": 1.0}
+            draw.write(board, MARGIN, y + 0.12, text, bbox=behind, **looks)
+        y -= row.tall
+        middle = y + row.tall / 2
+        draw.write(board, MARGIN, middle, draw.cut(row.name, 1.6, size), size=size)
+        looks = {"ha": "right", "size": size}
+        draw.write(board, WIDTH - MARGIN, middle, row.said, **looks)
+        gap = min(0.05, row.tall / 12)
+        for part in sorted(row.parts, key=lambda part: part.kind == "transfer"):
+            x = left + (part.start - origin) * inch
+            wide = max((part.stop - part.start) * inch, _DOT)
+            # Of "micro-batch 3" the number is what matters.
+            texts = [part.label.rpartition(mark)[2] for mark in ". "]
+            if part.kind not in short:
+                texts.insert(0, part.label)
+            text = draw.first_that_fits(texts, wide - _SIDES) if row.tall > 0.2 else ""
+            looks = {"rounded": 0.02, "line": 0.8, **LOOKS[part.kind]}
+            draw.box(board, x, y + gap, wide, row.tall - 2 * gap, text, pad=0, **looks)
+    draw.key(board, low - 0.64, entries)
+    return picture
+
+
+_KEY = {"communicate": "all-reduce"}
+
+
+def _all_fit(parts: Iterable[Interval], kind: str, inch: float) -> bool:
+    """Whether the labels of all parts of a kind fit into them."""
+    return all(
+        draw.width_of(part.label, SMALL) <= (part.stop - part.start) * inch - _SIDES
+        for part in parts
+        if part.kind == kind
+    )
+
+
+def _checked(values: tuple, who: str, known: Iterable[str]) -> Interval:
+    """An interval of one row, if it is one of a known kind."""
+    try:
+        start, stop, label, kind = values
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"An interval of {who} is {values!r}: expected (start, stop, label, kind)."
+        ) from None
+    if kind not in known:
+        kinds = words.listed(map(repr, known))
+        raise ValueError(f"The kind {kind!r} of {who} is unknown: use {kinds}.")
+    start = words.finite(start, f"The start of {label!r} on {who}")
+    stop = words.finite(stop, f"The stop of {label!r} on {who}")
+    if stop < start:
+        raise ValueError(
+            f"{label!r} on {who} ends at {stop}, before it starts at {start}."
+        )
+    return Interval(start, stop, str(label), kind)
+
+
+def _span(parts: Iterable[Interval]) -> float:
+    """Seconds from the first start to the last stop."""
+    starts, stops, *_ = zip(*parts, strict=True)
+    return max(stops) - min(starts)
+
+
+def _seconds(parts: Iterable[Interval], kinds: Sequence[str] | None = None) -> float:
+    """Seconds in which at least one part (of these kinds) goes on."""
+    return math.fsum(stop - start for start, stop in _merged(parts, kinds))
+
+
+def _merged(
+    parts: Iterable[Interval], kinds: Sequence[str] | None = None
+) -> list[tuple[float, float]]:
+    """The times in which at least one part (of these kinds) goes on."""
+    merged: list[tuple[float, float]] = []
+    for part in sorted(parts):
+        if kinds is not None and part.kind not in kinds:
+            continue
+        if merged and part.start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], part.stop)
+        else:
+            merged.append((part.start, part.stop))
+    return merged
+
+
+def _lanes(parts: Iterable[Interval], most: float = math.inf) -> list[list[Interval]]:
+    """What goes on at the same time in lanes of its own; parts are in order of time.
+
+    Where there are more lanes than that, those of the last one are drawn as one.
+    """
+    lanes: list[list[Interval]] = []
+    for part in parts:
+        free = [lane for lane in lanes if lane[-1].stop <= part.start]
+        if free:
+            free[0].append(part)
+        elif len(lanes) < most:
+            lanes.append([part])
+        else:
+            last = lanes[-1][-1]
+            stop = max(last.stop, part.stop)
+            lanes[-1][-1] = last._replace(stop=stop, label="several buckets")
+    return lanes
+
+
+# --- who waits for whom ---------------------------------------------------------------
+
+_WAITS = ("compute", "wait", "stuck")
+
+
+@draw.picture
+def timeline(
+    events: Sequence[Iterable[tuple]], *, title: str = "Who waits for whom"
+) -> Picture:
+    """One row a rank: what it did, and when.
+
+    A label that is too long for its bar is left out; the pattern of the bar says its
+    kind.
+
+    Args:
+        events: The `Interval`s (or tuples like them) of each rank, in rank order, as
+            `Ranks.run` returns them.
+        title: What the picture shows.
+
+    Raises:
+        ValueError: no interval, one that ends before it starts, an unknown kind, or
+            more than 16 ranks.
+    """
+    ranks = [
+        [_checked(values, f"rank {rank}", _WAITS) for values in row]
+        for rank, row in enumerate(events)
+    ]
+    if not any(ranks):
+        raise ValueError("There is nothing to draw: no rank has an interval.")
+    words.few(ranks, "ranks", 16)
+    span = _span(itertools.chain(*ranks))
+    tall = min(0.5, 2.85 / len(ranks))
+    rows = [_Row(f"rank {n}", parts, tall=tall) for n, parts in enumerate(ranks)]
+    picture = _rows(rows, span, title)
+    unit, size = words.unit_of(span)
+    said = []
+    for row in rows:
+        times = []
+        for kind in _WAITS:
+            spent = [part.stop - part.start for part in row.parts if part.kind == kind]
+            if spent:
+                times.append(f"{kind} {words.number(sum(spent) / size, 3)}")
+        said.append(f"{row.name}: {', '.join(times) or 'nothing'}")
+    whole = f"{words.count(len(rows), 'rank')} over {words.number(span / size, 3)}"
+    picture.summary = (
+        f"{title.rstrip('.')}. {whole} {unit}. Times in {unit}: {'; '.join(said)}."
+    )
+    return picture
+
+
+# --- who is idle ----------------------------------------------------------------------
+
+
+class _Work(Protocol):
+    """What a device did, as `virtual_gpus` records it."""
+
+    device: str
+    start: float
+    stop: float
+    kind: str
+    phase: str
+    label: str
+    module: str
+
+
+class Recorded(Protocol):
+    """The timeline of virtual GPUs: the work of each device."""
+
+    intervals: Mapping[str, Sequence[_Work]]
+
+
+_WORKS = (*COMPUTING, "transfer")
+_GAP = 0.15  # inches of idle time below which no frame is drawn
+
+
+@draw.picture
+def device_timeline(
+    timeline: Recorded, *, title: str = "Who is idle", span: float | None = None
+) -> Picture:
+    """One row a device: what it did and when, and how much of the time it was idle.
+
+    Work of the same kind and label that follows without a gap is one bar. A dashed
+    frame is idle time, where it is not too short to see.
+
+    Args:
+        timeline: The `gpus.timeline()` of one to eight virtual GPUs. A device without
+            work was idle all the time.
+        title: What the picture shows.
+        span: Seconds to draw, so that two pictures have the same scale. The time
+            that was needed by all, if left out.
+
+    Raises:
+        TypeError: `span` is not a number.
+        ValueError: no work at all, work that overlaps other work of its device, an
+            unknown kind, or too many devices.
+    """
+    words.few(timeline.intervals, "devices", 8)
+    devices = {name: _joined(name, row) for name, row in timeline.intervals.items()}
+    every = [work for row in devices.values() for work in row]
+    if not every:
+        raise ValueError("There is nothing to draw: no device did anything.")
+    needed = _span(every)
+    shown = needed if span is None else words.finite(span, "span")
+    if shown < needed * (1 - 1e-9) or shown <= 0:
+        raise ValueError(
+            f"span is {shown:g} s, but the work took {needed:g} s: expected no less."
+        )
+    begin = min(work.start for work in every)
+    short = _GAP / 6 * shown  # in seconds
+    rows, lines = [], []
+    unit, size = words.unit_of(shown)
+    for name, row in devices.items():
+        busy = math.fsum(work.stop - work.start for work in row)
+        idle = max(0.0, 1 - busy / needed) if needed else 0.0
+        edges = [begin, *(t for work in row for t in work[:2]), begin + needed]
+        gaps = [
+            Interval(start, stop, "idle", "idle")
+            for start, stop in zip(edges[::2], edges[1::2], strict=True)
+            if stop - start > short
+        ]
+        percent = f"{100 * idle:.0f} %"
+        named = [work._replace(label=work.label or work.kind) for work in row]
+        rows.append(_Row(name, [*named, *gaps], percent, tall=0.5))
+        times = [
+            f"{kind} {words.number(spent / size, 3)}"
+            for kind in _WORKS
+            if (spent := math.fsum(w.stop - w.start for w in row if w.kind == kind))
+        ]
+        lines.append(f"{name} {', '.join(times) or 'nothing'}, idle {percent}")
+    picture = _rows(rows, shown, title, column="idle")
+    picture.summary = (
+        f"{title.rstrip('.')}. {words.number(needed / size, 3)} {unit} in all. Times "
+        f"in {unit}: {'; '.join(lines)}."
+    )
+    return picture
+
+
+def _joined(device: str, intervals: Iterable[_Work]) -> list[Interval]:
+    """The work of a device in order, with equal neighbours made one."""
+    row: list[Interval] = []
+    for work in sorted(intervals, key=lambda work: (work.start, work.stop)):
+        kind = work.phase if work.kind == "compute" else "transfer"
+        one = _checked((work.start, work.stop, work.label, kind), device, _WORKS)
+        last = row[-1] if row else None
+        # Times are sums of floats: a gap or an overlap of a billionth is none.
+        slack = 1e-9 * max(abs(one.stop), 1e-6)
+        if last and one.start < last.stop - slack:
+            raise ValueError(
+                f"{device} did two things at once: {last.kind} until {last.stop:g} s, "
+                f"and {one.kind} from {one.start:g} s."
+            )
+        same = last and last[2:] == one[2:]
+        if same and one.start <= last.stop + slack:
+            row[-1] = last._replace(stop=max(last.stop, one.stop))
+        else:
+            row.append(one)
+    return row
+
+
+# --- stages and ticks -----------------------------------------------------------------
+
+
+@draw.picture
+def pipeline_ticks(
+    ticks: Iterable[Sequence[tuple[int, int]]], *, title: str = "Who works on what"
+) -> Picture:
+    """A grid of stages and ticks: who works on which micro-batch, and the bubble.
+
+    Args:
+        ticks: For each tick the (stage, micro-batch) pairs that are worked on, as
+            `from_scratch.pipeline.ticks` yields them. At most 8 stages and 24 ticks.
+        title: What the picture shows.
+
+    Raises:
+        ValueError: nothing is worked on, or there is too much to draw.
+    """
+    table = [dict(tick) for tick in ticks]
+    stages = 1 + max((stage for tick in table for stage in tick), default=-1)
+    words.few(range(stages), "stages", 8)
+    words.few(table, "ticks", 24)
+    step = 0.4
+    picture, board = draw.board(1.5 + step * stages, title)
+    left, low = MARGIN + 0.8, 0.6
+    wide = min(0.7, (WIDTH - MARGIN - left) / len(table))
+    top = low + step * stages
+    draw.write(board, MARGIN, top + 0.16, "tick")
+    for number, tick in enumerate(table):
+        x = left + number * wide
+        draw.write(board, x + wide / 2, top + 0.16, str(number), ha="center")
+        for stage in range(stages):
+            y = top - (stage + 1) * step
+            box = (x + 0.02, y + 0.03, wide - 0.04, step - 0.06)
+            looks = {"rounded": 0.02, "size": NORMAL, "pad": 0.01}
+            looks |= LOOKS["compute"] if stage in tick else LOOKS["idle"]
+            draw.box(board, *box, str(tick.get(stage, "")), **looks)
+    for stage in range(stages):
+        y = top - (stage + 0.5) * step
+        draw.write(board, MARGIN, y, f"stage {stage}", size=NORMAL)
+    busy = sum(map(len, table))
+    idle = stages * len(table) - busy
+    entries = [("a stage works on this micro-batch", LOOKS["compute"])]
+    entries += [("idle: the bubble", LOOKS["idle"])] if idle else []
+    draw.key(board, 0.28, entries)
+    said = "; ".join(
+        f"tick {number}: "
+        + words.listed(f"stage {s} on micro-batch {m}" for s, m in sorted(tick.items()))
+        for number, tick in enumerate(table)
+    )
+    picture.summary = (
+        f"{title.rstrip('.')}. {words.count(stages, 'stage')}, "
+        f"{words.count(len(table), 'tick')}; idle: {idle} of {stages * len(table)}. "
+        f"{words.sentence(said)}"
+    )
+    return picture
+
+
+# --- computing and communication at the same time -------------------------------------
+
+_STEP = (*COMPUTING, "communicate")
+
+
+@draw.picture
+def overlap(
+    events: Sequence[Iterable[tuple]] | Mapping[int | str, Iterable[tuple]],
+    *,
+    title: str = "A training step: computing and communication",
+) -> Picture:
+    """One step: when each rank computes, when it communicates, what is exposed.
+
+    Exposed is communication during which the rank does not compute: only this makes
+    the step longer. Intervals that overlap are counted once.
+
+    Args:
+        events: For each rank, in rank order, tuples (start, stop, label, kind) in
+            seconds on one clock; or a dict from rank (or name) to these, as
+            `step_events` makes it. Kinds: "forward", "backward" and "optimizer", which
+            is computing; "communicate" from the start of a bucket's all-reduce to its
+            end. One to four ranks.
+        title: What the picture shows.
+
+    Raises:
+        ValueError: there is no interval, or none of computing; one ends before it
+            starts or has another kind; or there are too many ranks.
+    """
+    given = dict(events if isinstance(events, Mapping) else enumerate(events))
+    words.few(given, "ranks", 4)
+    ranks = {}
+    for key, values in given.items():
+        name = key if isinstance(key, str) else f"rank {key}"
+        ranks[name] = _in_order(values, name, _STEP)
+    span = _span(itertools.chain(*ranks.values()))
+    rows, said = [], []
+    for name, parts in ranks.items():
+        sends = [part for part in parts if part.kind == "communicate"]
+        exposed = _exposed(parts)
+        totals = [_seconds(parts, kinds) for kinds in (COMPUTING, ("communicate",))]
+        totals.append(_seconds(exposed))
+        rows.append(
+            _Row(
+                "computing",
+                [part for part in parts if part.kind in COMPUTING],
+                duration(totals[0]),
+                name,
+            )
+        )
+        lanes = _lanes(sends, 8 // len(given)) or [[]]
+        rows.append(_Row("communication", lanes[0], duration(totals[1])))
+        rows += [_Row("", lane) for lane in lanes[1:]]
+        rows.append(_Row("exposed", exposed, duration(totals[2])))
+        step = _span(parts)
+        share = f"{100 * totals[2] / step:.3g} %" if step else "0 %"
+        said.append(
+            f"{name}: computing {duration(totals[0])}, communication "
+            f"{duration(totals[1])} in {words.count(len(sends), 'all-reduce')}, of "
+            f"which {duration(totals[2])} exposed ({share} of its {duration(step)})"
+        )
+    picture = _rows(rows, span, title, column="in all")
+    picture.summary = (
+        f"{title.rstrip('.')}. {duration(span)} in all. "
+        f"{words.sentence('; '.join(said))}"
+    )
+    return picture
+
+
+def step_events(step: Step) -> dict[str, list[tuple[float, float, str, str]]]:
+    """A simulated step (`simulator.ddp_step`) as events for `overlap`.
+
+    All GPUs do the same. If one is slow, these are its own times: all wait for it.
+    """
+    backward_ends = step.compute + step.waiting
+    events = [
+        (0.0, step.forward, "forward", "forward"),
+        (step.forward, backward_ends, "backward", "backward"),
+    ]
+    for number, bucket in enumerate(step.buckets):
+        # A GPU alone has nobody to send to.
+        if bucket.stop > bucket.start:
+            sent = (bucket.start, bucket.stop, f"bucket {number}", "communicate")
+            events.append(sent)
+    return {"slowest GPU" if step.waiting else "every GPU": events}
+
+
+def _in_order(
+    values: Iterable[tuple], who: str, known: Sequence[str]
+) -> list[Interval]:
+    """Intervals in the order of time, checked; some of them are computing."""
+    parts = sorted(_checked(value, who, known) for value in values)
+    if not any(part.kind in COMPUTING for part in parts):
+        raise ValueError(f"There is no computing of {who}: nothing hides anything.")
+    return parts
+
+
+def _exposed(parts: Sequence[Interval]) -> list[Interval]:
+    """The times in which a rank communicates and does not compute."""
+    exposed = []
+    for start, stop in _merged(parts, ("communicate",)):
+        for busy, free in _merged(parts, COMPUTING):
+            if start < busy < stop:
+                exposed.append((start, busy))
+            if busy < stop:
+                start = max(start, free)
+        if start < stop:
+            exposed.append((start, stop))
+    return [Interval(start, stop, "exposed", "exposed") for start, stop in exposed]
+
+
+# --- one step of FSDP -----------------------------------------------------------------
+
+_LANES: dict[str, Callable[[str], bool]] = {
+    "all-gather": lambda kind: kind == "all-gather",
+    "computing": lambda kind: kind in COMPUTING,
+    "reduce-scatter": lambda kind: kind == "reduce-scatter",
+}
+_FSDP = ("all-gather", *COMPUTING, "reduce-scatter", "free")
+_MOST_UNITS = 13
+
+
+@draw.picture
+def fsdp_schedule(
+    events: Iterable[tuple],
+    *,
+    title: str = "One step of FSDP: gather, compute, free, reduce",
+) -> Picture:
+    """When a rank gathers, computes and reduces, and when each unit is whole.
+
+    Above, what goes on; exposed is communication during which the rank does not
+    compute. Below, one row for each unit: its parameters are whole from the start of
+    their all-gather until they are freed.
+
+    Args:
+        events: Of one rank: (start, stop, unit, kind) in seconds, where unit is its
+            name. Kinds: "all-gather", "forward", "backward", "reduce-scatter",
+            "optimizer", and "free" for the moment at which the whole parameters of
+            the unit are gone (start = stop). `fsdp_events` makes them of a simulated
+            step.
+        title: What the picture shows.
+
+    Raises:
+        ValueError: there is no computing, an event has another kind, ends before it
+            starts, or is no such tuple.
+    """
+    found = _in_order(events, "the rank", _FSDP)
+    span = _span(found)
+    rows, said = [], []
+    for name, belongs in _LANES.items():
+        parts = [event for event in found if belongs(event.kind)]
+        total = duration(_seconds(parts))
+        said += [f"{name} {total}"] if parts else []
+        for number, lane in enumerate(_lanes(parts)):
+            rows.append(_Row(*(("", lane) if number else (name, lane, total))))
+    whole = _whole(found)
+    for place in words.shown(len(whole), _MOST_UNITS):
+        name = "…" if place is None else [*whole][place]
+        parts = [Interval(*times, name, "whole") for times in whole.get(name, ())]
+        heading = "whole in memory" if place == 0 else ""
+        rows.append(_Row(name, parts, heading=heading, tall=0.2))
+    picture = _rows(rows, span, title, column="in all")
+    sends = _seconds(found, ("all-gather", "reduce-scatter", *COMPUTING))
+    exposed = sends - _seconds(found, COMPUTING)
+    share = f"{100 * exposed / span:.3g}" if span else "0"
+    picture.summary = (
+        f"{title.rstrip('.')}. {duration(span)} in all: {', '.join(said)}; "
+        f"{duration(exposed)} of the communication exposed ({share} % of the step)."
+    )
+    if whole:
+        gathers = sum(event.kind == "all-gather" for event in found)
+        most = _most_at_once(itertools.chain(*whole.values()))
+        picture.summary += (
+            f" {words.count(gathers, 'all-gather')} of "
+            f"{words.count(len(whole), 'unit')}, of which at most {most} "
+            f"{'is' if most == 1 else 'are'} whole at a time."
+        )
+    return picture
+
+
+def fsdp_events(
+    step: FsdpStep, names: Mapping[str, str] | None = None
+) -> list[tuple[float, float, str, str]]:
+    """A simulated step (`simulator.fsdp_step`) as events for `fsdp_schedule`.
+
+    Args:
+        step: The step.
+        names: Other names for some of its units.
+    """
+    names = names or {}
+    return [
+        (event.start, event.stop, names.get(event.unit, event.unit), event.kind)
+        for event in step.events
+    ]
+
+
+def _whole(events: Sequence[Interval]) -> dict[str, list[tuple[float, float]]]:
+    """When the parameters of each gathered unit are whole."""
+    end = max(event.stop for event in events)
+    whole: dict[str, list[tuple[float, float]]] = {}
+    since: dict[str, float] = {}
+    for event in events:
+        if event.kind == "all-gather":
+            whole.setdefault(event.label, [])
+            since.setdefault(event.label, event.start)
+        elif event.kind == "free" and event.label in since:
+            whole[event.label].append((since.pop(event.label), event.start))
+    for unit, start in since.items():
+        whole[unit].append((start, end))
+    return whole
+
+
+def _most_at_once(times: Iterable[tuple[float, float]]) -> int:
+    moments = [pair for start, stop in times for pair in ((start, 1), (stop, -1))]
+    return max(itertools.accumulate((c for _, c in sorted(moments)), initial=0))

@@ -1,0 +1,143 @@
+"""Numbers and lists in words, as pictures and their summaries say them."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from course_utils.theory import costs
+
+
+def listed(words: Iterable[object]) -> str:
+    """Words as a list in a sentence: a, b and c."""
+    *most, last = [str(word) for word in words] or [""]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: 1 rank, 2 ranks."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def sentence(words: str) -> str:
+    """The words with a capital letter and a full stop."""
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A value with few significant digits: 3, 0.25, 1.235, 2e-05, 1.2e+09."""
+    if isinstance(value, int) and abs(value) < 10**7:
+        return str(value)
+    text = f"{value + 0.0:.{digits}g}"  # + 0.0 turns -0.0 into 0
+    return f"{value:.0f}" if "e" in text and 1 <= abs(value) < 1e7 else text
+
+
+def spoken(value: float, digits: int = 4) -> str:
+    """A value for a sentence: from a thousand on, whole and with commas."""
+    if 1e3 <= abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return number(value, digits)
+
+
+def shown(count: int, limit: int) -> list[int | None]:
+    """Which of `count` things to draw in `limit` places; None stands for "…"."""
+    if count <= limit:
+        return list(range(count))
+    return [*range(limit - 2), None, count - 1]
+
+
+def unit_of(seconds: float) -> tuple[str, float]:
+    """The unit in which a time is easy to read, and its length in seconds."""
+    if seconds >= 1 or not seconds:
+        return "s", 1.0
+    return ("ms", 1e-3) if seconds >= 1e-3 else ("µs", 1e-6)
+
+
+def speed(value: float) -> str:
+    """A bandwidth: 3.35 TB/s, 0.117 GB/s."""
+    unit, size = ("TB/s", 1e12) if value >= 1e12 else ("GB/s", 1e9)
+    return f"{number(value / size, 3)} {unit}"
+
+
+def byte_size(nbytes: float) -> str:
+    """A size in decimal units: 4 B, 64 kB, 1.05 MB, 14 GB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{number(nbytes / size, 3)} {unit}"
+    return f"{number(nbytes, 3)} B"
+
+
+def duration(seconds: float) -> str:
+    """A time with three digits at most: 5 µs, 31.1 ms, 1.12 s, 0 s."""
+    if not seconds:
+        return "0 s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size * 0.9995:
+            return f"{number(seconds / size, 3)} {unit}"
+    return f"{number(seconds / 1e-9, 3)} ns"
+
+
+def binary_unit(nbytes: float) -> tuple[str, float]:
+    """The unit in which an amount of memory is easy to read, and its bytes."""
+    for unit, size in (("TiB", costs.TiB), ("GiB", costs.GiB), ("MiB", costs.MiB)):
+        if nbytes >= size:
+            return unit, size
+    return ("KiB", costs.KiB) if nbytes >= costs.KiB else ("B", 1)
+
+
+def decimal_unit(nbytes: float) -> tuple[str, float]:
+    """The decimal unit in which an amount of memory is easy to read, and its bytes."""
+    for unit, size in (("GB", costs.GB), ("MB", costs.MB), ("kB", costs.KB)):
+        if nbytes >= size:
+            return unit, size
+    return "B", 1
+
+
+# --- what came, and whether it can be drawn -------------------------------------
+
+
+def whole(value: object, what: str, most: int | None = None) -> None:
+    """Refuse what is not a whole number from 1 up to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{what} is {value!r}: expected a whole number from 1 up.")
+    if most is not None and value > most:
+        raise ValueError(f"{what} is {value}: at most {most} can be drawn.")
+
+
+def finite(value: object, what: str, *, above: float | None = None) -> float:
+    """`value` as a Python number, if it can be drawn; with `above`, one above that."""
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise TypeError(f"{what} is {value!r}: expected a number.")
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {number}: only a finite number can be drawn.")
+    if above is not None and number <= above:
+        raise ValueError(f"{what} is {number}: expected more than {above:g}.")
+    return number
+
+
+def not_negative(value: object, what: str) -> float:
+    """`value` as a Python number, if it is 0 or more."""
+    number = finite(value, what)
+    if number < 0:
+        raise ValueError(f"{what} is {number}: expected 0 or more.")
+    return number
+
+
+def few(things: Sequence[Any] | Mapping[Any, Any], what: str, most: int) -> None:
+    """Refuse no thing, and more things than one picture can show."""
+    if not 1 <= len(things) <= most:
+        raise ValueError(f"There are {len(things)} {what}: expected 1 to {most}.")
+
+
+def table(
+    rows: Iterable[Mapping[str, Any]], numbers: Sequence[str], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The rows, if each has these names, and these numbers above 0."""
+    checked = [dict(row) for row in rows]
+    for row in checked:
+        missing = {*numbers, *names} - set(row)
+        if missing:
+            raise ValueError(f"The row {row!r} has no {listed(sorted(missing))}.")
+        for key in numbers:
+            finite(row[key], key, above=0)
+    return checked

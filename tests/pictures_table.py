@@ -1,0 +1,581 @@
+"""Pictures to draw: typical and extreme data for every drawing, and what they say."""
+
+import functools
+import itertools
+import math
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from torch.utils.data import DistributedSampler
+
+from course_utils import pictures, virtual_gpus
+from course_utils.from_scratch.pipeline import ticks
+from course_utils.measure.messages import Message
+from course_utils.measure.tensor_bytes import TensorBytes
+from course_utils.notebook.lessons import LESSONS
+from course_utils.setup.doctor import Gpu, Link, inspect_machine
+from course_utils.theory import costs, simulator
+from course_utils.virtual_gpus.records import Interval, Timeline, Transfer
+
+LONG = "a name that is much longer than all the room there is for it in any picture "
+NAN, INF = math.nan, math.inf
+MiB, MB, GB = costs.MiB, costs.MB, costs.GB
+
+# A lesson that is added to the course changes neither their size nor their texts.
+NINE = [SimpleNamespace(number=x.number, title=x.title) for x in LESSONS[:9]]
+
+
+def computer(cores=2, count=0, link=None, **changes):
+    pairs = itertools.combinations(range(count if link else 0), 2)
+    facts = {"cpu": "AMD EPYC", "cores": cores, "all_cores": cores}
+    facts |= {"memory": 25_300_000_000, "physical_cores": None, "gpu_problem": ""}
+    facts["gpus"] = [Gpu(i, "NVIDIA H200", 141 * 2**30) for i in range(count)]
+    facts["links"] = [Link(a, b, link(a, b)) for a, b in pairs]
+    return SimpleNamespace(**{**facts, **changes})
+
+
+def any_link(a, b):
+    return ["NV1", "NV2", "PIX", "PXB", "PHB", "SYS", "XGMI"][(3 * a + b) % 7]
+
+
+def run(epochs, worse=0.0):
+    return [
+        {
+            "epoch": epoch,
+            "loss": 2.3 / epoch + worse,
+            "test_accuracy": 1 - 0.6 / (epoch + 1) - worse / 10,
+        }
+        for epoch in range(1, epochs + 1)
+    ]
+
+
+def losses(*values):
+    rows = run(len(values))
+    return [
+        {**row, "loss": loss, "test_accuracy": 0.1}
+        for row, loss in zip(rows, values, strict=True)
+    ]
+
+
+SKIPPED = [
+    [(0.0, 0.2, "forward", "compute"), (0.2, 5.0, "all_reduce", "wait")],
+    [(0.0, 0.3, "forward", "compute"), (0.3, 5.0, "all_reduce", "stuck")],
+    [(0.0, 0.4, "forward", "compute")],
+]
+
+# --- devices --------------------------------------------------------------------------
+
+TWO = {
+    "cuda:0": {"parameters": 5 * MiB, "gradients": 5 * MiB, "activations": 210 * MiB},
+    "cuda:1": {
+        "activations": 102 * MiB,
+        "parameters": 92 * MiB,
+        "gradients": 92 * MiB,
+        "optimizer state": 92 * MiB,
+        "other": 3 * MiB,
+    },
+}
+NAIVE = {
+    "cuda:0": [
+        (0.00, 0.05, "forward"),
+        (0.05, 0.06, "transfer"),
+        (0.21, 0.22, "transfer"),
+        (0.22, 0.32, "backward"),
+    ],
+    "cuda:1": [
+        (0.11, 0.21, "backward"),
+        (0.05, 0.06, "transfer"),
+        (0.06, 0.11, "forward"),
+        (0.21, 0.22, "transfer"),
+    ],
+}
+
+
+def pipeline(stages, micro_batches, forward=0.01):
+    """All forwards, then all backwards, which take twice as long."""
+    rows = {}
+    for k in range(stages):
+        rows[f"cuda:{k}"] = row = []
+        for m in range(micro_batches):
+            row.append(((k + m) * forward, (k + m + 1) * forward, "forward", str(m)))
+            start = (stages + micro_batches - 1) * forward
+            start += (stages - 1 - k + micro_batches - 1 - m) * 2 * forward
+            row.append((start, start + 2 * forward, "backward", str(m)))
+    return rows
+
+
+def timeline(rows):
+    """From device -> (start, stop, phase or "transfer", label)."""
+    return Timeline(
+        {
+            device: tuple(
+                Interval(device, start, stop, "send", "forward", *label)
+                if kind == "transfer"
+                else Interval(device, start, stop, "compute", kind, *label)
+                for start, stop, kind, *label in row
+            )
+            for device, row in rows.items()
+        }
+    )
+
+
+def step_seconds(micro_batches):
+    return costs.pipeline_seconds(20e-3, 2, micro_batches, overhead=0.5e-3)
+
+
+TIMES = {m: step_seconds(m) for m in (1, 2, 4, 8, 16, 32)}
+
+
+@functools.cache
+def recorded(n, rows=32):
+    """The records of one training step with nn.DataParallel on virtual GPUs."""
+    with virtual_gpus(n, compute="10 TFLOP/s", force=True) as gpus:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(50, 100), nn.ReLU(), nn.Linear(100, 5))
+        x = torch.randn(rows, 50)
+        with gpus.record() as log:
+            model.to("cuda:0")
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            nn.DataParallel(model)(x).square().mean().backward()
+            optimizer.step()
+        return log.transfers, log.timeline()
+
+
+HUGE = [
+    Transfer("cpu", f"cuda:{k}", n, 1e-5, "forward", "DataParallel", "scatter")
+    for k, n in enumerate((123_456_789_012, 1, 22_222, 3))
+]
+LONE = Timeline({f"cuda:{k}": () for k in range(4)}, 1.0)
+
+# --- messages, measurements -----------------------------------------------------------
+
+
+def tree(n):
+    pairs = [(k, p, p + 2**k) for k in range(4) for p in range(2**k)]
+    return [Message(k + 1, p, q, 4 * MB) for k, p, q in pairs if q < n]
+
+
+def ring(n):
+    return [
+        Message(step, rank, (rank + 1) % n, MB)
+        for step in range(2 * (n - 1))
+        for rank in range(n)
+    ]
+
+
+def measured(*collectives, world_size=4, sizes=(4, 4096, 4 * MB, 64 * MB)):
+    """Times that the α–β model explains exactly; each collective is twice as slow."""
+    return [
+        {
+            "collective": name,
+            "world_size": world_size,
+            "size": size,
+            "time_us": 1e6 * (1e-4 + size / 1e9) * 2**place,
+        }
+        for place, name in enumerate(collectives)
+        for size in sizes
+    ]
+
+
+FIVE = ("broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+FIT = costs.Transfer(latency=60e-6, bandwidth=1.6e9)
+SIZES = [4**k for k in range(1, 13)]
+NOISY = [FIT.seconds(size) * (1 + 0.5 * (k % 3)) for k, size in enumerate(SIZES)]
+GPUS = (8, 16, 64, 512, 1024, 10_000)
+
+
+def curve(name, gpus=GPUS, factor=1.0):
+    """Times that grow with the number of GPUs."""
+    return [
+        {"name": name, "gpus": number, "seconds": factor * 0.1 * (number / 8) ** 0.3}
+        for number in gpus
+    ]
+
+
+def predictions(*ratios, name="ring", noise=0.05, sizes=(4096, 65536, 2**20, 2**24)):
+    return [
+        {
+            "name": name,
+            "nbytes": size,
+            "predicted": (measured := 2e-3 + size / 4e8) / ratio,
+            "measured": measured,
+            "low": measured * (1 - noise),
+            "high": measured * (1 + noise),
+        }
+        for size, ratio in zip(sizes, ratios, strict=True)
+    ]
+
+
+def shares(total, ranks, **how):
+    """What a DistributedSampler gives to each rank."""
+    data = range(total)
+    return [[*DistributedSampler(data, ranks, rank, **how)] for rank in range(ranks)]
+
+
+UNEVEN = [1e-3 * step for step in range(1, 21)]
+ALMOST = [0.0, 0.0, *(1e-9 * step**2 for step in range(1, 19))]
+
+# --- DDP and FSDP ---------------------------------------------------------------------
+
+
+def ddp_step(*buckets, late=0.0):
+    """Recorded times of a rank, in seconds: forward, backward, buckets, optimizer."""
+    end = max([0.045, *(stop for _, stop in buckets)])
+    return [
+        (0.0, 0.012 + late, "forward", "forward"),
+        (0.012 + late, 0.045 + late, "backward", "backward"),
+        *(
+            (start, stop, f"bucket {number}", "communicate")
+            for number, (start, stop) in enumerate(buckets)
+        ),
+        (end, end + 0.003, "step", "optimizer"),
+    ]
+
+
+BUCKETS = ((0.018, 0.024), (0.026, 0.038), (0.033, 0.049), (0.045, 0.061))
+POD = simulator.CLUSTERS["H100, InfiniBand"].with_nodes(16)
+SLOW = simulator.ddp_step(POD, simulator.MODELS["ResNet-50"], 128, slow_gpus={3: 1.2})
+MANY = simulator.ddp_step(POD, simulator.MODELS["GPT-2 XL"], 4096)
+SMALL_BUCKETS = [
+    [("fc.bias", 4000), ("fc.weight", 2048000)],
+    [("layer4.1.bn2.bias", 2048), ("layer4.1.conv2.weight", 9 * MiB)],
+]
+STAGES = {
+    name: costs.zero_memory(7.5e9, gpus=64, stage=stage)
+    for stage, name in enumerate(("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"))
+}
+RECORD = TensorBytes(
+    seconds=[0.2, 0.3, 0.4, 0.7, 1.1],
+    nbytes=[100, 4000, 2000, 9000, 4000],
+    spans=[("forward", 0.25, 0.6), ("backward", 0.6, 1.0), ("step", 1.0, 1.002)],
+)
+UNITS = ("embedding", "blocks.0", "blocks.1", "head")
+
+
+def fsdp_step(prefetch=True, free=True, units=UNITS):
+    """Recorded times of a rank, in seconds: all-gathers 6 ms, forward 12 ms."""
+    events, now = [], 100.0
+    for unit in units:
+        early = 0.004 if prefetch else 0.0
+        events.append((now - early, now + 0.006 - early, unit, "all-gather"))
+        now += 0.006 - early
+        events.append((now, now + 0.012, unit, "forward"))
+        now += 0.012
+        events += [(now, now, unit, "free")] * free
+    for unit in reversed(units):
+        events.append((now, now + 0.006, unit, "all-gather"))
+        events.append((now + 0.006, now + 0.03, unit, "backward"))
+        now += 0.03
+        events += [(now, now, unit, "free")] * free
+        events.append((now, now + 0.005, unit, "reduce-scatter"))
+    return [*events, (now + 0.005, now + 0.007, "", "optimizer")]
+
+
+SIMULATED = simulator.fsdp_step(
+    simulator.CLUSTERS["A100, Ethernet"].with_nodes(1),
+    simulator.transformer(
+        "six layers", layers=6, width=4096, vocabulary=51200, tied=False
+    ),
+    4096,
+)
+
+# --- every drawing, with typical and with extreme data --------------------------------
+
+p = pictures
+DRAWN = {
+    "map": lambda: p.course_map(LESSONS),
+    "map of a learner": lambda: p.course_map(NINE, {"00"}, "01"),
+    "map, 14 lessons": lambda: p.course_map(
+        [SimpleNamespace(number=f"{n:02}", title=LONG) for n in range(14)], here="03"
+    ),
+    "this machine": lambda: p.machine(inspect_machine()),
+    "8 cores, 1 GPU": lambda: p.machine(computer(8, 1, physical_cores=4, cpu=LONG)),
+    "16 GPUs, every link": lambda: p.machine(computer(7, 16, any_link)),
+    "a broken driver": lambda: p.machine(computer(1, gpu_problem=LONG)),
+    "1 rank": lambda: p.ranks_on_cores(1, 1),
+    "4 ranks": lambda: p.ranks_on_cores(4, 2),
+    "1024 ranks": lambda: p.ranks_on_cores(1024, 2048),
+    "four ways": lambda: p.four_ways(),
+    "2 × 4, a guess": lambda: p.ranks_on_nodes(2, 4, asked=(1, 1), guess=4.0),
+    "3 × 8": lambda: p.ranks_on_nodes(3, 8, asked=(2, 7), guess=1e9),
+    "the ladder": lambda: p.bandwidth_ladder(),
+    "14 GB, a guess": lambda: p.transfer_ladder(
+        14e9, guess=0.035, guess_for="InfiniBand NDR"
+    ),
+    "1 byte": lambda: p.transfer_ladder(1, guess_for="InfiniBand NDR"),
+    "a guess": lambda: p.guess_and_measured(2.0, 3.0, "s", "A first cell"),
+    "no guess": lambda: p.guess_and_measured(None, 0.0123456, "s", "A cell"),
+    "a far guess": lambda: p.guess_and_measured(1, 123456789, LONG, LONG),
+    "a huge guess": lambda: p.guess_and_measured(1000, 1, "", "Torn off"),
+    "bars": lambda: p.bars(
+        {"1 thread": 1.2, "2 threads": 1.3, "your guess": 9.0}, "s", "Work", "A note."
+    ),
+    "long bars": lambda: p.bars({LONG: 1e12, "b": 0}, "operations", LONG, LONG),
+    "all_reduce": lambda: p.collective(
+        [[r, 10 + r] for r in range(4)], [[6, 46]] * 4, "all_reduce"
+    ),
+    "send": lambda: p.collective([[1.5, 2], None], [[1.5, 2]] * 2, "send / recv"),
+    "partial": lambda: p.collective(
+        [[1], [2], [3]], [[6], [5], [3]], "reduce", op="SUM", root=0
+    ),
+    "all_to_all": lambda: p.collective(
+        [[[10 * r + q] for q in range(3)] for r in range(3)],
+        [[[10 * q + r] for q in range(3)] for r in range(3)],
+        "all_to_all",
+    ),
+    "large tensors": lambda: p.collective(
+        [[r + i / 7 for i in range(30)] for r in range(12)],
+        [[-1234567.891 * i for i in range(30)]] * 12,
+        "reduce_scatter_tensor",
+    ),
+    "empty tensors": lambda: p.collective([[], 5], [[[], []], None], "x" * 80),
+    "tree on 5": lambda: p.message_steps(tree(5), 5, "Broadcast by a tree"),
+    "ring on 4": lambda: p.message_steps(
+        ring(4), 4, "Ring", parts={0: "reduce-scatter", 3: "all-gather"}
+    ),
+    "ring on 8": lambda: p.message_steps(ring(8), 8, "Ring all-reduce"),
+    "4 GPUs": lambda: p.data_parallel_steps(*recorded(4)),
+    "almost nothing": lambda: p.data_parallel_steps(HUGE, LONE, title=LONG),
+    "a skipped all-reduce": lambda: p.timeline(SKIPPED, title="Rank 2 is gone"),
+    "one moment": lambda: p.timeline([[(3, 3, LONG, "wait")], []], title=LONG),
+    "naive": lambda: p.device_timeline(timeline(NAIVE), title="A naive split"),
+    "pipeline": lambda: p.device_timeline(timeline(pipeline(4, 8))),
+    "ticks": lambda: p.pipeline_ticks(ticks(2, 4)),
+    "many ticks": lambda: p.pipeline_ticks(ticks(8, 17), title=LONG),
+    "two ranks": lambda: p.overlap([ddp_step(*BUCKETS), ddp_step(*BUCKETS, late=2e-3)]),
+    "many at once": lambda: p.overlap(
+        {LONG: ddp_step(*((0.01 + k / 1000, 0.06) for k in range(9)))}
+    ),
+    "many buckets": lambda: p.overlap(p.step_events(MANY)),
+    "FSDP": lambda: p.fsdp_schedule(fsdp_step()),
+    "30 units": lambda: p.fsdp_schedule(
+        fsdp_step(units=[f"{k}: {LONG}" for k in range(30)])
+    ),
+    "simulated": lambda: p.fsdp_schedule(p.fsdp_events(SIMULATED)),
+    "two devices": lambda: p.device_memory(TWO, capacity=320 * MiB, title="The peak"),
+    "nothing held": lambda: p.device_memory({LONG: {}, "cpu": {}}, capacity=MiB),
+    "stages": lambda: p.memory_per_gpu(STAGES, title="7.5 billion parameters"),
+    "eight bars": lambda: p.memory_per_gpu(
+        {f"{k} {LONG}": costs.zero_memory(k * 1e8) for k in range(8)}, title=LONG
+    ),
+    "a record": lambda: p.memory_over_time({"FSDP": RECORD}),
+    "four records": lambda: p.memory_over_time(
+        {
+            f"{k} {LONG}": TensorBytes([*range(9)], [i * k * GB for i in range(9)])
+            for k in range(4)
+        },
+        title=LONG,
+    ),
+    "10 items": lambda: p.partition(shares(10, 4, shuffle=False), 10),
+    "dropped": lambda: p.partition(shares(10, 4, shuffle=False, drop_last=True), 10),
+    "shards": lambda: p.flat_shards([("fc.weight", 12), ("fc.bias", 3)], 4),
+    "many shards": lambda: p.flat_shards(
+        [(f"layer.{i}.weight", 17 * i + 1) for i in range(9)], 8, title=LONG
+    ),
+    "padding": lambda: p.flat_shards([(LONG, 1)], 4),
+    "two buckets": lambda: p.ddp_buckets(SMALL_BUCKETS, title="Two"),
+    "30 buckets": lambda: p.ddp_buckets(
+        [
+            [(f"blocks.{k}.layer.{i}.weight", (i + 1) * 4096) for i in range(40)]
+            for k in range(30)
+        ]
+    ),
+    "3 equal curves": lambda: p.training_curves(
+        {"1 rank": run(8), "2 ranks": run(8), "4 ranks": run(8)}
+    ),
+    "diverges": lambda: p.training_curves(
+        {"a": run(4), "b": losses(15, 180, 9e5, 4e6)}
+    ),
+    "becomes nan": lambda: p.training_curves(
+        {"a": run(4), "b": losses(15, 8, NAN, NAN)}
+    ),
+    "differences": lambda: p.difference_by_step(
+        {"equal": ALMOST, "uneven": UNEVEN, "BatchNorm": UNEVEN[::-1]}
+    ),
+    "0 and nan": lambda: p.difference_by_step(
+        {"mean": [0.0] * 5, "sum": [0.1, 40.0, INF, NAN, NAN]}
+    ),
+    "learning rates": lambda: p.learning_rates(
+        {"1 rank": [0.1] * 40, "warm-up": [0.1 + 0.03 * k for k in range(10)] + [0.4]}
+    ),
+    "message times": lambda: p.transfer_times(SIZES, NOISY, FIT),
+    "micro-batches": lambda: p.micro_batch_times(
+        TIMES, step_seconds, best=6.3, one_device=0.04
+    ),
+    "scaling": lambda: p.scaling([*curve("ring"), *curve("tree", GPUS[:3], 0.7)]),
+    "six curves": lambda: p.scaling(
+        [
+            row
+            for k in range(6)
+            for row in curve(f"{k} {LONG}", range(8, 200, 8), 1 + k)
+        ],
+        title=LONG,
+    ),
+    "one point": lambda: p.scaling(curve("ring", [1])),
+    "close": lambda: p.predicted_and_measured(predictions(1.02, 0.97, 1.1, 1)),
+    "five collectives": lambda: p.collective_bandwidth(measured(*FIVE)),
+    "no fit": lambda: p.collective_bandwidth(measured("broadcast", sizes=(1000,))),
+    "small sizes": lambda: p.collective_bandwidth(
+        measured("all_reduce", sizes=(8, 16, 24)), title=LONG
+    ),
+}
+
+# --- what they say: the numbers that were drawn ---------------------------------------
+
+SAID = {
+    "map of a learner": "Done: 00; you are here: 01 GPUs, nodes and ranks.",
+    "8 cores, 1 GPU": "1 GPU (NVIDIA H200, 141 GiB). Virtual: cuda:1, cuda:2 and",
+    "16 GPUs, every link": "NVLink (1 to 2 links), not every pair; PCIe, through one "
+    "switch, not every pair; PCIe, and from one CPU to another or XGMI.",
+    "4 ranks": "4 processes: ranks 0 to 3, which talk to each other by gloo over "
+    "loopback. 4 ranks take turns on 2 cores: slower, but with the same results.",
+    "2 × 4, a guess": "node 0 has ranks 0 to 3; node 1 has ranks 4 to 7. Local rank 1 "
+    "on node 1: It is rank 5. You said 4, which is another GPU.",
+    "a guess": "A first cell: guess 2 s, measured 3 s. The measured value is 1.5 times",
+    "all_reduce": "Before: rank 0 holds [0, 10], rank 1 holds [1, 11], rank 2 holds "
+    "[2, 12], rank 3 holds [3, 13]. After: every rank holds [6, 46].",
+    "partial": "reduce SUM on 3 ranks, root: rank 0. Before: rank 0 holds [1], rank 1 "
+    "holds [2], rank 2 holds [3]. After: rank 0 holds [6], rank 1 holds [5], rank 2 "
+    "holds [3]. Only the root is promised the result: undefined on ranks 1 and 2.",
+    "a skipped all-reduce": "3 ranks over 5 s. Times in s: rank 0: compute 0.2, wait "
+    "4.8; rank 1: compute 0.3, stuck 4.7; rank 2: compute 0.4.",
+    "naive": "320 ms in all. Times in ms: cuda:0 forward 50, backward 100, transfer "
+    "20, idle 47 %; cuda:1 forward 50, backward 100, transfer 20, idle 47 %.",
+    "ticks": "2 stages, 5 ticks; idle: 2 of 10. Tick 0: stage 0 on micro-batch 0; tick "
+    "1: stage 0 on micro-batch 1 and stage 1 on micro-batch 0; tick 2",
+    "two ranks": "64 ms in all. Rank 0: computing 48 ms, communication 41 ms in 4 "
+    "all-reduces, of which 16 ms exposed (25 % of its 64 ms); rank 1: computing 50 "
+    "ms, communication 41 ms in 4 all-reduces, of which 14 ms exposed (21.9 % of its "
+    "64 ms).",
+    "FSDP": "187 ms in all: all-gather 48 ms, computing 146 ms, reduce-scatter 20 ms; "
+    "41 ms of the communication exposed (21.9 % of the step). 8 all-gathers of 4 "
+    "units, of which at most 2 are whole at a time.",
+    "a record": "FSDP: measured peak 9 kB, at the end 4 kB.",
+    "3 equal curves": "4 ranks: loss from 2.3 to 0.287, test accuracy 93.3 % after 8 "
+    "epochs. The runs are equal in every epoch.",
+    "differences": "equal: 0 after step 1, 3.2e-07 after step 20; uneven: 0.001 after "
+    "step 1, 0.02 after step 20; BatchNorm: 0.02 after step 1, 0.001 after step 20. "
+    "Never above 1e-06: equal. First above 1e-06 at step 1: uneven and BatchNorm.",
+    "0 and nan": "Always 0: mean. First above 1e-06 at step 1: sum.",
+    "message times": "Fitted: latency 60 µs, bandwidth 1.6 GB/s. The largest error of "
+    "the fit is 50 %.",
+    "close": "ring: measured / predicted from 0.97 to 1.1; the prediction is within "
+    "the A/A band at 3 of 4 sizes. Farthest off at 1.05 MB: predicted 4.2 ms, "
+    "measured 4.62 ms (A/A 4.39 ms to 4.85 ms).",
+    "five collectives": "all_reduce: 200 µs for 4 B, 128 ms for 64 MB; highest bus "
+    "bandwidth 749 MB/s at 64 MB; fitted latency 200 µs, latency-bound below 100 kB.",
+}
+
+# --- what cannot be drawn, and the beginning of what is said then ---------------------
+
+_NONE = timeline({"cuda:0": []})
+_TWICE = timeline({"cuda:0": [(0, 2, "forward"), (1, 3, "backward")]})
+_LATE = timeline({"cuda:0": [(0, 2, "forward")]})
+_ROW = predictions(1, sizes=(8,))[0]
+_TIMED = measured("all_reduce")[0]
+_LINES = [Message(k, 0, 1, 1) for k in range(37)]
+_span_of_1 = functools.partial(p.device_timeline, span=1)
+_memory = functools.partial(p.device_memory, capacity=1)
+_one_time = functools.partial(p.micro_batch_times, {1: 1.0}, best=1, one_device=1)
+WRONG = [
+    (
+        p.course_map,
+        (NINE, {"09"}),
+        "There is no lesson '09' on the map. The lessons are",
+    ),
+    (p.ranks_on_cores, (0, 1), "world_size is 0: expected a whole number from 1 up."),
+    (p.transfer_ladder, (0,), "nbytes is 0: expected more than 0."),
+    (p.transfer_times, ([1, 2], [1.0], FIT), "There are 2 sizes and 1 times"),
+    (p.guess_and_measured, (1, -1, "s", ""), "measured is -1: expected 0 or more."),
+    (p.guess_and_measured, (1, INF, "s", ""), "measured is inf: only a finite number"),
+    (p.bars, ({}, "s", ""), "There are 0 values: expected 1 to 6."),
+    (
+        p.collective,
+        ([1, "two"], [1, 2], "x"),
+        "before[1] is 'two': expected None, a num",
+    ),
+    (
+        p.collective,
+        ([1], [[[[1]]]], "x"),
+        "after[0] is [[[1]]]: expected None, a number",
+    ),
+    (p.message_steps, ([], 2), "There is nothing to draw: there is no message."),
+    (
+        p.message_steps,
+        (tree(3), 2),
+        "world_size is 2, but rank 2 sends or receives: exp",
+    ),
+    (p.message_steps, (tree(3), 9), "world_size is 9: expected a whole number from 2"),
+    (p.message_steps, (_LINES, 2), "37 lines of arrows are too many for one picture"),
+    (p.data_parallel_steps, ([], LONE), "Nothing was scattered: record a step with"),
+    (p.timeline, ([[], []],), "There is nothing to draw: no rank has an interval."),
+    (
+        p.timeline,
+        ([[(0, 1)]],),
+        "An interval of rank 0 is (0, 1): expected (start, stop",
+    ),
+    (
+        p.timeline,
+        ([[(0, 1, "x", "sleep")]],),
+        "The kind 'sleep' of rank 0 is unknown: ",
+    ),
+    (
+        p.timeline,
+        ([[(2, 1, "x", "wait")]],),
+        "'x' on rank 0 ends at 1, before it starts",
+    ),
+    (p.device_timeline, (_NONE,), "There is nothing to draw: no device did anything."),
+    (
+        p.device_timeline,
+        (_TWICE,),
+        "cuda:0 did two things at once: forward until 2 s, ",
+    ),
+    (_span_of_1, (_LATE,), "span is 1 s, but the work took 2 s: expected no less."),
+    (p.pipeline_ticks, ([],), "There are 0 stages: expected 1 to 8."),
+    (p.overlap, ([[]],), "There is no computing of rank 0: nothing hides anything."),
+    (
+        p.fsdp_schedule,
+        ([(0, 1, "a", "gather")],),
+        "The kind 'gather' of the rank is unk",
+    ),
+    (_memory, ({"a": {"weights": 1}},), "a holds 'weights': the categories are 'para"),
+    (p.memory_over_time, ({"a": TensorBytes()},), "a has no points: expected at least"),
+    (p.partition, ([[0]], 25), "total is 25: at most 24 can be drawn."),
+    (p.partition, ([[0], [3]], 3), "Rank 1 gets the index 3: expected 0 to 2."),
+    (
+        p.flat_shards,
+        ([("a", 0)], 2),
+        "The parameters have no elements: there is nothing",
+    ),
+    (p.flat_shards, ([("a", 4)], 9), "world_size is 9: at most 8 can be drawn."),
+    (p.ddp_buckets, ([[("a", 1)], []],), "Bucket 1 is empty: it would not be sent."),
+    (p.training_curves, ({},), "There are 0 runs: expected 1 to 4."),
+    (
+        p.training_curves,
+        ({"a": [{"loss": 1}]},),
+        "Row 0 of the run 'a' has no 'epoch': ",
+    ),
+    (
+        p.difference_by_step,
+        ({"a": [-1e-9]},),
+        "A difference of 'a' is -1e-09: expected",
+    ),
+    (p.learning_rates, ({"a": [NAN]},), "a learning rate of 'a' is nan: only a finite"),
+    (_one_time, (step_seconds,), "measured holds 1 times: expected 2 to 10."),
+    (
+        p.scaling,
+        ([{"name": "a", "gpus": 1}],),
+        "The row {'name': 'a', 'gpus': 1} has no",
+    ),
+    (
+        p.predicted_and_measured,
+        ([{**_ROW, "measured": 1}],),
+        "Measured were 1 s, outside",
+    ),
+    (
+        p.collective_bandwidth,
+        ([{**_TIMED, "world_size": 1}],),
+        "world_size is 1: a sing",
+    ),
+]
