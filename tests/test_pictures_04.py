@@ -3,13 +3,15 @@
 import functools
 import itertools
 import math
+import re
 
 import pytest
 
 from course_utils import pictures
 from course_utils.measure.messages import Message
 from course_utils.pictures import collectives
-from course_utils.pictures.explorers import CollectiveExplorer
+from course_utils.pictures.collective_calls import COLLECTIVES, CollectiveCall
+from course_utils.ranks import Ranks
 from course_utils.theory import costs
 from tests.test_pictures import (
     LONG,
@@ -21,12 +23,12 @@ from tests.test_pictures import (
 )
 
 MB = 10**6
-NAMES = [*CollectiveExplorer().traits()["collective"].values]
+NAMES = [*COLLECTIVES]
 
 
 def explored(name, world_size, op="MAX", root=1):
-    """A collective as the explorer shows it."""
-    shown = CollectiveExplorer(name, world_size, op, root)
+    """A collective by its definition."""
+    shown = CollectiveCall(name, world_size, op, root)
     call = {"op": op if "reduce" in name else None}
     if name in ("broadcast", "scatter", "gather", "reduce"):
         call["root"] = root
@@ -176,7 +178,7 @@ def cells(picture):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "gather"])
 def test_all_values_of_eight_ranks_are_drawn(name):
-    shown = CollectiveExplorer(name, 8, "MAX", 1)
+    shown = CollectiveCall(name, 8, "MAX", 1)
     labels = []
     for held in itertools.chain(*zip(shown.before(), shown.after(), strict=True)):
         if held is None:
@@ -230,6 +232,62 @@ def test_operations_of_torch():
         op = getattr(dist.ReduceOp, name)
         title = pictures.collective([1, 2], [3, 3], "all_reduce", op=op).summary
         assert title.startswith(f"all_reduce {name} on 2 ranks.")
+
+
+# ---------------------------------------------------------------- by definition
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_real_ranks_hold_what_a_collective_shows(world_size):
+    """The lines that it shows are run as they are, from what it shows before."""
+
+    def obey(calls):
+        import torch
+        import torch.distributed as dist
+
+        rank, results = dist.get_rank(), []
+        for before, lines, takes, gives in calls:
+            held = before[rank]
+            if held is not None:
+                many = isinstance(held[0], list)
+                held = [*map(torch.tensor, held)] if many else torch.tensor(held)
+            names = {"torch": torch, "dist": dist, "rank": rank, takes: held}
+            exec("\n".join(lines), names)
+            got = names[gives] if gives else None
+            if isinstance(got, list):
+                got = [part.tolist() for part in got]
+            results.append(got.tolist() if hasattr(got, "tolist") else got)
+        return results
+
+    calls = [
+        CollectiveCall(name, world_size, op, root)
+        for name, kind in COLLECTIVES.items()
+        for root in (range(world_size) if kind.rooted else [0])
+        for op in (["SUM", "PRODUCT", "MIN", "MAX", "AVG"] if kind.reduces else ["SUM"])
+    ]
+    sent = [(c.before(), c.lines(), c.kind.takes, c.kind.gives) for c in calls]
+    with Ranks(world_size, quiet=True, timeout=30) as ranks:
+        by_rank = ranks.run(obey, sent)
+    for number, call in enumerate(calls):
+        for rank, expected in enumerate(call.after()):
+            if call.collective != "reduce" or rank == call.root:
+                assert by_rank[rank][number] == expected, (call, rank)
+
+
+def test_what_a_collective_costs():
+    """As `from_scratch/collectives.py` says of 4 numbers of 4 bytes."""
+    said = pictures.collective_call("all_reduce").summary
+    assert "all_reduce_naive: 6 messages, 6 steps; the busiest rank sends 48 b" in said
+    assert "all_reduce: 24 messages, 6 steps; the busiest rank sends 24 bytes" in said
+    for name, kind in COLLECTIVES.items():
+        said = pictures.collective_call(name, 4).summary
+        if kind.factor:
+            shown = re.search(r"= ([\d.]+) · S / time\.$", said)
+            factor = costs.bus_bandwidth_factor(name, 4)
+            assert float(shown[1] if shown else 1) == pytest.approx(factor)
+        else:
+            with pytest.raises(ValueError, match="no collective"):
+                costs.bus_bandwidth_factor(name, 4)
 
 
 # ---------------------------------------------------------------- messages

@@ -21,6 +21,7 @@ from course_utils.pictures.charts import (
     course_map,
     guess_and_measured,
 )
+from course_utils.pictures.collective_calls import collective_call
 from course_utils.pictures.collectives import (
     collective,
     collective_bandwidth,
@@ -39,6 +40,7 @@ from course_utils.pictures.machines import (
     machine,
     ranks_on_cores,
     ranks_on_nodes,
+    torchrun_ranks,
     transfer_ladder,
     transfer_times,
 )
@@ -49,8 +51,10 @@ from course_utils.pictures.memory import (
     memory_over_time,
     memory_per_gpu,
 )
+from course_utils.pictures.memory_by_stage import bytes_by_stage, memory_by_stage
 from course_utils.pictures.overlap import ddp_buckets, overlap, step_events
 from course_utils.pictures.ranks import Interval, timeline
+from course_utils.pictures.ring import ring_step
 from course_utils.pictures.scaling import predicted_and_measured, scaling
 from course_utils.pictures.training import (
     difference_by_step,
@@ -58,14 +62,17 @@ from course_utils.pictures.training import (
     partition,
     training_curves,
 )
+from course_utils.pictures.what_if import what_if
 
 __all__ = [
     "Interval",
     "Picture",
     "bandwidth_ladder",
     "bars",
+    "bytes_by_stage",
     "collective",
     "collective_bandwidth",
+    "collective_call",
     "course_map",
     "data_parallel_steps",
     "ddp_buckets",
@@ -79,6 +86,7 @@ __all__ = [
     "guess_and_measured",
     "learning_rates",
     "machine",
+    "memory_by_stage",
     "memory_over_time",
     "memory_per_gpu",
     "message_steps",
@@ -88,10 +96,13 @@ __all__ = [
     "predicted_and_measured",
     "ranks_on_cores",
     "ranks_on_nodes",
+    "ring_step",
     "scaling",
     "step_events",
     "timeline",
+    "torchrun_ranks",
     "training_curves",
     "transfer_ladder",
     "transfer_times",
+    "what_if",
 ]
