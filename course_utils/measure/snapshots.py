@@ -7,7 +7,8 @@ On every rank, around a ring that sends parts of `x`::
 
 In the notebook::
 
-    RingStepper(ranks.pull("moments"))
+    history = History(ranks.pull("moments"))
+    explore(pictures.ring_step, history, step=(0, history.steps))
 
 Seen are `send`, `recv`, `isend`, `irecv` and `batch_isend_irecv`. A collective of
 PyTorch's own sends its messages in C++: these are not seen.
@@ -121,7 +122,7 @@ def record_ring(ranks: "Ranks", elements: int) -> list[list[Moment]]:
         elements: How many each rank's tensor has; not necessarily as many as chunks.
 
     Returns:
-        For each rank its moments, for `RingStepper`.
+        For each rank its moments, for `History`.
     """
 
     def run() -> Sequence[Moment]:

@@ -1,8 +1,7 @@
 """The form under a notebook cell that shows one question.
 
 What is synced to the page: the question's text at once, the feedback after an answer.
-The key never is. See `quiz_widget.js` for the form itself; `form.js` is what it
-shares with the explorers.
+The key never is. See `quiz_widget.js` for the form itself.
 """
 
 from pathlib import Path
@@ -11,13 +10,12 @@ import anywidget
 import traitlets
 
 _HERE = Path(__file__)
-_SCRIPTS = (_HERE.with_name("form.js"), _HERE.with_suffix(".js"))
 
 
 class QuizWidget(anywidget.AnyWidget):
     """A question in the page. It sends `{"answer": …}` and shows `feedback`."""
 
-    _esm = "\n".join(script.read_text(encoding="utf-8") for script in _SCRIPTS)
+    _esm = _HERE.with_suffix(".js")
     _css = _HERE.with_suffix(".css")
 
     question = traitlets.Dict().tag(sync=True)

@@ -17,6 +17,7 @@ at least 9 pt. Lengths are inches, from the bottom left of the picture.
 """
 
 from course_utils.pictures.charts import bars, guess_and_measured
+from course_utils.pictures.collective_calls import collective_call
 from course_utils.pictures.collectives import collective
 from course_utils.pictures.course_map import course_map
 from course_utils.pictures.draw import Picture
@@ -26,6 +27,7 @@ from course_utils.pictures.machines import (
     machine,
     ranks_on_cores,
     ranks_on_nodes,
+    torchrun_ranks,
     transfer_ladder,
 )
 from course_utils.pictures.memory import (
@@ -33,7 +35,9 @@ from course_utils.pictures.memory import (
     memory_over_time,
     memory_per_gpu,
 )
+from course_utils.pictures.memory_by_stage import bytes_by_stage, memory_by_stage
 from course_utils.pictures.messages import data_parallel_steps, message_steps
+from course_utils.pictures.ring import ring_step
 from course_utils.pictures.shards import ddp_buckets, flat_shards, partition
 from course_utils.pictures.speeds import (
     collective_bandwidth,
@@ -57,14 +61,17 @@ from course_utils.pictures.training import (
     learning_rates,
     training_curves,
 )
+from course_utils.pictures.what_if import what_if
 
 __all__ = [
     "Interval",
     "Picture",
     "bandwidth_ladder",
     "bars",
+    "bytes_by_stage",
     "collective",
     "collective_bandwidth",
+    "collective_call",
     "course_map",
     "data_parallel_steps",
     "ddp_buckets",
@@ -78,6 +85,7 @@ __all__ = [
     "guess_and_measured",
     "learning_rates",
     "machine",
+    "memory_by_stage",
     "memory_over_time",
     "memory_per_gpu",
     "message_steps",
@@ -88,10 +96,13 @@ __all__ = [
     "predicted_and_measured",
     "ranks_on_cores",
     "ranks_on_nodes",
+    "ring_step",
     "scaling",
     "step_events",
     "timeline",
+    "torchrun_ranks",
     "training_curves",
     "transfer_ladder",
     "transfer_times",
+    "what_if",
 ]

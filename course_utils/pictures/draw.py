@@ -433,3 +433,36 @@ def log_ticks(
             break
     ticks = ticks[:: math.ceil(len(ticks) / most)]
     set_ticks(ticks, labels=[say(tick) for tick in ticks])
+
+
+# --- more words than a picture has room for --------------------------------------
+
+
+def below(picture: Picture, lines: Sequence[str]) -> None:
+    """Put lines of text under a picture; one that starts with four spaces is code."""
+    step, edge = 0.2, 0.12
+    letter = 0.602 * SMALL / 72  # of DejaVu Sans Mono, in inches
+    shown: list[tuple[str, bool]] = []
+    for line in lines:
+        is_code = line.startswith("    ")
+        broken = line if is_code else wrap(line, WIDTH - 2 * MARGIN, SMALL, 4)
+        shown += [(part, is_code) for part in broken.split("\n")]
+    widest = max(
+        letter * len(text) if is_code else width_of(text, SMALL)
+        for text, is_code in shown
+    )
+    wide, tall = picture.get_size_inches()
+    more = step * len(shown) + edge
+    new_wide, new_tall = min(max(wide, widest + 2 * MARGIN), WIDTH), tall + more
+    for axes in picture.axes:
+        x, y, w, h = axes.get_position().bounds
+        x, w = x * wide / new_wide, w * wide / new_wide
+        y, h = (y * tall + more) / new_tall, h * tall / new_tall
+        axes.set_position((x, y, w, h))
+    picture.set_size_inches(new_wide, new_tall)
+    board = picture.add_axes((0, 0, 1, more / new_tall))
+    board.set(xlim=(0, new_wide), ylim=(0, more))
+    board.set_axis_off()
+    for place, (text, is_code) in enumerate(shown):
+        looks = {"family": "DejaVu Sans Mono"} if is_code else {}
+        write(board, MARGIN, more - step * (place + 0.5), text, **looks)

@@ -589,3 +589,58 @@ def transfer_ladder(
     said = "; ".join(f"{row.link.name} {row.text}" for row in rows)
     picture.summary = f"{title}: {said}. {note}"
     return picture
+
+
+# --- one of many ranks ----------------------------------------------------------
+
+_PORT = 29500  # torchrun's own default
+
+
+@draw.picture
+def torchrun_ranks(nodes: int = 2, gpus_per_node: int = 4, rank: int = 5) -> Picture:
+    """Where a rank runs, what torchrun tells it, and what one types on its node.
+
+    Args:
+        nodes: 1 to 8.
+        gpus_per_node: 1 to 8. One process drives each GPU.
+        rank: The rank to point out, from 0. With fewer ranks it is the last one, and
+            the picture says so.
+
+    Raises:
+        ValueError: there are too few or too many of something.
+    """
+    picture = ranks_on_nodes(nodes, gpus_per_node)
+    last = nodes * gpus_per_node - 1
+    if type(rank) is not int or rank < 0:
+        raise ValueError(f"rank is {rank!r}: expected a whole number from 0 up.")
+    here = min(rank, last)
+    node, local = costs.node_and_local_rank(here, gpus_per_node)
+    _, place = picture.labels[here]
+    corner = place.get_x(), place.get_y(), place.get_width(), place.get_height()
+    draw.box(picture.axes[0], *corner, fill=draw.tint(ORANGE, 0.5), line=3.0)
+    told = {"RANK": here, "LOCAL_RANK": local, "WORLD_SIZE": last + 1}
+    told |= {"LOCAL_WORLD_SIZE": gpus_per_node, "GROUP_RANK": node}
+    variables = " ".join(f"{name}={value}" for name, value in told.items())
+    where = f"Rank {here} is local rank {local} on node {node}"
+    if rank > last:
+        where = f"There is no rank {rank} here: the last one is {last}. {where}"
+    command = [f"torchrun --nproc-per-node {gpus_per_node} train.py"]
+    if nodes > 1:
+        command = [
+            f"torchrun --nnodes {nodes} --nproc-per-node {gpus_per_node} "
+            f"--node-rank {node} \\",
+            f"    --master-addr node0 --master-port {_PORT} train.py",
+        ]
+    others = ", on each other node with its own --node-rank" if nodes > 1 else ""
+    draw.below(
+        picture,
+        [
+            f"{where}. torchrun tells it:",
+            f"    {variables}",
+            f"Type on node {node}{others}:",
+            *(f"    {line}" for line in command),
+        ],
+    )
+    typed = " ".join(command).replace("\\     ", "")
+    picture.summary += f" {where}: {variables}. Type on node {node}: {typed}"
+    return picture

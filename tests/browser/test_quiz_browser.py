@@ -13,7 +13,7 @@ VARIABLES = 'from course_utils import quiz\nquiz("00.variables")'
 NUMBER = 'from course_utils import quiz\nguess = quiz("00.all_reduce")'
 RIGHT = "One of the program's processes"
 WRONG = "A thread inside"
-FORM = ".course-quiz, .course-explorer"
+FORM = ".course-quiz"
 
 
 def status(cell: Locator) -> Locator:
@@ -92,19 +92,15 @@ def test_by_keyboard_only(open_notebook) -> None:
     assert not notebook.errors
 
 
-@pytest.mark.parametrize("inside", ["radio", "textbox", "checkbox", "button", "slider"])
+@pytest.mark.parametrize("inside", ["radio", "textbox", "checkbox", "button"])
 def test_the_keys_of_the_notebook_lead_out_of_a_form(open_notebook, inside) -> None:
     cells = {
         "radio": 'quiz("00.ranks")',
         "textbox": 'quiz("00.all_reduce")',
         "checkbox": 'quiz("00.variables")',
         "button": 'quiz("00.skipped")',
-        "slider": "RankExplorer(nodes=2, gpus_per_node=4, rank=5)",
     }
-    imports = (
-        "from course_utils import quiz\n"
-        "from course_utils.pictures.explorers import RankExplorer"
-    )
+    imports = "from course_utils import quiz"
     notebook = open_notebook(imports, cells[inside], "x = 1", "x = 2")
     notebook.run_all()
     keyboard, form = notebook.page.keyboard, notebook.cell(1).locator(FORM)

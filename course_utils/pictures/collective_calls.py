@@ -1,0 +1,342 @@
+"""A collective by its definition: what ranks hold before and after, what to type."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from course_utils.pictures import draw, words
+from course_utils.pictures.collectives import collective as drawn
+from course_utils.pictures.draw import Picture
+from course_utils.theory import costs
+
+_MOST_RANKS = 8
+_OPERATIONS = {
+    "SUM": "the sum",
+    "PRODUCT": "the product",
+    "MIN": "the smallest",
+    "MAX": "the largest",
+    "AVG": "the average",
+}
+# What one rank has: a tensor, a list of tensors, None for neither.
+_Held = list[float] | list[list[float]] | None
+
+
+class Kind(NamedTuple):
+    """A collective: what it takes, what it gives, and what it costs.
+
+    Attributes:
+        lines: The call, after the line that makes room for the result.
+        result: What happens, in words.
+        takes: The variable that is given, "" for none.
+        gives: The variable with the result, "" for none.
+        costs: Functions of `from_scratch/collectives.py` that do the same.
+        factor: The bus-bandwidth factor as a formula, or "" where there is none.
+        rooted: Whether one rank has a part of its own, `src` or `dst`.
+        reduces: Whether it takes an `op`.
+    """
+
+    lines: tuple[str, ...]
+    result: str
+    takes: str = "tensor"
+    gives: str = "tensor"
+    costs: tuple[str, ...] = ()
+    factor: str = ""
+    rooted: bool = False
+    reduces: bool = False
+
+
+_ROOM = "[torch.empty({size}) for _ in range({n})]"
+COLLECTIVES = {
+    "broadcast": Kind(
+        ("dist.broadcast(tensor, src={root})",),
+        "every rank gets the tensor of rank {root}",
+        costs=("broadcast", "broadcast_tree"),
+        factor="1",
+        rooted=True,
+    ),
+    "scatter": Kind(
+        (
+            "tensor = torch.empty({size})",
+            "dist.scatter(tensor, pieces if rank == {root} else None, src={root})",
+        ),
+        "rank r gets piece r of the list of rank {root}",
+        takes="pieces",
+        costs=("scatter",),
+        rooted=True,
+    ),
+    "gather": Kind(
+        (
+            f"pieces = {_ROOM} if rank == {{root}} else None",
+            "dist.gather(tensor, pieces, dst={root})",
+        ),
+        "rank {root} gets the list of all tensors",
+        gives="pieces",
+        costs=("gather",),
+        rooted=True,
+    ),
+    "reduce": Kind(
+        ("dist.reduce(tensor, dst={root}, op=dist.ReduceOp.{op})",),
+        "rank {root} gets {what} of each element",
+        costs=("reduce",),
+        factor="1",
+        rooted=True,
+        reduces=True,
+    ),
+    "all_reduce": Kind(
+        ("dist.all_reduce(tensor, op=dist.ReduceOp.{op})",),
+        "every rank gets {what} of each element",
+        costs=("all_reduce_naive", "all_reduce"),
+        factor="2(n−1)/n",
+        reduces=True,
+    ),
+    "all_gather": Kind(
+        (f"pieces = {_ROOM}", "dist.all_gather(pieces, tensor)"),
+        "every rank gets the list of all tensors",
+        gives="pieces",
+        costs=("all_gather",),
+        factor="(n−1)/n",
+    ),
+    "reduce_scatter": Kind(
+        (
+            "tensor = torch.empty({size})",
+            "dist.reduce_scatter(tensor, pieces, op=dist.ReduceOp.{op})",
+        ),
+        "rank r gets {what} of the pieces r of all ranks",
+        takes="pieces",
+        costs=("reduce_scatter",),
+        factor="(n−1)/n",
+        reduces=True,
+    ),
+    "all_to_all": Kind(
+        (f"received = {_ROOM}", "dist.all_to_all(received, pieces)"),
+        "rank r gets piece r of every rank",
+        takes="pieces",
+        gives="received",
+        costs=("all_to_all",),
+        factor="(n−1)/n",
+    ),
+    "barrier": Kind(
+        ("dist.barrier()",),
+        "every rank waits until all have called it; no data",
+        takes="",
+        gives="",
+        costs=("barrier",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class CollectiveCall:
+    """One collective with small numbers, by its definition: nothing is sent.
+
+        >>> call = CollectiveCall("reduce", 3, op="MAX", root=2)
+        >>> call.after()
+        [None, None, [3.0, 4.0, 5.0]]
+        >>> call.lines()
+        ['dist.reduce(tensor, dst=2, op=dist.ReduceOp.MAX)']
+
+    Attributes:
+        collective: Its name in `torch.distributed`.
+        world_size: How many ranks there are, 1 to 8.
+        op: What is computed where it reduces: SUM, PRODUCT, MIN, MAX or AVG.
+        root: The rank that sends to all or receives from all, where there is one.
+
+    Raises:
+        ValueError: there is no such collective, operation or rank, or too many ranks.
+    """
+
+    collective: str
+    world_size: int = 4
+    op: str = "SUM"
+    root: int = 0
+
+    def __post_init__(self) -> None:
+        for what, known in (("collective", COLLECTIVES), ("op", _OPERATIONS)):
+            if (value := getattr(self, what)) not in known:
+                raise ValueError(
+                    f"{what} is {value!r}: expected one of {', '.join(known)}."
+                )
+        for what, least, most in (
+            ("world_size", 1, _MOST_RANKS),
+            ("root", 0, self.world_size - 1),
+        ):
+            value = getattr(self, what)
+            if type(value) is not int or not least <= value <= most:
+                raise ValueError(
+                    f"{what} is {value!r}: expected a whole number from {least} to "
+                    f"{most}."
+                )
+
+    @property
+    def kind(self) -> Kind:
+        """What the collective takes, gives and costs."""
+        return COLLECTIVES[self.collective]
+
+    def before(self) -> list[_Held]:
+        """What each rank holds before the call, in rank order."""
+        n = self.world_size
+        if self.collective == "barrier":
+            return [None] * n
+        if self.collective == "scatter":
+            pieces = [[10.0 * self.root + piece] for piece in range(n)]
+            return [pieces if rank == self.root else None for rank in range(n)]
+        if self.collective == "all_to_all":
+            return [[[10.0 * rank + piece] for piece in range(n)] for rank in range(n)]
+        if self.kind.reduces:
+            # Small, and with the largest on rank 0 or on the last one, by turns.
+            numbers = [
+                [(n - rank if i % 2 else rank + 1) + float(i) for i in range(n)]
+                for rank in range(n)
+            ]
+            if self.collective == "reduce_scatter":
+                return [[[number] for number in row] for row in numbers]
+            return numbers
+        return [[10.0 * rank, 10.0 * rank + 1] for rank in range(n)]
+
+    def after(self) -> list[_Held]:
+        """What each rank holds in the variable of the result, in rank order.
+
+        None where there is no result: on ranks to which nothing is promised.
+        """
+        n, old = self.world_size, self.before()
+        only_root = [rank == self.root for rank in range(n)]
+        match self.collective:
+            case "barrier":
+                return [None] * n
+            case "broadcast":
+                return [old[self.root]] * n
+            case "scatter":
+                return [old[self.root][rank] for rank in range(n)]
+            case "gather":
+                return [old if here else None for here in only_root]
+            case "all_gather":
+                return [old] * n
+            case "reduce":
+                total = self._reduced(old)
+                return [total if here else None for here in only_root]
+            case "all_reduce":
+                return [self._reduced(old)] * n
+            case "reduce_scatter":
+                return [
+                    self._reduced([list_[rank] for list_ in old]) for rank in range(n)
+                ]
+            case "all_to_all":
+                return [[list_[rank] for list_ in old] for rank in range(n)]
+
+    def _reduced(self, tensors: Sequence[Sequence[float]]) -> list[float]:
+        """All tensors combined, element by element."""
+        combine = {
+            "SUM": sum,
+            "PRODUCT": math.prod,
+            "MIN": min,
+            "MAX": max,
+            "AVG": lambda values: sum(values) / len(values),
+        }[self.op]
+        return [combine(values) for values in zip(*tensors, strict=True)]
+
+    def lines(self) -> list[str]:
+        """The line of `torch.distributed` that does it, after the one for its room.
+
+        Every rank runs the same lines. They use `torch`, `dist` and `rank`, and the
+        variable that the rank holds: `tensor`, or the list `pieces`.
+        """
+        return [self._filled(line) for line in self.kind.lines]
+
+    def cost(self) -> dict[str, costs.CollectiveCost]:
+        """What it costs, from a function of `from_scratch/collectives.py` to that."""
+        n = self.world_size
+        found = {}
+        for name in self.kind.costs:
+            if name == "barrier":  # all-reduces one byte
+                found[name] = costs.collective_cost("all_reduce_naive", n, 1)
+            else:
+                found[name] = costs.collective_cost(name, n, self.nbytes)
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """The size S in bytes: of the tensor, or of the whole list of pieces."""
+        held = [value for value in [*self.before(), *self.after()] if value]
+        numbers = (
+            sum(map(len, value)) if isinstance(value[0], list) else len(value)
+            for value in held
+        )
+        return 4 * max(numbers, default=0)
+
+    def says(self) -> str:
+        """What happens, in words."""
+        return self._filled(self.kind.result)
+
+    def _filled(self, words: str) -> str:
+        """The words with the settings in them."""
+        one = self.after()[self.root]
+        first = one[0] if one and isinstance(one[0], list) else one
+        return words.format(
+            n=self.world_size,
+            root=self.root,
+            op=self.op,
+            what=_OPERATIONS[self.op],
+            size=len(first or ()),
+        )
+
+
+@draw.picture
+def collective_call(
+    collective: str = "reduce_scatter",
+    world_size: int = 4,
+    op: str = "SUM",
+    root: int = 0,
+) -> Picture:
+    """What ranks hold before and after a collective, the lines to type, and the cost.
+
+    The arguments are those of `CollectiveCall`. With too few ranks for the `root` it is
+    the last one, and the picture says so.
+
+    Raises:
+        ValueError: there is no such collective or operation, or too many ranks.
+    """
+    last = CollectiveCall(collective, world_size, op).world_size - 1
+    clipped = type(root) is int and root > last
+    call = CollectiveCall(collective, world_size, op, last if clipped else root)
+    kind = call.kind
+    picture = drawn(
+        call.before(),
+        call.after(),
+        collective,
+        op=op if kind.reduces else None,
+        root=call.root if kind.rooted else None,
+    )
+    unused = [
+        what
+        for what, has in (("an op", kind.reduces), ("a root", kind.rooted))
+        if not has
+    ]
+    lines = [words.sentence(call.says())]
+    if clipped and kind.rooted:
+        lines += [f"There is no rank {root} here: the root is the last one, {last}."]
+    if unused:
+        lines += [f"{collective} does not have {' or '.join(unused)}."]
+    lines += ["On every rank:", *(f"    {line}" for line in call.lines())]
+    if call.nbytes:
+        lines += [f"With send and recv, S = {call.nbytes} bytes (float32):"]
+    for name, cost in call.cost().items():
+        lines += [
+            f"{name}: {words.count(cost.messages, 'message')}, "
+            f"{words.count(cost.steps, 'step')}; the busiest rank sends "
+            f"{cost.most_sent:g} bytes, receives {cost.most_received:g}"
+        ]
+    lines += [_bus_bandwidth(call)]
+    draw.below(picture, lines)
+    picture.summary += " " + " ".join(line.strip() for line in lines)
+    return picture
+
+
+def _bus_bandwidth(call: CollectiveCall) -> str:
+    formula = call.kind.factor
+    if not formula:
+        return "Bus bandwidth: the documentation of nccl-tests has no factor for it."
+    if formula == "1":
+        return "Bus bandwidth = S / time."
+    factor = costs.bus_bandwidth_factor(call.collective, call.world_size)
+    return f"Bus bandwidth = {formula} · S / time = {factor:.4g} · S / time."
