@@ -12,10 +12,12 @@ from torch.distributed.run import get_args_parser
 
 from course_utils import pictures
 from course_utils.measure.snapshots import History, Moment
-from course_utils.pictures.draw import duration, listed
+from course_utils.pictures.collective_calls import COLLECTIVES, CollectiveCall
 from course_utils.pictures.explore import explore
+from course_utils.pictures.words import duration, listed
+from course_utils.ranks import Ranks
 from course_utils.theory import costs, simulator
-from tests.test_pictures import assert_suits_a_notebook, drawing, words_of
+from tests.test_pictures import assert_suits_a_notebook, words_of
 
 RING = History(  # two ranks with one element in each of two chunks
     [
@@ -44,7 +46,13 @@ DRAWN = {
     "1,024 GPUs": pictures.what_if,
     "one slow GPU": lambda: pictures.what_if(nodes=1, slowdown_of_one_gpu=4.0),
 }
-drawn = drawing(DRAWN)
+
+
+@functools.cache
+def drawn(name):
+    picture = DRAWN[name]()
+    picture.canvas.draw()
+    return picture
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -229,3 +237,59 @@ def test_sliders_are_named_and_the_page_does_not_jump(show):
     tall = picture.layout.min_height
     inputs["nodes"].value = 1
     assert picture.layout.min_height == tall
+
+
+# ------------------------------------------- a collective, by its definition
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_real_ranks_hold_what_a_collective_shows(world_size):
+    """The lines that it shows are run as they are, from what it shows before."""
+
+    def obey(calls):
+        import torch
+        import torch.distributed as dist
+
+        rank, results = dist.get_rank(), []
+        for before, lines, takes, gives in calls:
+            held = before[rank]
+            if held is not None:
+                many = isinstance(held[0], list)
+                held = [*map(torch.tensor, held)] if many else torch.tensor(held)
+            names = {"torch": torch, "dist": dist, "rank": rank, takes: held}
+            exec("\n".join(lines), names)
+            got = names[gives] if gives else None
+            if isinstance(got, list):
+                got = [part.tolist() for part in got]
+            results.append(got.tolist() if hasattr(got, "tolist") else got)
+        return results
+
+    calls = [
+        CollectiveCall(name, world_size, op, root)
+        for name, kind in COLLECTIVES.items()
+        for root in (range(world_size) if kind.rooted else [0])
+        for op in (["SUM", "PRODUCT", "MIN", "MAX", "AVG"] if kind.reduces else ["SUM"])
+    ]
+    sent = [(c.before(), c.lines(), c.kind.takes, c.kind.gives) for c in calls]
+    with Ranks(world_size, quiet=True, timeout=30) as ranks:
+        by_rank = ranks.run(obey, sent)
+    for number, call in enumerate(calls):
+        for rank, expected in enumerate(call.after()):
+            if call.collective != "reduce" or rank == call.root:
+                assert by_rank[rank][number] == expected, (call, rank)
+
+
+def test_what_a_collective_costs():
+    """As `from_scratch/collectives.py` says of 4 numbers of 4 bytes."""
+    said = pictures.collective_call("all_reduce").summary
+    assert "all_reduce_naive: 6 messages, 6 steps; the busiest rank sends 48 b" in said
+    assert "all_reduce: 24 messages, 6 steps; the busiest rank sends 24 bytes" in said
+    for name, kind in COLLECTIVES.items():
+        said = pictures.collective_call(name, 4).summary
+        if kind.factor:
+            shown = re.search(r"= ([\d.]+) · S / time\.$", said)
+            factor = costs.bus_bandwidth_factor(name, 4)
+            assert float(shown[1] if shown else 1) == pytest.approx(factor)
+        else:
+            with pytest.raises(ValueError, match="no collective"):
+                costs.bus_bandwidth_factor(name, 4)
