@@ -47,13 +47,10 @@ class Seen:
         shows: parts of the text that the learner sees; none: nothing is shown.
         do: what causes it here, if it is not the code of the whole row: code, or a
             function of the place (see ``test_fault_matrix.py``).
-        limit: seconds that the cell, or one call of a check, may take.
+        limit: seconds that the cell, the script, or one call of a check may take.
         within: seconds after which it must be over, on a busy machine too.
         fresh: the ranks that have lost their variables.
         restart: the ranks are not as they were; they are started anew afterwards.
-        nproc: how many ranks a worker has.
-        hangs: the worker does not end, and gets a few seconds only.
-        alone: it needs the main thread, the only one that Ctrl-C reaches.
     """
 
     shows: tuple[str, ...]
@@ -62,9 +59,6 @@ class Seen:
     within: float = 60.0
     fresh: tuple[int, ...] = ()
     restart: bool = False
-    nproc: int = 1
-    hangs: bool = False
-    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,32 @@ mistake(
         "It raised ZeroDivisionError: division by zero",
         "line 4 of the cell, in total: 1 / 0",
     ),
-    worker=seen("Rank 1 raised ZeroDivisionError: division by zero", "1 / 0", nproc=2),
+    worker=seen("Rank 1 raised ZeroDivisionError: division by zero", "1 / 0"),
+)
+mistake(
+    "an exception while the others wait for each other",
+    "if rank == 1: raise ValueError('bad')\n"
+    "dist.recv(torch.ones(2), {0: 2, 2: 3, 3: 0}[rank])",
+    ranks=seen(
+        "Rank 1 raised ValueError: bad", "Ranks 0, 2 and 3 were waiting in recv", KEPT
+    ),
+)
+mistake(
+    "an exception while the others compute",
+    "if rank == 1: 1 / 0\nwhile True: pass",
+    ranks=seen(
+        "Rank 1 raised ZeroDivisionError",
+        "Ranks 0, 2 and 3 were still running: line 2 of the cell",
+        KEPT,
+    ),
+)
+mistake(
+    "an exception with a cause and a long text",
+    "try:\n    {}['key']\n"
+    "except KeyError as error:\n    raise ValueError('a\\n' * 9) from error",
+    ranks=seen(
+        "raised ValueError: a\na\na\na\na\n...\n  line 4 of the cell", GROUP_STAYS
+    ),
 )
 mistake(
     "a function that is only half written",
@@ -160,14 +179,16 @@ mistake(
     one("sys.exit(2)", "sys"),
     ranks=seen("Rank 1 raised SystemExit: 2", "A rank goes on living: leave it", KEPT),
     check=seen(CRASHED, "It called exit(). A function ends with `return`."),
-    worker=seen("Rank 0 ended with exit code 1: no data", do="sys.exit('no data')"),
+    worker=seen(
+        "Ranks 0 and 1 ended with exit code 1: no data", do="sys.exit('no data')"
+    ),
 )
 mistake(
     "os._exit()",
-    one("os._exit(3)", "os"),
-    ranks=seen("Rank 1 died (exit code 3)", OTHERS_WAITED, FRESH, fresh=(1,)),
+    one("print('last words', end='', flush=True)\nos._exit(3)", "os"),
+    ranks=seen("[rank 1] last words", "Rank 1 died (exit code 3)", FRESH, fresh=(1,)),
     check=seen(CRASHED, "Its process ended (exit code 3)", ENDED),
-    worker=seen("Rank 0 ended with exit code 3", do="os._exit(3)"),
+    worker=seen("Ranks 0 and 1 ended with exit code 3", do="os._exit(3)"),
 )
 mistake(
     "kill -9, with a child that would live on",
@@ -176,7 +197,27 @@ mistake(
     ),
     ranks=seen("Rank 1 died (SIGKILL)", "often because memory ran out", fresh=(1,)),
     check=seen(CRASHED, "Its process ended (SIGKILL)", ENDED),
-    worker=seen("Rank 1 died (SIGKILL)", nproc=2),
+    worker=seen("Rank 1 died (SIGKILL)"),
+)
+mistake(
+    "all ranks end",
+    "import os\nos._exit(rank + 1)",
+    ranks=seen(
+        "Rank 0 died (exit code 1).",
+        "(Ranks 0 to 3 were started afresh, without variables. The next cell gets",
+        fresh=(0, 1, 2, 3),
+    ),
+)
+mistake(
+    "the worker of a DataLoader is killed",
+    one(
+        "class Deadly(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): os.kill(os.getpid(), 9)\n"
+        "for x in torch.utils.data.DataLoader(Deadly(), num_workers=1): pass",
+        "os",
+    ),
+    ranks=seen("Rank 1 raised RuntimeError: DataLoader worker", KEPT),
 )
 mistake(
     "a crash in C",
@@ -190,16 +231,9 @@ mistake(
     check=seen(CRASHED, "Its process ended (SIGSEGV), string_at, line 5 of the cell"),
 )
 mistake(
-    "an alarm goes off",
-    one("signal.setitimer(signal.ITIMER_REAL, 0.01)\nsignal.pause()", "signal"),
-    ranks=seen("Rank 1 died (SIGALRM)", FRESH, fresh=(1,)),
-    check=seen(CRASHED, "Its process ended (SIGALRM)"),
-)
-mistake(
     "an exception whose text fails",
     "class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd",
     ranks=seen("Ranks 0 to 3 raised Odd: (its message could not be read)", GROUP_STAYS),
-    check=seen(CRASHED, "It raised Odd"),
 )
 mistake(
     "a recursion without end",
@@ -215,7 +249,14 @@ mistake(
     ranks=seen(
         "SyntaxError: invalid syntax. Maybe you meant '=='", "if rank = 1: pass"
     ),
-    worker=seen("Rank 0 raised SyntaxError: invalid syntax.", "if rank = 1: pass"),
+    worker=seen(
+        "Ranks 0 and 1 raised SyntaxError: invalid syntax.", "if rank = 1: pass"
+    ),
+)
+mistake(
+    "a SyntaxError in a file that is imported",
+    "exec(compile('x = 1\\ny = = 2', 'my_code.py', 'exec'))",
+    ranks=seen("raised SyntaxError", "line 2 of my_code.py", GROUP_STAYS),
 )
 
 # ----------------------------------------------------------------- the code never ends
@@ -237,7 +278,7 @@ mistake(
         limit=1.5,
     ),
     worker=seen(
-        "Rank 0 was still running: line 6 of", do="while True: pass", hangs=True
+        "Ranks 0 and 1 were still running: line", do="while True: pass", limit=5
     ),
 )
 mistake(
@@ -254,17 +295,22 @@ mistake(
     ),
 )
 mistake(
-    "a lock that is taken twice",
-    one("lock = threading.Lock()\nlock.acquire()\nlock.acquire()", "threading"),
-    ranks=seen(
-        "Not finished after 1.5 s", "Rank 1 was still running: line 5", limit=1.5
-    ),
+    "a process that is stopped",
+    one("os.kill(os.getpid(), signal.SIGSTOP)", "os, signal"),
+    ranks=seen("Rank 1 was still running.", FRESH, limit=1.0, fresh=(1,)),
 )
 mistake(
-    "interrupts are ignored, in an endless loop",
-    one("signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", "signal"),
-    ranks=seen("Not finished after 1.5 s", "while True: pass", limit=1.5, fresh=(1,)),
-    check=seen(TOO_SLOW, "while True: pass", limit=1.5),
+    "an endless loop within a collective",
+    "class Endless:\n"
+    "    def __reduce__(self):\n"
+    "        while rank == 1: pass\n"
+    "        return int, ()\n"
+    "dist.all_gather_object([None] * world_size, Endless())",
+    ranks=seen(
+        "Ranks 0, 2 and 3 were stuck in all_gather_object, line 5",
+        "Rank 1 was still running: line 3 of the cell: while rank",
+        limit=1.0,
+    ),
 )
 mistake(
     "Ctrl-C while it computes",
@@ -281,7 +327,6 @@ mistake(
     worker=seen(
         "KeyboardInterrupt: the launch was interrupted",
         do=lambda place: place.interrupted("import time; time.sleep(1000)"),
-        alone=True,
     ),
 )
 
@@ -306,7 +351,64 @@ mistake(
         "Rank 0 was stuck in all_reduce, line",
         "Rank 1 finished the script.",
         NEEDS_ALL,
-        nproc=2,
+    ),
+)
+mistake(
+    "a backward pass that one rank leaves out",
+    "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    "ddp = DDP(torch.nn.Linear(4, 4))\n"
+    "loss = ddp(torch.ones(4)).sum()\n"
+    "if rank != 3: loss.backward()",
+    ranks=seen(
+        "Deadlock: nothing moves, and nothing will.",
+        "Ranks 0, 1 and 2 were stuck in backward, line 4 of the cell",
+        KEPT,
+    ),
+)
+mistake(
+    "a collective in a thread that one rank leaves out",
+    "import threading\n"
+    "def step():\n"
+    "    if rank != 1: dist.barrier()\n"
+    "thread = threading.Thread(target=step)\n"
+    "thread.start()\n"
+    "thread.join()",
+    ranks=seen(
+        "Deadlock: nothing moves, and nothing will.",
+        "Ranks 0, 2 and 3 were stuck in barrier, line 3 of the cell",
+        "Rank 1 finished the cell.",
+    ),
+)
+mistake(
+    "an error is caught that has freed a rank",
+    "try:\n    dist.recv(torch.ones(1), rank ^ 1)\nexcept RuntimeError:\n    pass",
+    ranks=seen(
+        "Deadlock: nothing moves, and nothing will.",
+        "Ranks 0 to 3 were stuck in recv, line 2 of the cell",
+        KEPT,
+    ),
+)
+mistake(
+    "a group that only one rank makes",
+    "if rank == 1: dist.new_group([0, 1])",
+    ranks=seen(
+        "Rank 1 was stuck in new_group, line 1 of the cell",
+        "Every rank must make every group, with the same ranks and in the same order",
+        FRESH,
+        fresh=(1,),
+    ),
+)
+mistake(
+    "a model of a group that is closed",
+    ranks=seen(
+        "A cell that leaves ranks out of step closes the process group. DDP models",
+        "make them anew",
+        KEPT,
+        do=lambda place: place.cells(
+            "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))",
+            "if rank == 1: a_slip_of_the_pen\ndist.barrier()",
+            "model(torch.ones(1, 2)).sum().backward()",
+        ),
     ),
 )
 mistake(
@@ -329,13 +431,6 @@ mistake(
     "tensors of different sizes",
     "dist.all_reduce(torch.ones(2 + rank))",
     ranks=seen("raised CollectiveMismatch", "float32[2]", "same sizes", KEPT),
-    check=seen(CRASHED, "It raised CollectiveMismatch", "float32[2]", "float32[3]"),
-)
-mistake(
-    "tensors of different dtypes",
-    "dist.all_reduce(x.double() if rank == 1 else x)",
-    ranks=seen("raised CollectiveMismatch", "float64[3]", "float32[3]", KEPT),
-    check=seen(CRASHED, "It raised CollectiveMismatch", "float64[2]", "float32[2]"),
 )
 mistake(
     "a recv for which nobody sends",
@@ -364,17 +459,14 @@ mistake(
         "The result is right, but by luck: not every request was waited for.",
         "Rank 1 never waited for irecv, line 4 of the cell",
     ),
-    worker=seen(
-        "RequestWarning: Rank 1 never waited for irecv, line",
-        nproc=2,
-    ),
+    worker=seen("RequestWarning: Rank 1 never waited for irecv, line"),
 )
 mistake(
     "a request for a message that nobody sends",
     GIVEN_UP,
     ranks=seen(
         "RequestWarning: Rank 1 never waited for irecv, line 2 of the cell",
-        "(The next cell gets a new process group.",
+        "The next cell gets a new process group.",
     ),
 )
 mistake(
@@ -388,9 +480,7 @@ mistake(
         WRONG,  # by luck, the result may be right
         "Ranks 0 and 1 never waited for all_reduce, line 3 of the cell",
     ),
-    worker=seen(
-        "RequestWarning: Ranks 0 and 1 never waited for all_reduce, line", nproc=2
-    ),
+    worker=seen("RequestWarning: Ranks 0 and 1 never waited for all_reduce, line"),
 )
 mistake(
     "all receive before they send",
@@ -405,7 +495,6 @@ mistake(
     worker=seen(
         "LaunchError: Deadlock: nothing moves, and nothing will.",
         "Ranks 0 and 1 were stuck in recv, line",
-        nproc=2,
     ),
 )
 mistake(
@@ -420,16 +509,9 @@ mistake(
     check=seen(CRASHED, "It raised ValueError: send: there is no rank 2 among 2,"),
 )
 mistake(
-    "a message to itself",
-    "dist.send(x, rank)",
-    ranks=seen("raised ValueError: Invalid destination rank", GROUP_STAYS),
-    check=seen(CRASHED, "It raised ValueError: Invalid destination rank"),
-)
-mistake(
     "a message from itself",
     "dist.irecv(x, rank).wait()",
     ranks=seen("raised ValueError: irecv: rank 0 is this rank itself", GROUP_STAYS),
-    check=seen(CRASHED, "It raised ValueError: irecv: rank 0 is this rank itself"),
 )
 mistake(
     "a view with gaps is reduced",
@@ -439,7 +521,6 @@ mistake(
         "x[:, 0],",
         GROUP_STAYS,
     ),
-    check=seen(CRASHED, "It raised ValueError: all_reduce: this float32[4] is a view"),
 )
 mistake(
     "the process group is joined twice",
@@ -484,12 +565,6 @@ mistake(
     ),
 )
 mistake(
-    "more memory for Python than there is",
-    one("bytearray(1 << 60)"),
-    ranks=seen("Rank 1 raised MemoryError", "bytearray(1 << 60)", KEPT),
-    check=seen(CRASHED, "It raised MemoryError", "bytearray(1 << 60)"),
-)
-mistake(
     "a GPU that there is not",
     one("x.to('cuda:99')"),
     ranks=seen("Rank 1 raised ", "line 2 of the cell: x.to('cuda:99')", KEPT),
@@ -508,14 +583,6 @@ mistake(
         do=lambda place: place.check_on_gpus(
             "torch.ones(2, device='cuda:0') + torch.ones(2, device='cuda:1')"
         ),
-    ),
-)
-mistake(
-    "a layer on another device than its input",
-    "torch.nn.Linear(2, 2).to('cuda:1')(torch.ones(1, 2))",
-    gpus=seen(
-        "got mat1 is on cpu, different from other tensors on cuda:1",
-        "wrapper_CUDA_addmm",
     ),
 )
 mistake(
@@ -568,19 +635,9 @@ mistake(
     gpus=seen("2 virtual GPU(s) are on already", "Leave its `with` block"),
 )
 mistake(
-    "virtual GPUs are switched off twice",
-    "gpus.off()\ntry:\n    gpus.off()\nfinally:\n    gpus.on()",
-    gpus=seen("These virtual GPUs are not on: call on() first."),
-)
-mistake(
     "a number of GPUs that makes no sense",
     "virtual_gpus(0)",
     gpus=seen("n is 0: expected a whole number of GPUs from 1 to 64."),
-)
-mistake(
-    "a size that is none",
-    "virtual_gpus(2, memory='lots')",
-    gpus=seen("memory is 'lots': expected a size such as '16 GiB'"),
 )
 mistake(
     "a module fails in a thread of DataParallel",
@@ -647,7 +704,7 @@ mistake(
     ranks=seen(restart=True),
     check=seen(PASSED),
     worker=seen(
-        "Rank 0 raised OSError: [Errno 9]", do="os.close(1)\nprint('x' * 9999)"
+        "Ranks 0 and 1 raised OSError: [Errno 9]", do="os.close(1)\nprint('x' * 9999)"
     ),
 )
 mistake(
@@ -657,28 +714,17 @@ mistake(
     check=seen(CRASHED, "Its process ended ("),
 )
 mistake(
-    "files that are never closed",
-    one(
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "def read(*files):\n"
-        "    while True: files += (open('/dev/null'),)\n"
-        "read()",
-        "resource",
-    ),
-    ranks=seen("OSError: [Errno 24] Too many open files", KEPT, restart=True),
-    check=seen(CRASHED, "OSError: [Errno 24] Too many open files"),
-)
-mistake(
     "no more files can be opened, so there is no new process group",
     ranks=seen(
         "The ranks could not form a new process group. All of them were started afresh",
         "Rank 1 raised ZeroDivisionError",
-        do=lambda place: place.two_cells(
+        do=lambda place: place.cells(
             "import resource\n"
             "if rank == 1:\n"
             "    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
             "    1 / 0\n"
-            "dist.barrier()"
+            "dist.barrier()",
+            "x = 1",
         ),
         fresh=(0, 1, 2, 3),
     ),
@@ -716,11 +762,11 @@ mistake(
     ranks=seen(restart=True),
     check=seen(PASSED),
     worker=seen(
-        "Rank 0 was still running: a thread that the script has started.",
+        "Ranks 0 and 1 were still running: a thread that the script has started.",
         "start it with daemon=True",
         do="import threading, time\n"
         "threading.Thread(target=time.sleep, args=(1000,)).start()",
-        hangs=True,
+        limit=5,
     ),
 )
 mistake(
@@ -756,12 +802,6 @@ mistake(
     check=seen(PASSED),
 )
 mistake(
-    "print is overwritten",
-    still_right("builtins.print = None\nprint('hello')", "builtins"),
-    ranks=seen("raised TypeError: 'NoneType' object is not callable", restart=True),
-    check=seen(CRASHED, "It raised TypeError: 'NoneType' object is not callable"),
-)
-mistake(
     "functions of torch.distributed are overwritten",
     "dist.barrier = dist.broadcast = None\ndist.all_reduce(x)\ndist.barrier()",
     ranks=seen("raised TypeError: 'NoneType' object is not callable", restart=True),
@@ -770,12 +810,6 @@ mistake(
 mistake(
     "the environment is emptied",
     still_right("os.environ.clear()", "os"),
-    ranks=seen(restart=True),
-    check=seen(PASSED),
-)
-mistake(
-    "the seed is set",
-    still_right("torch.manual_seed(0)\nrandom.seed(0)", "random"),
     ranks=seen(restart=True),
     check=seen(PASSED),
 )
@@ -920,7 +954,7 @@ mistake(
     worker=seen(
         "argument --epochs",
         "many",
-        do=lambda place: place.launch("train_ddp", nproc=1, epochs="many"),
+        do=lambda place: place.launch("train_ddp", epochs="many"),
     ),
     command=seen(
         "--port 99999: ports are 0 (any free one) to 65535",
@@ -1002,24 +1036,9 @@ mistake(
     quiz=seen('AnswerError: "nan" is not a number.'),
 )
 mistake(
-    "an infinite number",
-    'quiz("00.all_reduce", answer=float("inf"))',
-    quiz=seen('AnswerError: "inf" is not a number.'),
-)
-mistake(
-    "a division by zero",
-    'quiz("00.all_reduce", answer="1/0")',
-    quiz=seen('AnswerError: "1/0" is not a number.'),
-)
-mistake(
     "a comma that may mean two things",
     'quiz("00.all_reduce", answer="1,500")',
     quiz=seen('AnswerError: Is "1,500" 1500 or 1.500? Type it without the comma.'),
-)
-mistake(
-    "an empty answer",
-    'quiz("00.all_reduce", answer="  ")',
-    quiz=seen("AnswerError: Type a number first."),
 )
 
 # ------------------------------------------------------------------- what is saved
@@ -1033,13 +1052,6 @@ mistake(
     quiz=seen(
         "The progress file was damaged. It is kept as ",
         do=lambda place: place.damaged(b"\0\xff no JSON"),
-    ),
-)
-mistake(
-    "the progress file is cut off",
-    progress=seen(
-        "Note: The progress file was damaged. It is kept as ",
-        do=lambda place: place.damaged(b'{"version": 1, "tasks": {"00.aver'),
     ),
 )
 mistake(

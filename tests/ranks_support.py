@@ -69,6 +69,12 @@ def failure_of(ranks: Ranks, cell: Any, *args: Any, **options: Any) -> RanksErro
     return caught.value
 
 
+def kept(ranks: Ranks, *fresh: int) -> None:
+    """The ranks that still have their variable ``kept`` are all but these."""
+    have = ranks.run(lambda: "kept" in vars(sys.modules["__main__"]))
+    assert [rank for rank in range(ranks.n) if not have[rank]] == list(fresh)
+
+
 def works(ranks: Ranks) -> None:
     """A collective over all ranks gives the right sum on each."""
     ranks.run_cell(SAME)
@@ -168,24 +174,19 @@ class Watch:
 
     def assert_no_strays(self) -> None:
         """Two seconds at most, and only the open ``Ranks`` are there."""
-        deadline = time.monotonic() + GONE_SECONDS
-        while (strays := self.strays()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not strays, strays
-        assert not self.exposed, self.exposed
+        self._assert_soon_empty(self.strays)
 
     def assert_nothing_left(self) -> None:
         """Two seconds after closing: no process, file, socket or memory."""
-        deadline = time.monotonic() + GONE_SECONDS
-        while (left := self._left()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not left, "\n".join(left)
-        assert not self.exposed, self.exposed
+        self._assert_soon_empty(self._left)
 
     def assert_nothing_left_but_kernels(self) -> None:
         """The same while another kernel of the tests is open, with its own ranks."""
+        self._assert_soon_empty(self._orphans)
+
+    def _assert_soon_empty(self, find: Callable[[], Any]) -> None:
         deadline = time.monotonic() + GONE_SECONDS
-        while (left := self._orphans()) and time.monotonic() < deadline:
+        while (left := find()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left, left
         assert not self.exposed, self.exposed
@@ -309,3 +310,13 @@ def four(watch: Watch) -> Iterator[Ranks]:
         settle(ranks)
         ranks.restart()
         yield ranks
+
+
+@pytest.fixture
+def ranks(four: Ranks, watch: Watch) -> Iterator[Ranks]:
+    """These four with a variable; after a test the next cell works at once."""
+    four.run_cell("kept = rank * 11")
+    yield four
+    with within(1):
+        works(four)
+    watch.assert_no_strays()

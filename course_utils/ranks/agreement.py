@@ -248,7 +248,7 @@ class Agreement:
             number = self.counts[place]
             self.calls.setdefault(members, []).append(f"{text}{calling_line()}")
         key = (*self.epoch, *place, number)
-        for other, theirs in self._exchange(key, fingerprint, text, members):
+        for other, theirs in self.exchange(key, fingerprint, text, members):
             raise CollectiveMismatch(
                 f"rank {self.rank} calls {text} where rank {other} called {theirs}. "
                 "Every rank of a group must call the same collectives, in the same "
@@ -288,7 +288,7 @@ class Agreement:
             number = self.counts[pair]
         size = f"{tensor.dtype} {tensor.numel()}"
         text = f"{name}({short(tensor)}, {'dst' if sending else 'src'}={peer})"
-        for other, theirs in self._exchange(
+        for other, theirs in self.exchange(
             (*self.epoch, *pair, number), size, text, (peer,)
         ):
             raise CollectiveMismatch(
@@ -297,7 +297,7 @@ class Agreement:
                 "elements of the same dtype."
             )
 
-    def _exchange(
+    def exchange(
         self, key: tuple, fingerprint: str, text: str, members: tuple[int, ...]
     ) -> list[tuple[int, str]]:
         """Write my call; return the members that wrote a different one."""

@@ -513,7 +513,7 @@ class SpawnedRank(RankProcess):
     def wait_started(self) -> None:
         """Wait until it has imported torch and calls back."""
         deadline = time.monotonic() + START_SECONDS
-        while not self._has_called_back():
+        while not self.has_called_back():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RanksError(
                     f"rank {self.rank} could not be started: {self._last_words()}. "
@@ -522,7 +522,7 @@ class SpawnedRank(RankProcess):
                 )
         self.listener.close()
 
-    def _has_called_back(self) -> bool:
+    def has_called_back(self) -> bool:
         """Is it connected, and is it really this rank? Waits a moment."""
         try:
             connected, _ = self.listener.accept()

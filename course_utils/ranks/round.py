@@ -112,14 +112,14 @@ class Round:
                 self.cause = "timeout"
                 return
             pause = 0.1 if self.failed_at is None else LOOK_SECONDS
-            self._step(min(pause, max(0.0, deadline - now)))
+            self.step(min(pause, max(0.0, deadline - now)))
             if self.failed_at is not None and not self.severed:
                 self._free_those_that_wait()
             if self._is_quiet():
                 self.cause, self.quiet = "timeout", True
                 return
 
-    def _step(self, seconds: float) -> None:
+    def step(self, seconds: float) -> None:
         """Handle what the ranks say within ``seconds``."""
         channels = {self.team.processes[r].channel: r for r in self.pending}
         outputs = {
@@ -134,7 +134,7 @@ class Round:
             if ready in channels:
                 self._receive(channels[ready])
             elif ready in outputs:
-                if not self._drain(outputs[ready]):
+                if not self.drain(outputs[ready]):
                     self.silent_outputs.add(outputs[ready])
         for rank in sorted(self.pending):
             status = self.team.processes[rank].exit_status()
@@ -160,11 +160,11 @@ class Round:
             self.last_event = time.monotonic()
             self.replies[rank] = reply
             self.pending.discard(rank)
-            self._drain(rank, reply.get("mark", 0))
+            self.drain(rank, reply.get("mark", 0))
             if reply["status"] == "error":
                 self._one_failed()
 
-    def _drain(self, rank: int, mark: float | None = None) -> bool:
+    def drain(self, rank: int, mark: float | None = None) -> bool:
         """Take what a rank has printed; False if there was nothing.
 
         Args:
@@ -198,7 +198,7 @@ class Round:
                 ended = process.helper_ended()
                 self.untold[rank] = HELPER_ENDED if ended else NOT_TOLD
         self.last_event = time.monotonic()
-        self._drain(rank, math.inf)
+        self.drain(rank, math.inf)
         self.died[rank] = status
         self.pending.discard(rank)
         if rank not in self.killed:
@@ -220,7 +220,7 @@ class Round:
             if now > self.failed_at + SEVER_AFTER:  # they wait for others than the dead
                 self._sever(self.pending)
         elif self.pending and now > max(self.failed_at, self.last_look) + LOOK_SECONDS:
-            self._ask_where(ASK_SECONDS)
+            self.ask_where(ASK_SECONDS)
             self.last_look = time.monotonic()
             before = self.waited
             self.waited = {
@@ -251,7 +251,7 @@ class Round:
         if any(spent.get(rank, 0.0) > MEETING_CPU for rank in self.pending):
             self.samples = [(now, used)]
             return False
-        self._ask_where(0.2)
+        self.ask_where(0.2)
         if time.monotonic() - self.last_event < QUIET_SECONDS:
             self.samples.clear()  # one has answered: others may go on now
             return False
@@ -279,7 +279,7 @@ class Round:
             needed = max(needed, AFTER_THE_END_SECONDS)
         return now - still_since >= needed
 
-    def _ask_where(self, seconds: float) -> None:
+    def ask_where(self, seconds: float) -> None:
         """Fill ``frames`` of the pending ranks, as far as they answer in time."""
         for rank in self.pending:
             self.frames.pop(rank, None)
@@ -290,13 +290,13 @@ class Round:
                 self.team.processes[rank].channel.send(message)
         deadline = time.monotonic() + seconds
         while self.pending - self.frames.keys() and time.monotonic() < deadline:
-            self._step(0.02)
+            self.step(0.02)
 
     # ---------------------------------------------------------- the ladder that ends it
     def free(self) -> None:
         """End what has not ended: kindly first, in bounded time."""
         self.stopped |= self.pending
-        self._ask_where(ASK_SECONDS)
+        self.ask_where(ASK_SECONDS)
         # These hold the GIL in C code, or are stopped: only a signal gets through.
         silent = [self.team.processes[r] for r in self.pending - self.frames.keys()]
         for process in silent:
@@ -317,7 +317,7 @@ class Round:
             self._wait_pending(INTERRUPT_SECONDS)
         for rank in sorted(self.pending):
             self.killed.add(rank)
-            self._drain(rank, 0)
+            self.drain(rank, 0)
             self.team.processes[rank].kill()
         self.pending.clear()
 
@@ -339,7 +339,7 @@ class Round:
     def _wait_pending(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self.pending and time.monotonic() < deadline:
-            self._step(0.02)
+            self.step(0.02)
 
     # ----------------------------------------------------------------------- the result
     @property
