@@ -103,7 +103,7 @@ def test_a_model_learns_on_all_ranks_alike(ranks, way):  # noqa: F811
         return losses, [p.tolist() for p in whole]
 
     first, *others = ranks.run(train, 20, way)
-    assert first[0][-1] < first[0][0] / 10
+    assert first[0][-1] < first[0][0] / 2
     assert others == [first] * 3
 
 
