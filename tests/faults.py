@@ -1122,7 +1122,7 @@ mistake(
 mistake(
     "a task where a lesson is meant",
     progress=seen(
-        "'00.average' is no lesson. A whole lesson is reset: --reset 00",
+        "argument --reset: invalid choice: '00.average'",
         do=lambda place: place.command("--reset", "00.average"),
     ),
 )
