@@ -62,14 +62,14 @@ def test_the_slowest_rank_counts(ranks):
 def sent_while(measure, sizes, rounds):
     """What `measure` returns, and the bytes of each message that this rank sends.
 
-    Rank 2 is slow: before the first of its messages in each round it sleeps 10 ms more.
+    Rank 2 is slow: before the first of its messages in each round it sleeps 40 ms more.
     """
     sent, isend, send = [], dist.isend, dist.send
 
     def slowly(real):
         def wrapper(tensor, *args, **kwargs):
             if dist.get_rank() == 2 and len(sent) % (6 * len(sizes)) == 0:
-                time.sleep(0.01 * len(sent) / (6 * len(sizes)))
+                time.sleep(0.04 * len(sent) / (6 * len(sizes)))
             sent.append(tensor.nbytes)
             return real(tensor, *args, **kwargs)
 
@@ -85,6 +85,7 @@ def sent_while(measure, sizes, rounds):
 @pytest.mark.parametrize("measure", [ring_shift_seconds, ping_pong_seconds])
 def test_messages_of_all_sizes_are_timed_in_turns(ranks, measure):
     sizes = [1, 1000, 300_000]
+    ranks.run(measure, [8], 1)  # makes the connections
     by_rank = ranks.run(sent_while, measure, sizes, 5)
     everybody = [seconds for seconds, _ in by_rank]
     assert everybody == 4 * everybody[:1]
@@ -95,8 +96,8 @@ def test_messages_of_all_sizes_are_timed_in_turns(ranks, measure):
     for rank, (_, sent) in enumerate(by_rank):
         assert sent == (6 * a_round if rank < taking_part else [])
     if measure is ring_shift_seconds:
-        # Of rounds that are 10 to 50 ms slower, the median; and the slowest rank.
-        assert everybody[0][0] >= 0.03 / 6
+        # Of rounds that are 40 to 200 ms slower, the median; and the slowest rank.
+        assert everybody[0][0] >= 0.12 / 6
 
 
 SIZES = [2**19, 2**20, 2**21, 2**22]
