@@ -33,13 +33,9 @@ RUN_BY = {  # a test -> what it runs, as it is typed
     "test_torchrun.py::test_a_script_prints_what_it_prints_when_launched":
         rf"torchrun .*(train_\w+|workers/collectives|bench_all_reduce)\.py{HERE}"
         "|GLOO_SOCKET_IFNAME",
-    "test_train_ddp.py::test_one_rank_without_torchrun_gives_the_same_curve":
-        r"python \S+train_ddp\.py .*",
-    "test_train_sgd.py::test_one_rank_without_torchrun_gives_the_same_curve":
-        r"python \S+train_sgd\.py .*",
-    "test_train_fsdp.py::test_a_single_process_without_torchrun_ends_before_gloo_can_"
-    "crash_it": r"python \S+train_fsdp\.py",
-    "test_spawn_hello.py::test_as_a_script": r"python \S+spawn_hello\.py .*",
+    "test_workers.py::test_one_process_without_torchrun_gives_the_same_curve":
+        r"python \S+train_(ddp|sgd)\.py .*|python \S+train_fsdp\.py",
+    "test_workers.py::test_as_a_script": r"python \S+spawn_hello\.py .*",
     "test_ranks.py::test_the_environment_is_torchruns":
         r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)",
     "test_ranks.py::test_the_magic_has_a_limit": r"%%ranks( --timeout \d+)?",

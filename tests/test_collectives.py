@@ -6,8 +6,6 @@ the test with the rank's own message.
 """
 
 import inspect
-import math
-import re
 import sys
 import time
 
@@ -15,7 +13,8 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_support import ranks_up_to
+from on_ranks import on_ranks, shared_ranks
+from reductions import OPS, numbers, reduced
 from thorough import thorough_after
 from torch.distributed import ReduceOp
 
@@ -26,10 +25,6 @@ from course_utils.theory import costs
 # The ranks get the functions below as they are, and need not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-OPS = {
-    op.name: op
-    for op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG)
-}
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     *(torch.int64, torch.int32, torch.uint8, torch.bool),
@@ -38,27 +33,14 @@ DTYPES = (
 SHAPES = ((), (0,), (1,), (5,), (2, 3), (2, 0, 3))
 
 
-@pytest.fixture(scope="module")
-def started():
-    """Ranks by their number: all tests share them."""
-    with ranks_up_to(5, timeout=30) as ranks:
-        yield ranks
+started = shared_ranks(5, timeout=30)
+SEVERAL = thorough_after(3, [1, 3, 4, 2, 5])
+several = on_ranks(*SEVERAL)
 
 
-@pytest.fixture(params=thorough_after(3, [1, 3, 4, 2, 5]))
+@pytest.fixture(params=SEVERAL)
 def ranks(request, started):
     return started[request.param]
-
-
-def numbers(seed, shape, dtype=torch.float32):
-    """Small whole numbers that depend on the seed; 1 or 2, or true and false."""
-    generator = torch.Generator().manual_seed(seed)
-    tensor = torch.randint(1, 3, shape, generator=generator)
-    if dtype == torch.bool:
-        return tensor == 2
-    if dtype.is_complex:
-        return torch.complex(tensor.double(), tensor.double() - 3).to(dtype)
-    return tensor.to(dtype)
 
 
 def with_gaps(tensor):
@@ -72,170 +54,136 @@ def same(made, expected, *what):
     assert torch.equal(made, expected), (*what, made, expected)
 
 
-# ------------------------------------------------------------------------- with a root
+# ------------------------------------------------------------------------- every one
+def everything(make, members, root, ops=(ReduceOp.SUM,), group=None, use=collectives):
+    """Call every function once, on the ranks that are members.
+
+    Args:
+        make: a new tensor from a seed, and the rank among the members whose part it is,
+            or None: then all must have one size.
+
+    Yields:
+        The name, the tensors that the call has made, and those that it must make.
+    """
+    me, n = members.index(dist.get_rank()), len(members)
+    at_root, source = dist.get_rank() == root, members.index(root)
+
+    def part(r):
+        return make(10 + r, r)
+
+    def whole(r):
+        return make(100 + r, None)
+
+    def given(sender, receiver):  # for a reduction of parts
+        return make(1000 + 10 * sender + receiver, receiver)
+
+    def sent(sender, receiver):
+        return make(2000 + 10 * sender + receiver, (sender + 2 * receiver) % n)
+
+    def blanks(tensors):
+        return [tensor.zero_() for tensor in tensors]
+
+    def parts():
+        return [part(r) for r in range(n)]
+
+    for name in ("broadcast", "broadcast_tree"):
+        if call := getattr(use, name, None):
+            made = whole(me)
+            assert call(made, root, group) is None
+            yield name, [made], [whole(source)]
+    (made,), tensors = blanks([part(me)]), parts()
+    use.scatter(made, tensors if at_root else None, root, group)
+    yield "scatter", [made, *tensors], [part(me), *parts()]
+    mine, made = part(me), blanks(parts())
+    use.gather(mine, made if at_root else None, root, group)
+    yield (
+        "gather",
+        [mine, *made],
+        [part(me), *(parts() if at_root else blanks(parts()))],
+    )
+    mine, made = part(me), blanks(parts())
+    use.all_gather(made, mine, group)
+    yield "all_gather", [mine, *made], [part(me), *parts()]
+    mine = [sent(me, r) for r in range(n)]
+    made = blanks([sent(r, me) for r in range(n)])
+    use.all_to_all(made, mine, group)
+    expected = [sent(me, r) for r in range(n)] + [sent(r, me) for r in range(n)]
+    yield "all_to_all", [*mine, *made], expected
+    for op in ops:
+        total = reduced(op, [whole(r) for r in range(n)])
+        for name in ("all_reduce", "all_reduce_naive"):
+            if call := getattr(use, name, None):
+                made = whole(me)
+                assert call(made, op, group) is None
+                yield f"{name} {op}", [made], [total]
+        made = whole(me)
+        use.reduce(made, root, op, group)
+        if at_root or use is collectives:  # torch leaves partial results elsewhere
+            yield f"reduce {op}", [made], [total if at_root else whole(me)]
+        (made,), tensors = blanks([part(me)]), [given(me, r) for r in range(n)]
+        use.reduce_scatter(made, tensors, op, group)
+        expected = [given(me, r) for r in range(n)]
+        total = reduced(op, [given(r, me) for r in range(n)])
+        yield f"reduce_scatter {op}", [made, *tensors], [total, *expected]
 
 
-def check_roots(shapes, dtypes, roots=()):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    for number, (shape, dtype) in enumerate((s, d) for s in shapes for d in dtypes):
-        for root in roots or [number % n]:
-            seed, what = 1000 * number + 10 * root, (shape, dtype, root)
-            mine = numbers(seed + rank, shape, dtype)
-            everybody = [numbers(seed + r, shape, dtype) for r in range(n)]
-            nothing = [torch.zeros_like(mine) for _ in range(n)]
-
-            expected = mine.clone()
-            dist.broadcast(expected, root)
-            for function in (collectives.broadcast, collectives.broadcast_tree):
-                made = mine.clone()
-                assert function(made, root) is None
-                same(made, expected, function.__name__, *what)
-
-            made, expected = torch.zeros_like(mine), torch.zeros_like(mine)
-            given = everybody if rank == root else None
-            dist.scatter(expected, given, root)
-            collectives.scatter(made, given, root)
-            same(made, expected, "scatter", *what)
-
-            expected = [t.clone() for t in nothing] if rank == root else None
-            made = [t.clone() for t in nothing] if rank == root else None
-            if not dtype.is_complex:  # gloo can't do this one
-                dist.gather(mine, expected, root)
-            collectives.gather(mine, made, root)
-            for i in range(n if rank == root else 0):
-                same(made[i], everybody[i], "gather", i, *what)
-                assert dtype.is_complex or torch.equal(made[i], expected[i])
-            same(mine, numbers(seed + rank, shape, dtype), "the input of gather")
+def check(make, what, roots=(0,), **options):
+    for root in roots:
+        members = list(range(dist.get_world_size()))
+        for name, made, expected in everything(make, members, root, **options):
+            for one, other in zip(made, expected, strict=True):
+                same(one, other, name, what, root)
+                if not one.is_contiguous():  # nothing beside it has changed
+                    beside = one.as_strided(one.shape, one.stride(), 1)
+                    assert (beside == 7).all(), name
 
 
-def test_with_every_root(ranks):
-    ranks.run(check_roots, ((3,),), DTYPES[:1], range(ranks.n))
-    ranks.run(check_roots, SHAPES, DTYPES[:1])
-    if ranks.n == 3:  # a dtype does not care how many ranks there are
-        ranks.run(check_roots, ((3,),), DTYPES[1:])
+def check_shapes(roots):
+    for shape in SHAPES:
+        check(lambda seed, _, shape=shape: numbers(seed, shape), shape)
+    check(lambda seed, _: numbers(seed, (3,)), "roots", roots)
+    check(lambda seed, _: with_gaps(numbers(seed, (2, 3))).t(), "gaps", roots[-1:])
 
 
-def check_reductions(ops, dtypes, shapes):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    for number, (dtype, shape) in enumerate((d, s) for d in dtypes for s in shapes):
-        for name, op in ops.items():
-            whole = not (dtype.is_floating_point or dtype.is_complex)
-            if dtype.is_complex and name != "SUM" and name != "AVG":
-                continue  # torch refuses these
-            if name == "AVG" and whole:
-                continue
-            seed, what = 100 * number, (name, dtype, shape)
-            mine = numbers(seed + rank, shape, dtype)
-            expected = mine.clone()
+def test_shapes_roots_and_tensors_with_gaps(ranks):
+    ranks.run(check_shapes, range(ranks.n))
+
+
+@on_ranks(3)
+def test_dtypes_and_ops():
+    for dtype in DTYPES:
+        whole = not (dtype.is_floating_point or dtype.is_complex)
+        ops = [op for op in OPS.values() if op != ReduceOp.AVG or not whole]
+        if dtype.is_complex:
+            ops = [op for op in ops if op not in (ReduceOp.MIN, ReduceOp.MAX)]
+        if dtype == torch.bool:
+            ops = []
+        check(lambda seed, _, d=dtype: numbers(seed, (3,), d), dtype, (1,), ops=ops)
+
+
+@on_ranks(3)
+def test_torch_says_the_same():
+    """The sums above are those of torch."""
+    ops = [op for op in OPS.values() if op != ReduceOp.AVG]
+    check(lambda seed, _: numbers(seed, (3,)), "torch", (1,), ops=ops, use=dist)
+    logical = torch.tensor([True, False]), torch.tensor([dist.get_rank() == 0, False])
+    for mine in logical:
+        for op in ops:
+            made, expected = mine.clone(), mine.clone()
+            collectives.all_reduce(made, op)
             dist.all_reduce(expected, op)
-            if name == "AVG" and n % 2:  # a third is rounded, in one way or another
-                expected = mine.clone()
-                dist.all_reduce(expected, ReduceOp.SUM)
-                expected = expected / n
-            for function in (collectives.all_reduce_naive, collectives.all_reduce):
-                made = mine.clone()
-                assert function(made, op) is None
-                same(made, expected, function.__name__, *what)
-            root = number % n
-            made = mine.clone()
-            collectives.reduce(made, root, op)
-            same(made, expected if rank == root else mine, "reduce", root, *what)
-
-            given = [numbers(seed + 10 * r + rank, shape, dtype) for r in range(n)]
-            made, expected = torch.zeros_like(mine), torch.zeros_like(mine)
-            plain = ReduceOp.SUM if name == "AVG" else op
-            dist.reduce_scatter(expected, [t.clone() for t in given], plain)
-            expected = expected / n if name == "AVG" else expected
-            collectives.reduce_scatter(made, given, op)
-            same(made, expected, "reduce_scatter", *what)
-            for r in range(n):
-                same(given[r], numbers(seed + 10 * r + rank, shape, dtype), "input")
-
-
-def test_reductions(ranks):
-    ranks.run(check_reductions, OPS, DTYPES if ranks.n == 3 else DTYPES[:1], ((3,),))
-    ranks.run(check_reductions, {"SUM": ReduceOp.SUM}, DTYPES[:1], SHAPES)
-
-
-def check_complex_product():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    mine = torch.tensor([1j, 2.0 + rank])
-    collectives.all_reduce(mine, ReduceOp.PRODUCT)
-    product = math.prod(2.0 + r for r in range(n))
-    same(mine, torch.tensor([1j**n, product]), "complex product")
-
-
-def test_a_product_of_complex_numbers_which_torch_refuses(ranks):
-    ranks.run(check_complex_product)
-
-
-# ----------------------------------------------------------------------- without a root
-
-
-def check_lists(shapes, dtypes):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    for number, (shape, dtype) in enumerate((s, d) for s in shapes for d in dtypes):
-        seed, what = 1000 * number, (shape, dtype)
-        mine = numbers(seed + rank, shape, dtype)
-        made = [torch.zeros_like(mine) for _ in range(n)]
-        expected = [torch.zeros_like(mine) for _ in range(n)]
-        dist.all_gather(expected, mine)
-        collectives.all_gather(made, mine)
-        for i in range(n):
-            same(made[i], expected[i], "all_gather", i, *what)
-
-        given = [numbers(seed + 10 * rank + r, shape, dtype) for r in range(n)]
-        made = [torch.zeros_like(mine) for _ in range(n)]
-        expected = [torch.zeros_like(mine) for _ in range(n)]
-        dist.all_to_all(expected, given)
-        collectives.all_to_all(made, given)
-        for i in range(n):
-            same(made[i], expected[i], "all_to_all", i, *what)
-            same(given[i], numbers(seed + 10 * rank + i, shape, dtype), "input")
-
-
-def test_lists_for_all(ranks):
-    ranks.run(check_lists, SHAPES, (torch.float32,))
-    if ranks.n == 3:
-        ranks.run(check_lists, ((3,),), DTYPES[1:])
+            same(made, expected, op)
 
 
 def check_uneven(sizes):
-    """Rank r has sizes[r] elements. torch's gloo can do only reduce_scatter."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    parts = [torch.arange(float(sizes[r])) + 10 * r for r in range(n)]
-    mine = parts[rank]
+    """Rank r has sizes[r] elements."""
 
-    for root in range(n):
-        made = torch.full_like(mine, -1)
-        collectives.scatter(made, parts if rank == root else None, root)
-        same(made, mine, "scatter", root)
-        made = [torch.full_like(part, -1) for part in parts]
-        collectives.gather(mine, made if rank == root else None, root)
-        for i in range(n if rank == root else 0):
-            same(made[i], parts[i], "gather", root, i)
+    def make(seed, which):
+        return numbers(seed, (6 if which is None else sizes[which],))
 
-    made = [torch.full_like(part, -1) for part in parts]
-    collectives.all_gather(made, mine)
-    for i in range(n):
-        same(made[i], parts[i], "all_gather", i)
-
-    made, expected = torch.full_like(mine, -1), torch.full_like(mine, -1)
-    collectives.reduce_scatter(made, [part + rank for part in parts])
-    dist.reduce_scatter(expected, [part + rank for part in parts])
-    same(made, expected, "reduce_scatter")
-
-    def piece(sender, receiver):
-        length = sizes[sender] * (receiver + 1) % 4
-        return torch.full((length,), 10.0 * sender + receiver)
-
-    made = [torch.full_like(piece(i, rank), -1) for i in range(n)]
-    collectives.all_to_all(made, [piece(rank, i) for i in range(n)])
-    for i in range(n):
-        same(made[i], piece(i, rank), "all_to_all", i)
-
-    for length in range(2 * n + 2):  # what n does not divide, and less than n
-        made = torch.arange(float(length)) + rank
+    check(make, sizes, range(dist.get_world_size()))
+    for length in range(2 * dist.get_world_size() + 2):  # fewer than ranks, too
+        made = numbers(dist.get_rank(), (length,))
         expected = made.clone()
         collectives.all_reduce(made)
         dist.all_reduce(expected)
@@ -247,71 +195,8 @@ def test_sizes_that_differ_from_rank_to_rank(ranks):
     ranks.run(check_uneven, [0, 5, 5, 1, 0])
 
 
-def check_gaps():
-    """Tensors with gaps are read and written as the others, and nothing beside them."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-
-    def made_from(tensor):
-        return with_gaps(tensor)
-
-    def fresh():
-        return made_from(torch.zeros(2, 3)).t()
-
-    def value(seed):
-        return made_from(numbers(seed, (2, 3))).t()
-
-    everybody = [value(r) for r in range(n)]
-    total = torch.stack(everybody).sum(0)
-    written = []
-
-    for function in (collectives.broadcast, collectives.broadcast_tree):
-        tensor = value(rank)
-        function(tensor, n - 1)
-        same(tensor, everybody[n - 1], function.__name__)
-        written.append(tensor)
-    tensor = fresh()
-    collectives.scatter(tensor, everybody if rank == 0 else None)
-    same(tensor, everybody[rank], "scatter")
-    written.append(tensor)
-    tensors = [fresh() for _ in range(n)]
-    collectives.gather(everybody[rank], tensors if rank == 0 else None)
-    if rank == 0:
-        same(torch.stack(tensors), torch.stack(everybody), "gather")
-    written += tensors
-    tensor = value(rank)
-    collectives.reduce(tensor)
-    same(tensor, total if rank == 0 else everybody[rank], "reduce")
-    written.append(tensor)
-    for function in (collectives.all_reduce_naive, collectives.all_reduce):
-        tensor = value(rank)
-        function(tensor)
-        same(tensor, total, function.__name__)
-        written.append(tensor)
-    tensors = [fresh() for _ in range(n)]
-    collectives.all_gather(tensors, everybody[rank])
-    same(torch.stack(tensors), torch.stack(everybody), "all_gather")
-    written += tensors
-    tensor = fresh()
-    collectives.reduce_scatter(tensor, [value(rank + r) for r in range(n)])
-    same(tensor, torch.stack([value(r + rank) for r in range(n)]).sum(0), "r_s")
-    written.append(tensor)
-    tensors = [fresh() for _ in range(n)]
-    collectives.all_to_all(tensors, [value(10 * rank + r) for r in range(n)])
-    expected = [value(10 * r + rank) for r in range(n)]
-    same(torch.stack(tensors), torch.stack(expected), "all_to_all")
-    written += tensors
-
-    for tensor in written:
-        assert not tensor.is_contiguous()
-        beside = tensor.as_strided(tensor.shape, tensor.stride(), 1)
-        assert (beside == 7).all()
-
-
-def test_tensors_with_gaps(ranks):
-    ranks.run(check_gaps)
-
-
-def check_same_memory():
+@several
+def test_what_is_given_may_be_what_is_written():
     """What is given lies in what is to be written, with strides that differ."""
     rank, n = dist.get_rank(), dist.get_world_size()
 
@@ -334,11 +219,8 @@ def check_same_memory():
         same(torch.stack(made), torch.stack(expected), "all_gather", turned)
 
 
-def test_what_is_given_may_be_what_is_written(ranks):
-    ranks.run(check_same_memory)
-
-
-def check_refused():
+@several
+def test_what_cannot_be_written_to_is_refused_before_a_message():
     n, bad = dist.get_world_size(), torch.ones(1).expand(4)
     good = [torch.zeros(4) for _ in range(n)]
     calls = {
@@ -363,11 +245,8 @@ def check_refused():
             collectives.all_gather([odd] * n, odd)
 
 
-def test_what_cannot_be_written_to_is_refused_before_a_message(ranks):
-    ranks.run(check_refused)
-
-
-def check_parameters():
+@several
+def test_parameters_of_a_model():
     """As lesson 05 does it with a model: parameters, and their gradients."""
     rank, n = dist.get_rank(), dist.get_world_size()
     for function in (collectives.broadcast, collectives.broadcast_tree):
@@ -391,10 +270,6 @@ def check_parameters():
     assert not any(t.requires_grad for t in tensors)
 
 
-def test_parameters_of_a_model(ranks):
-    ranks.run(check_parameters)
-
-
 # --------------------------------------------------------------- at the same time
 
 
@@ -412,7 +287,8 @@ def test_an_exchange_never_waits_for_itself(ranks):
     ranks.run(check_exchange, 4 * 2**20)
 
 
-def check_many_calls():
+@several
+def test_many_calls_in_a_row():
     """Ranks of different speed, and no message is taken for that of another call."""
     rank, n = dist.get_rank(), dist.get_world_size()
     for call in range(30):
@@ -434,10 +310,6 @@ def check_many_calls():
         collectives.all_to_all(tensors, [mine + 10 * r for r in range(n)])
         expected = [100.0 * call + r + 10 * rank for r in range(n)]
         assert torch.cat(tensors).tolist() == expected
-
-
-def test_many_calls_in_a_row(ranks):
-    ranks.run(check_many_calls)
 
 
 def late_barrier(late):
@@ -480,44 +352,13 @@ def check_group(members):
                 raise AssertionError("a stranger was let in")
         dist.barrier()
         return None
-    n = len(members)
-    mine = torch.tensor([1.0 + rank, 2.0])
     for root in members:
-        expected = mine.clone()
-        dist.broadcast(expected, root, group)
-        for function in (collectives.broadcast, collectives.broadcast_tree):
-            made = mine.clone()
-            function(made, root, group)
-            same(made, expected, function.__name__, root)
-        given = [mine * r for r in range(n)] if rank == root else None
-        made, expected = torch.zeros(2), torch.zeros(2)
-        collectives.scatter(made, given, root, group)
-        dist.scatter(expected, given, root, group)
-        same(made, expected, "scatter", root)
-        made = [torch.zeros(2) for _ in range(n)] if rank == root else None
-        collectives.gather(mine, made, root, group)
-        if rank == root:
-            assert [t[0].item() for t in made] == [1.0 + r for r in members]
-        made = mine.clone()
-        collectives.reduce(made, root, ReduceOp.PRODUCT, group)
-        if rank == root:
-            assert made.tolist() == [math.prod(1.0 + r for r in members), 2.0**n]
-    for function in (collectives.all_reduce_naive, collectives.all_reduce):
-        made = mine.clone()
-        function(made, group=group)
-        assert made.tolist() == [sum(1.0 + r for r in members), 2.0 * n]
-    made = [torch.zeros(2) for _ in range(n)]
-    collectives.all_gather(made, mine, group)
-    assert [t[0].item() for t in made] == [1.0 + r for r in members]
-    made, expected = torch.zeros(2), torch.zeros(2)
-    collectives.reduce_scatter(made, [mine * r for r in range(n)], group=group)
-    dist.reduce_scatter(expected, [mine * r for r in range(n)], group=group)
-    same(made, expected, "reduce_scatter")
-    made = [torch.zeros(2) for _ in range(n)]
-    expected = [torch.zeros(2) for _ in range(n)]
-    collectives.all_to_all(made, [mine * r for r in range(n)], group)
-    dist.all_to_all(expected, [mine * r for r in range(n)], group)
-    same(torch.stack(made), torch.stack(expected), "all_to_all")
+        found = everything(
+            lambda seed, _: numbers(seed, (2,)), members, root, OPS.values(), group
+        )
+        for name, made, expected in found:
+            for one, other in zip(made, expected, strict=True):
+                torch.testing.assert_close(one, other, msg=name)
     if rank == members[-1]:
         time.sleep(0.05)
     arrived = time.monotonic()
@@ -614,22 +455,6 @@ def steps_of(events):
     return max(now + out)
 
 
-def formula(text, n):
-    """A formula as the docstrings write it: `2n(n-1)`, `(n-1)/n`, `ceil(log2 n)`."""
-    text = text.replace("log2 n", "log2(n)")
-    text = re.sub(r"(?<=\d)(?=[n(])(?<!log2)", "*", text)
-    text = re.sub(r"(?<![a-z2])n\(", "n*(", text)
-    return eval(text, {"n": n, "ceil": math.ceil, "log2": math.log2})
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("2n(n-1)", 24), ("2(n-1)/n", 1.5), ("ceil(log2 n)", 2), ("n(n-1)", 12)],
-)
-def test_formulas_are_read_right(text, value):
-    assert formula(text, 4) == value
-
-
 NAMES = (
     *("broadcast", "broadcast_tree", "scatter", "gather", "reduce", "all_gather"),
     *("reduce_scatter", "all_to_all", "all_reduce_naive", "all_reduce"),
@@ -651,18 +476,6 @@ def test_the_costs_are_what_is_counted(ranks, name):
     assert (cost.most_sent, cost.most_received) == (most_sent, most_received)
     assert {b for some in sent for b in some} <= {cost.message_nbytes}
 
-    text = " ".join(inspect.getdoc(getattr(collectives, name)).split())
-    stated = re.search(
-        r"Cost(?:, for lists? of S|, for a list of S)?: (?P<messages>.+) messages; "
-        r"(?P<bytes>.+)·S bytes; busiest (?P<busiest>.+)·S, .+; (?P<steps>.+) steps\.",
-        text,
-    )
-    assert formula(stated["messages"], n) == messages
-    assert formula(stated["bytes"], n) * 4 * size == pytest.approx(nbytes)
-    busiest = max(most_sent, most_received)
-    assert formula(stated["busiest"], n) * 4 * size == pytest.approx(busiest)
-    assert formula(stated["steps"], n) == steps
-
 
 def test_the_cost_of_a_barrier(ranks):
     events = ranks.run(calls, "barrier", 0)
@@ -680,21 +493,9 @@ MISTAKES = {
         lambda rank: collectives.broadcast(torch.zeros(1), 3),
         "src or dst is 3: expected one of the ranks [0, 1, 2].",
     ),
-    "a negative root": (
-        lambda rank: collectives.broadcast_tree(torch.zeros(1), -1),
-        "src or dst is -1: expected one of the ranks [0, 1, 2].",
-    ),
-    "no such root of a reduce": (
-        lambda rank: collectives.reduce(torch.zeros(1), 7),
-        "src or dst is 7: expected one of the ranks [0, 1, 2].",
-    ),
     "a bitwise op": (
         lambda rank: collectives.all_reduce(torch.zeros(1), ReduceOp.BAND),
         "op is RedOpType.BAND: expected SUM, PRODUCT, MIN, MAX or AVG.",
-    ),
-    "a name for an op": (
-        lambda rank: collectives.reduce(torch.zeros(1), 0, "sum"),
-        "op is sum: expected SUM, PRODUCT, MIN, MAX or AVG.",
     ),
     "an average of whole numbers": (
         lambda rank: collectives.all_reduce_naive(torch.tensor([1]), ReduceOp.AVG),
@@ -723,10 +524,6 @@ MISTAKES = {
     "inputs of two dtypes": (
         lambda rank: collectives.all_to_all(PIECES, [*PIECES[:2], torch.tensor([1])]),
         "input_tensor_list[2] is of torch.int64: expected torch.float32.",
-    ),
-    "an output list that is too long": (
-        lambda rank: collectives.all_to_all(PIECES * 2, PIECES),
-        "output_tensor_list has 6 tensors: expected 3, one for each rank.",
     ),
     "an exchange with oneself": (
         lambda rank: collectives.exchange(ONE, rank, torch.zeros(1), (rank + 1) % 3),

@@ -208,23 +208,6 @@ def test_along_another_dimension():
     same(with_threads, gradients_of(lstm))
 
 
-def test_one_block_of_a_model_can_be_parallel():
-    class Half(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
-            self.devices = [0]
-
-        def forward(self, x):
-            x = ours.data_parallel(self.inner, x, self.devices)
-            return self.outer(x)
-
-    module, x = Half().to("cuda:0"), torch.randn(9, 6, device="cuda:0")
-    alone = step(module, module, x)
-    module.devices = [0, 1, 2, 3]
-    same(step(module, module, x), alone)
-
-
 def test_a_parameter_that_nothing_uses_has_zeros_as_with_torch():
     module = Net().to("cuda:0")
     module.unused = nn.Parameter(torch.ones(2, device="cuda:0"))
@@ -336,16 +319,6 @@ def test_scatter_cuts_as_torch_does(n, rows, dim):
     same(list(own), list(torchs))
 
 
-def test_rows_of_each_device():
-    def rows(batch, n):
-        return [len(piece) for piece in ours.scatter(torch.zeros(batch), DEVICES[n])]
-
-    assert [rows(30, n) for n in (1, 2, 3)] == [[30], [15, 15], [10, 10, 10]]
-    assert rows(30, 4) == [8, 8, 8, 6]
-    assert rows(9, 4) == [3, 3, 3]  # one device has nothing to do
-    assert rows(2, 4) == [1, 1]
-
-
 x, y, z = torch.arange(24.0).reshape(3, 8, 1).unbind()
 NESTED = {
     "tensor": x,
@@ -388,13 +361,6 @@ def test_scatter_copies_only_what_must_move(gpus):
     assert pieces[0].data_ptr() == x.data_ptr()
 
 
-def test_gradients_flow_back_through_scatter():
-    x = torch.arange(9.0, device="cuda:0").requires_grad_()
-    pieces = ours.scatter(x, [0, 1, 2, 3])
-    sum((i + 1) * piece.sum().cpu() for i, piece in enumerate(pieces)).backward()
-    assert x.grad.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-
-
 # --- replicate ------------------------------------------------------------------------
 
 
@@ -424,15 +390,6 @@ def test_what_is_shared_stays_shared_in_each_replica():
         assert replica.nothing is None
         assert replica.none is None
     assert replicas[0].twice is not replicas[1].twice
-
-
-def test_shared_weights_are_sent_once(gpus):
-    module = Net().to("cuda:0")
-    before = len(gpus.transfers)
-    ours.replicate(module, [0, 1])
-    numbers = sum(t.numel() for t in module.parameters()) + module.scale.numel()
-    sent = sum(t.bytes for t in gpus.transfers[before:])
-    assert sent == 4 * numbers + 8  # rows is an int64
 
 
 def test_gradients_of_all_replicas_add_up_in_the_module():
@@ -475,21 +432,6 @@ def test_buffers_are_kept_on_the_first_device_and_lost_on_the_others():
         forward(module, torch.randn(32, 6))
         seen.append((module.rows.item(), module.calls))
     assert seen == [(16, 0), (16, 0)]
-
-
-def test_batch_norm_keeps_the_statistics_of_the_first_piece():
-    x = torch.randn(12, 3) * torch.arange(1.0, 13.0)[:, None]
-    kept = []
-    for forward in (
-        lambda m: ours.data_parallel(m, x, [0, 1, 2]),
-        lambda m: nn.DataParallel(m, [0, 1, 2])(x),
-        lambda m: m(x[:4].to("cuda:0")),
-    ):
-        module = nn.BatchNorm1d(3).to("cuda:0")
-        forward(module)
-        kept.append({k: v.cpu() for k, v in module.state_dict().items()})
-    same(kept[0], kept[1])
-    same(kept[0], kept[2])
 
 
 # --- parallel_apply -------------------------------------------------------------------
@@ -627,21 +569,6 @@ def test_gather_along_another_dimension():
     pieces = [torch.full((2, i + 1), float(i), device=f"cuda:{i}") for i in range(3)]
     want = parallel.gather(pieces, 1, dim=1)
     assert torch.equal(ours.gather(pieces, 1, dim=1), want)
-
-
-def test_gather_undoes_scatter():
-    for n in (1, 2, 3, 4):
-        whole = torch.randn(9, 2)
-        assert torch.equal(ours.gather(ours.scatter(whole, DEVICES[n]), -1), whole)
-
-
-def test_gradients_flow_back_through_gather():
-    pieces = [
-        torch.zeros(i + 1, device=f"cuda:{i}", requires_grad=True) for i in (0, 1, 2)
-    ]
-    joined = ours.gather(pieces, 0)
-    (joined * torch.arange(1.0, 7.0, device="cuda:0")).sum().backward()
-    assert [piece.grad.tolist() for piece in pieces] == [[1], [2, 3], [4, 5, 6]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_support import ranks_up_to
+from on_ranks import on_ranks, shared_ranks
 from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
@@ -26,14 +26,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 TorchDDP = nn.parallel.DistributedDataParallel
 
 
-@pytest.fixture(scope="module")
-def started():
-    """Ranks by their number: all tests share them."""
-    with ranks_up_to(4, timeout=60, optimizers=True) as ranks:
-        yield ranks
+started = shared_ranks(4, timeout=60, optimizers=True)
+SEVERAL = thorough_after(2, [2, 4, 1, 3])
+several = on_ranks(*SEVERAL)
 
 
-@pytest.fixture(params=thorough_after(2, [2, 4, 1, 3]))
+@pytest.fixture(params=SEVERAL)
 def ranks(request, started):
     return started[request.param]
 
@@ -82,15 +80,20 @@ MODELS = {"mlp": mlp, "transformer": Transformer, "resnet": resnet}
 SMALL = {"bucket_bytes": 2000, "first_bucket_bytes": 500}
 
 
-def trained(name, wrap, steps=3, rows=4, after_backward=None, dtype=torch.float32):
-    """The parameters and buffers after some steps on this rank's share of the data."""
-    rank, n = dist.get_rank(), dist.get_world_size()
+def trained(
+    name, wrap, steps=3, after_backward=None, dtype=torch.float32, alone_with=None
+):
+    """The parameters and buffers after some steps on this rank's share of the data.
+
+    `alone_with`: in one process, with all rows of so many ranks.
+    """
+    rank, n = (0, 1) if alone_with else (dist.get_rank(), dist.get_world_size())
     torch.manual_seed(rank)  # every rank starts elsewhere
     module = MODELS[name]().to(dtype)
     model = wrap(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     for step in range(steps):
-        inputs, labels = batch_of(name, rows * n, seed=step)
+        inputs, labels = batch_of(name, 4 * (alone_with or n), seed=step)
         if inputs.is_floating_point():
             inputs = inputs.to(dtype)
         optimizer.zero_grad()
@@ -99,21 +102,6 @@ def trained(name, wrap, steps=3, rows=4, after_backward=None, dtype=torch.float3
             after_backward(model)
         optimizer.step()
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
-
-
-def alone(name, n, steps=3, rows=4, dtype=torch.float32):
-    """The same in one process with the whole batch. BatchNorm would see other rows."""
-    torch.manual_seed(0)
-    module = MODELS[name]().to(dtype)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    for step in range(steps):
-        inputs, labels = batch_of(name, rows * n, seed=step)
-        if inputs.is_floating_point():
-            inputs = inputs.to(dtype)
-        optimizer.zero_grad()
-        F.cross_entropy(module(inputs), labels).backward()
-        optimizer.step()
-    return module.state_dict()
 
 
 def largest_difference(one, other):
@@ -143,7 +131,8 @@ def train_rung(rung, name, dtype):
 
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
 def test_every_rung_trains_like_one_process(ranks, name):
-    expected = alone(name, ranks.n, dtype=torch.float64)
+    options = {"dtype": torch.float64, "alone_with": ranks.n}
+    expected = trained(name, lambda module: module, **options)
     for rung in ("average_gradients", "HookedDDP", "DDP"):
         for state in ranks.run(train_rung, rung, name, torch.float64):
             assert largest_difference(state, expected) < 1e-12, rung
@@ -169,7 +158,8 @@ def test_as_pytorchs_ddp(started, name):
         assert largest_difference(small, torchs) <= 1e-5
 
 
-def check_construction():
+@several
+def test_construction_sends_parameters_and_buffers_of_rank_0():
     rank = dist.get_rank()
     for build in (ddp.HookedDDP, ddp.DDP):
         torch.manual_seed(rank)
@@ -182,10 +172,6 @@ def check_construction():
         assert torch.equal(module[0].weight, first.weight)
         assert module[1].running_mean.eq(0).all(), "buffers, too"
         assert module[1].num_batches_tracked == 0
-
-
-def test_construction_sends_parameters_and_buffers_of_rank_0(ranks):
-    ranks.run(check_construction)
 
 
 # ------------------------------------------------------------- parameters of all kinds
@@ -209,7 +195,8 @@ def gradients_of(module):
     return {name: p.grad for name, p in module.named_parameters()}
 
 
-def check_unused():
+@several
+def test_unused_frozen_and_differently_ordered_parameters():
     rank, n = dist.get_rank(), dist.get_world_size()
     for sizes in ({}, {"bucket_bytes": 1, "first_bucket_bytes": 1}):
         torch.manual_seed(0)
@@ -234,7 +221,8 @@ def check_unused():
                 assert grad is None, name
 
 
-def check_frozen():
+@several
+def test_frozen_parameters_with_hooks():
     """A layer that is not trained is not sent either."""
     module = Branches()
     model = ddp.HookedDDP(module)
@@ -245,38 +233,20 @@ def check_frozen():
     assert module.layers["d"].weight.grad is None
 
 
-def test_frozen_parameters_with_hooks(ranks):
-    ranks.run(check_frozen)
-
-
-def test_unused_frozen_and_differently_ordered_parameters(ranks):
-    ranks.run(check_unused)
-
-
-def check_dtypes():
+@several
+def test_dtypes_do_not_share_a_bucket():
     rank, n = dist.get_rank(), dist.get_world_size()
     dtypes = (torch.float32, torch.float64, torch.bfloat16)
     module = nn.ParameterList(
         [torch.ones(3, dtype=d) for d in dtypes for _ in range(2)]
     )
     model = ddp.DDP(module)
-    assert sorted(len(b.parameters) for b in model.buckets) == [
-        1,
-        1,
-        1,
-        1,
-        1,
-        1,
-    ] or all(len({p.dtype for p in b.parameters}) == 1 for b in model.buckets)
+    assert all(len({p.dtype for p in b.parameters}) == 1 for b in model.buckets)
     sum((p.float() * (rank + 1)).sum() for p in module).backward()
     for parameter in module:
         assert parameter.grad.dtype == parameter.dtype
         mean = torch.full((3,), (n + 1) / 2, dtype=parameter.dtype)
         torch.testing.assert_close(parameter.grad, mean)
-
-
-def test_dtypes_do_not_share_a_bucket(ranks):
-    ranks.run(check_dtypes)
 
 
 class Complex(nn.Module):
@@ -293,7 +263,8 @@ class Complex(nn.Module):
         return value if dist.get_rank() else value + (second * 2).imag.sum()
 
 
-def check_complex():
+@several
+def test_complex_parameters():
     rank, n = dist.get_rank(), dist.get_world_size()
     module = Complex()
     model = ddp.DDP(module)
@@ -307,11 +278,8 @@ def check_complex():
     assert unused.grad is None
 
 
-def test_complex_parameters(ranks):
-    ranks.run(check_complex)
-
-
-def check_tied():
+@several
+def test_tied_weights_are_sent_once():
     rank, n = dist.get_rank(), dist.get_world_size()
     module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     module[1].weight = module[0].weight
@@ -326,11 +294,8 @@ def check_tied():
     )
 
 
-def test_tied_weights_are_sent_once(ranks):
-    ranks.run(check_tied)
-
-
-def check_layouts():
+@several
+def test_gradients_lie_in_memory_as_their_parameters_do():
     rank, n = dist.get_rank(), dist.get_world_size()
     module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     model = ddp.DDP(module)
@@ -342,11 +307,8 @@ def check_layouts():
     assert module.weight.grad.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_gradients_lie_in_memory_as_their_parameters_do(ranks):
-    ranks.run(check_layouts)
-
-
-def check_kept():
+@several
+def test_what_no_rank_has_used_keeps_its_gradient():
     rank, n = dist.get_rank(), dist.get_world_size()
     module = nn.ParameterList([torch.ones(2) for _ in range(3)])
     model = ddp.DDP(module)
@@ -367,10 +329,6 @@ def check_kept():
     torch.testing.assert_close(module[2].grad, torch.full((2,), 1 / n))
 
 
-def test_what_no_rank_has_used_keeps_its_gradient(ranks):
-    ranks.run(check_kept)
-
-
 def test_a_module_with_nothing_to_train_is_refused(started):
     def wrap():
         for build in (ddp.HookedDDP, ddp.DDP):
@@ -383,7 +341,8 @@ def test_a_module_with_nothing_to_train_is_refused(started):
 # -------------------------------------------------------------------- one step and many
 
 
-def check_no_sync():
+@several
+def test_accumulated_gradients_are_those_of_the_big_batch():
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     module = mlp().double()
@@ -413,37 +372,15 @@ def check_no_sync():
         torch.testing.assert_close(made.grad, expected.grad)
 
 
-def test_accumulated_gradients_are_those_of_the_big_batch(ranks):
-    ranks.run(check_no_sync)
-
-
-def check_two_backwards():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    model = ddp.DDP(nn.Linear(3, 2, bias=False))
-    first, second = (model(torch.full((1, 3), rank + k)).sum() for k in (1.0, 10.0))
-    first.backward()
-    second.backward()  # with no forward in between
-    mean = (n - 1) / 2
-    torch.testing.assert_close(
-        model.module.weight.grad, torch.full((2, 3), 2 * mean + 11)
-    )
-
-
-def test_two_forwards_then_two_backwards(ranks):
-    ranks.run(check_two_backwards)
-
-
-def test_buckets_are_as_large_as_torchs(started):
-    started[2].run(check_default_buckets)
-
-
-def check_default_buckets():
+@on_ranks(2)
+def test_buckets_are_as_large_as_torchs():
     layers = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(9)])
     sizes = [bucket.flat.nbytes >> 20 for bucket in ddp.DDP(layers).buckets]
     assert sizes == [4, 28, 4]  # at least 1 MiB, at least 25 MiB, and the rest
 
 
-def check_repeated():
+@several
+def test_backward_as_often_as_one_likes():
     rank, n = dist.get_rank(), dist.get_world_size()
     module = nn.Linear(2, 1, bias=False)
     model = ddp.DDP(module)
@@ -455,14 +392,15 @@ def check_repeated():
     module.weight.grad = None
     (model(ones) + 2 * model(ones)).sum().backward()  # two forwards, one backward
     torch.testing.assert_close(module.weight.grad, 3 * mean)
+    module.weight.grad = None
+    first, second = model(ones).sum(), model(10 * ones).sum()
+    first.backward()
+    second.backward()  # with no forward in between
+    torch.testing.assert_close(module.weight.grad, 11 * mean)
     with torch.no_grad():
         model(ones)  # sends nothing
     if rank == 0:
         module(ones).sum()  # nor does the bare module, forward
-
-
-def test_backward_as_often_as_one_likes(ranks):
-    ranks.run(check_repeated)
 
 
 class Fails(torch.autograd.Function):
@@ -475,7 +413,8 @@ class Fails(torch.autograd.Function):
         raise RuntimeError("on purpose")
 
 
-def check_memory():
+@on_ranks(2)
+def test_gradients_are_parts_of_their_bucket_zeroed_or_dropped():
     rank, n = dist.get_rank(), dist.get_world_size()
     module = mlp()
     ours, torchs = ddp.DDP(module, **SMALL), TorchDDP(copy.deepcopy(module))
@@ -491,11 +430,8 @@ def check_memory():
             assert torch.equal(one.grad, other.grad), step
 
 
-def test_gradients_are_parts_of_their_bucket_zeroed_or_dropped(started):
-    started[2].run(check_memory)
-
-
-def check_after_an_error():
+@several
+def test_a_backward_that_failed_leaves_nothing_behind():
     rank, n = dist.get_rank(), dist.get_world_size()
     module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model = ddp.DDP(module, bucket_bytes=10**6, first_bucket_bytes=10**6)
@@ -510,10 +446,6 @@ def check_after_an_error():
     copy(torch.full((1, 2), (n + 1) / 2)).sum().backward()
     for made, expected in zip(module.parameters(), copy.parameters(), strict=True):
         torch.testing.assert_close(made.grad, expected.grad)
-
-
-def test_a_backward_that_failed_leaves_nothing_behind(ranks):
-    ranks.run(check_after_an_error)
 
 
 def check_overlap():
@@ -599,7 +531,8 @@ def test_two_forwards_before_one_backward(started, sync, mode):
         torch.testing.assert_close(one, other)
 
 
-def check_state():
+@on_ranks(2)
+def test_state_dicts_have_no_prefix():
     torch.manual_seed(dist.get_rank())
     module = mlp()
     model = ddp.DDP(module)
@@ -609,7 +542,3 @@ def check_state():
     again = ddp.DDP(mlp())
     again.load_state_dict(other.state_dict())
     assert torch.equal(again.module[0].weight, module[0].weight)
-
-
-def test_state_dicts_have_no_prefix(started):
-    started[2].run(check_state)

@@ -6,13 +6,24 @@ the test with the rank's own message.
 
 import contextlib
 import sys
-import types
 
 import cloudpickle
+import fsdp_jobs
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_support import ranks_up_to
+from fsdp_jobs import (
+    ADAM,
+    MODELS,
+    SGD,
+    Job,
+    Perceptron,
+    Transformer,
+    batch_of,
+    largest_difference,
+    new,
+)
+from on_ranks import on_ranks, shared_ranks
 from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
@@ -21,146 +32,26 @@ from torch.utils.checkpoint import checkpoint
 from course_utils.from_scratch import fsdp
 from course_utils.measure.tensor_bytes import record_tensor_bytes
 
-# The ranks get the functions below as they are, and need not import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-TorchDDP = nn.parallel.DistributedDataParallel
-
-
-@pytest.fixture(scope="module")
-def started():
-    """Ranks by their number: all tests share them."""
-    with ranks_up_to(4, timeout=60, optimizers=True) as ranks:
-        yield ranks
+# The ranks get the functions below as they are, and need not import these files.
+for module in (fsdp_jobs, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(module)
 
 
-@pytest.fixture(params=thorough_after(2, [2, 4, 1, 3]))
+started = shared_ranks(4, timeout=60, optimizers=True)
+SEVERAL = thorough_after(2, [2, 4, 1, 3])
+several = on_ranks(*SEVERAL)
+
+
+@pytest.fixture(params=SEVERAL)
 def ranks(request, started):
     return started[request.param]
-
-
-# ------------------------------------------------------------------ models and training
-
-
-class Transformer(nn.Module):
-    """A small language model whose output layer is its embedding."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(17, 8)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
-            for _ in range(3)
-        )
-        self.out = nn.Linear(8, 17, bias=False)
-        self.out.weight = self.embedding.weight
-
-    def forward(self, tokens):
-        hidden = self.embedding(tokens)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return self.out(hidden).mean(dim=1)
-
-
-class Convolutions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(c, 5, 3), nn.BatchNorm2d(5), nn.ReLU(inplace=True))
-            for c in (3, 5)
-        )
-        self.out = nn.Linear(5, 3)
-
-    def forward(self, images):
-        for layer in self.layers:
-            images = layer(images)
-        return self.out(images.mean(dim=(2, 3)))
-
-
-class Perceptron(nn.Module):
-    """Its layers have 56, 72 and 9 parameters: 3 and 4 ranks must pad."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 8)])
-        self.out = nn.Linear(8, 3)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, rows):
-        for layer in self.layers:
-            rows = layer(rows).tanh()
-        return self.out(rows) * self.scale
-
-
-MODELS = {"perceptron": Perceptron, "transformer": Transformer, "conv": Convolutions}
-
-
-def batch_of(name, step, dtype=torch.float32):
-    """This rank's batch."""
-    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
-    if name == "transformer":
-        inputs = torch.randint(17, (4, 5), generator=generator)
-    else:
-        shape = (4, 3, 9, 9) if name == "conv" else (4, 6)
-        inputs = torch.randn(shape, generator=generator).to(dtype)
-    return inputs, torch.randint(3, (4,), generator=generator)
-
-
-def new(name, dtype=torch.float32):
-    """A model that starts elsewhere on every rank."""
-    torch.manual_seed(dist.get_rank())
-    return MODELS[name]().to(dtype)
-
-
-SGD = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
-ADAM = (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1})
-
-
-class Job:
-    """A model and an optimizer that train, whatever shards them."""
-
-    def __init__(self, kind, name, optimizer=SGD, dtype=torch.float32, **options):
-        self.kind, self.name, self.dtype = kind, name, dtype
-        self.module = self.model = new(name, dtype)
-        build, settings = optimizer
-        if kind == "ddp":
-            self.model = TorchDDP(self.module)
-        elif kind == "fsdp":
-            options = {"units": self.module.layers, **options}
-            self.model = fsdp.FSDP(self.module, **options)
-        if kind in ("ddp", "fsdp"):
-            self.optimizer = build(self.model.parameters(), **settings)
-        elif kind == "zero1":
-            self.optimizer = fsdp.ShardedOptimizer(self.module, build, **settings)
-        else:
-            options = {"units": self.module.layers, **options, **settings}
-            self.optimizer = fsdp.ShardedGradients(self.module, build, **options)
-
-    def backward(self, step):
-        inputs, labels = batch_of(self.name, step, self.dtype)
-        F.cross_entropy(self.model(inputs), labels).backward()
-
-    def train(self, steps):
-        for step in steps:
-            self.optimizer.zero_grad()
-            self.backward(step)
-            self.optimizer.step()
-        return self
-
-    def state(self):
-        state = (self.model if self.kind == "fsdp" else self.module).state_dict()
-        return {name: value.detach().clone() for name, value in state.items()}
-
-
-def largest_difference(one, other):
-    assert list(one) == list(other)
-    return max((one[k].double() - other[k].double()).abs().max().item() for k in one)
 
 
 # ----------------------------------------------------------------------- the pieces
 
 
-def check_pieces():
+@several
+def test_the_pieces():
     rank, n = dist.get_rank(), dist.get_world_size()
     for shape in ((1,), (5,), (3, 4), (2, 2, 5), ()):
         whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
@@ -190,10 +81,6 @@ def check_pieces():
             fsdp.reduce_scatter(torch.ones(n + 1))
 
 
-def test_the_pieces(ranks):
-    ranks.run(check_pieces)
-
-
 # --------------------------------------------------------------- equal to PyTorch's DDP
 
 EVERY = {
@@ -216,12 +103,9 @@ def compare_with_ddp(name, optimizer, dtype, steps):
     found = {}
     for what, (kind, options) in EVERY.items():
         state = Job(kind, name, optimizer, dtype, **options).train(range(steps)).state()
-        found[what] = largest_difference(
-            *(
-                {k: v for k, v in s.items() if "running" not in k}
-                for s in (state, expected)
-            )
-        )
+        for name_of_buffer in [name for name in state if "running" in name]:
+            state[name_of_buffer] = expected[name_of_buffer]
+        found[what] = largest_difference(state, expected)
     return found
 
 
@@ -246,7 +130,8 @@ def test_every_rung_is_ddp_on_other_numbers_of_ranks(started, n):
         assert max(found.values()) <= 1e-5, found
 
 
-def check_start():
+@on_ranks(3)
+def test_all_start_from_rank_0():
     for kind in ("zero1", "zero2", "fsdp"):
         torch.manual_seed(dist.get_rank())
         module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
@@ -270,10 +155,6 @@ def check_start():
         assert state["mask"].all()
         assert state["column"].eq(0).all()
         assert torch.equal(state["frozen"], torch.randn(4, 3)[:, 0])
-
-
-def test_all_start_from_rank_0(started):
-    started[3].run(check_start)
 
 
 # ------------------------------------------------------------- parameters of all kinds
@@ -307,7 +188,8 @@ class Adapted(nn.Module):
         return self.out(rows)
 
 
-def check_frozen():
+@on_ranks(2)
+def test_frozen_parameters_and_units_without_others():
     MODELS["adapted"] = Adapted
     start = Job("ddp", "adapted", ADAM).state()
     expected = Job("ddp", "adapted", ADAM).train(range(3)).state()
@@ -340,39 +222,31 @@ def check_frozen():
     assert gathered == [["root", "layers.0", "layers.0.frozen"]]
 
 
-def test_frozen_parameters_and_units_without_others(started):
-    started[2].run(check_frozen)
+class Pair(nn.Sequential):
+    """Two layers, of which the second need not be used."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def forward(self, rows, half):
+        return self[0](rows) if half else super().forward(rows)
 
 
 class Choosy(nn.Module):
-    """Uses the layers that it is told to."""
+    """Uses the layers that it is told to: "a" one, "A" only a half of it."""
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleDict(
-            {name: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for name in "abc"}
-        )
+        self.layers = nn.ModuleDict({name: Pair() for name in "abc"})
 
-    def forward(self, rows, names, halves=()):
+    def forward(self, rows, names):
         for name in names:
-            rows = self.layers[name](rows)
-        for name in halves:
-            rows = F.linear(rows, self.layers[name][0].weight)
+            rows = self.layers[name.lower()](rows, half=name.isupper())
         return rows
 
 
-class Half(nn.Module):
-    """One of its two layers is not used."""
-
-    def __init__(self):
-        super().__init__()
-        self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
-
-    def forward(self, rows):
-        return self.used(rows)
-
-
-def check_unused_with_zero1():
+@on_ranks(2)
+def test_with_zero1_what_is_not_used_has_a_gradient_of_zeros():
     """A gradient of zeros, also in a unit of which nothing was used."""
     torch.manual_seed(0)
     module = Choosy()
@@ -388,7 +262,8 @@ def check_unused_with_zero1():
     assert not torch.equal(module.layers["a"][0].weight, before["a"])
 
 
-def check_unused():
+@several
+def test_units_and_parameters_that_are_not_used():
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     whole = Choosy()
@@ -397,7 +272,8 @@ def check_unused():
     torch.manual_seed(0)
     module = Choosy()
     units = fsdp.FSDP(module, module.layers.values(), prefetch=2)
-    for names in ("ac", "abc", "cb", "a", "aba"):  # also in another order, and twice
+    # In another order, a half, and one twice.
+    for names in ("ac", "abc", "cB", "a", "A", "aba"):
         for each in (whole, model, units):
             each.zero_grad()
         whole(torch.full((1, 2), (n + 1) / 2), names).sum().backward()
@@ -414,26 +290,10 @@ def check_unused():
             for grad, part in zip(expected, made, strict=True):
                 zeros = torch.zeros(part.shape)
                 torch.testing.assert_close(part, zeros if grad is None else grad)
-    half = Half()
-    model = fsdp.FSDP(half)
-    model(torch.ones(1, 2)).sum().backward()
-    (flat,) = model.flats
-    parts = dict(
-        zip(flat.names, flat.parts(fsdp.all_gather(flat.shard.grad)), strict=True)
-    )
-    assert parts["unused.weight"].eq(0).all() and parts["used.weight"].eq(1).all()
-    assert not flat.gathered
 
 
-def test_units_and_parameters_that_are_not_used(ranks):
-    ranks.run(check_unused)
-
-
-def test_with_zero1_what_is_not_used_has_a_gradient_of_zeros(started):
-    started[2].run(check_unused_with_zero1)
-
-
-def check_tied():
+@on_ranks(2)
+def test_tied_parameters_need_one_unit():
     module = Transformer()
     with pytest.raises(
         ValueError, match=r"embedding.weight of unit 'embedding' and .*"
@@ -457,77 +317,64 @@ def check_tied():
     assert list(model.state_dict()) == ["0.weight", "2.weight"]
 
 
-def test_tied_parameters_need_one_unit(started):
-    started[2].run(check_tied)
-
-
 # ------------------------------------------------------------- what is where, and when
 
 
-class Events:
-    """What the units do, in order."""
+def order_of_events(**options):
+    """What the units do in the second step, in order."""
+    module, seen = new("perceptron"), []
+    model = fsdp.FSDP(module, [*module.layers, module.out], **options)
 
-    def __init__(self, model):
-        self.seen, self.model = [], model
-        for flat in model.flats:
-            for what in ("start_gather", "free"):
-                self._watch(flat, what)
-        for unit in model.units:
-            name = unit.name or "root"
-            unit.module.register_forward_hook(
-                lambda *_, name=name: self.seen.append(f"forward {name}"), prepend=True
-            )
-
-    def _watch(self, flat, what):
+    def watch(flat, what, said):
         do = getattr(flat, what)
 
         def watched():
             before = flat.gathered or flat.gathering is not None
             do()
             if before != (flat.gathered or flat.gathering is not None):
-                short = {"start_gather": "gather", "free": "free"}[what]
-                self.seen.append(f"{short} {flat.name.removeprefix('layers.')}")
+                seen.append(f"{said} {flat.name}")
 
         setattr(flat, what, watched)
 
-
-def order_of_events(**options):
-    module = new("perceptron")
-    model = fsdp.FSDP(module, [*module.layers, module.out], **options)
-    events = Events(model)
-    for _ in range(2):
-        events.seen.clear()
-        loss = F.cross_entropy(
-            model(batch_of("perceptron", 0)[0]), torch.tensor([0] * 4)
+    for flat, unit in zip(model.flats, model.units, strict=True):
+        watch(flat, "start_gather", "gather")
+        watch(flat, "free", "free")
+        unit.module.register_forward_hook(
+            lambda *_, name=flat.name: seen.append(f"forward {name}"), prepend=True
         )
-        events.seen.append("backward")
-        loss.backward()
-    return [e.replace("layers.", "") for e in events.seen]
+    for _ in range(2):
+        seen.clear()
+        output = model(batch_of("perceptron", 0)[0])
+        seen.append("backward")
+        output.sum().backward()
+    return ", ".join(seen).replace("layers.", "")
 
 
-def test_units_are_gathered_and_freed_in_time(started):
-    together = (
-        "gather root, gather 0, forward 0, free 0, gather 1, forward 1, free 1, "
-        "gather out, forward out, free out, forward root, backward, free root, "
-        "gather out, free out, gather 1, free 1, gather 0, free 0"
-    )
-    for events in started[2].run(order_of_events, prefetch=0):
-        assert ", ".join(events) == together
-    ahead = (
-        "gather root, gather 0, gather 1, forward 0, free 0, gather out, forward 1, "
-        "free 1, forward out, free out, forward root, backward, gather out, free root, "
-        "gather 1, free out, gather 0, free 1, free 0"
-    )
-    for events in started[2].run(order_of_events, prefetch=1):
-        assert ", ".join(events) == ahead
-    kept = (
-        "gather root, gather 0, forward 0, gather 1, forward 1, gather out, "
-        "forward out, forward root, backward, free root, free out, free 1, free 0"
-    )
-    for events in started[2].run(
-        order_of_events, prefetch=0, reshard_after_forward=False
-    ):
-        assert ", ".join(events) == kept
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"prefetch": 0},
+            "gather root, gather 0, forward 0, free 0, gather 1, forward 1, free 1, "
+            "gather out, forward out, free out, forward root, backward, free root, "
+            "gather out, free out, gather 1, free 1, gather 0, free 0",
+        ),
+        (
+            {"prefetch": 1},
+            "gather root, gather 0, gather 1, forward 0, free 0, gather out, "
+            "forward 1, free 1, forward out, free out, forward root, backward, "
+            "gather out, free root, gather 1, free out, gather 0, free 1, free 0",
+        ),
+        (
+            {"prefetch": 0, "reshard_after_forward": False},
+            "gather root, gather 0, forward 0, gather 1, forward 1, gather out, "
+            "forward out, forward root, backward, free root, free out, free 1, free 0",
+        ),
+    ],
+    ids=["together", "ahead", "kept"],
+)
+def test_units_are_gathered_and_freed_in_time(started, options, expected):
+    assert started[2].run(order_of_events, **options) == [expected] * 2
 
 
 def reduces_at_a_time(max_reduces):
@@ -561,15 +408,11 @@ def bytes_of(kind, adam=False, **options):
         module = nn.Sequential(*layers)
         if kind == "fsdp":
             model = fsdp.FSDP(module, layers, **options)
-            optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(
-                model.parameters(), lr=0.1, **({} if adam else {"momentum": 0.9})
-            )
+            build, settings = ADAM if adam else SGD
+            optimizer = build(model.parameters(), **settings)
         else:
             rung = fsdp.ShardedOptimizer if kind == "zero1" else fsdp.ShardedGradients
-            model, optimizer = (
-                module,
-                rung(module, torch.optim.SGD, units=layers, lr=0.1, momentum=0.9),
-            )
+            model, optimizer = module, rung(module, SGD[0], units=layers, **SGD[1])
         after = {}
         for _ in range(2):
             with record.label("step"):
@@ -633,7 +476,8 @@ def test_a_bound_keeps_the_peak_down_and_a_pile_does_not(started):
     assert peaks[None] > states + LAYERS * 1.5 * psi
 
 
-def check_precision():
+@on_ranks(2)
+def test_mixed_precision_is_that_of_fsdp2():
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     bf16 = torch.bfloat16
@@ -672,14 +516,11 @@ def check_precision():
         assert largest_difference(job.state(), state) == 0
 
 
-def test_mixed_precision_is_that_of_fsdp2(started):
-    started[2].run(check_precision)
-
-
 # -------------------------------------------------------------------- one step and many
 
 
-def check_accumulated():
+@several
+def test_accumulated_gradients():
     for kind in ("zero2", "fsdp"):
         expected = Job("ddp", "transformer", dtype=torch.float64)
         job = Job(kind, "transformer", dtype=torch.float64)
@@ -706,11 +547,8 @@ def check_accumulated():
         assert all(flat.gradient is None for flat in reducer.flats)
 
 
-def test_accumulated_gradients(ranks):
-    ranks.run(check_accumulated)
-
-
-def check_clipped():
+@several
+def test_gradients_are_clipped_by_the_norm_of_all():
     for max_norm in (0.05, 1e9):
         expected = Job("ddp", "transformer", dtype=torch.float64)
         jobs = {
@@ -742,18 +580,21 @@ def check_clipped():
     assert norm.dtype == torch.float32 and abs(norm - expected) < 1e-5
 
 
-def test_gradients_are_clipped_by_the_norm_of_all(ranks):
-    ranks.run(check_clipped)
+class FailsOnce(torch.autograd.Function):
+    """Its first backward fails."""
 
+    failed = False
 
-class Fails(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, inputs):
-        return inputs.clone()
+    def forward(ctx, tensor):
+        return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx, grad):
-        raise RuntimeError("on purpose")
+        if not FailsOnce.failed:
+            FailsOnce.failed = True
+            raise RuntimeError("on purpose")
+        return grad
 
 
 class Recomputed(Perceptron):
@@ -765,7 +606,8 @@ class Recomputed(Perceptron):
         return self.out(rows) * self.scale
 
 
-def check_repeated():
+@several
+def test_backward_again_and_again():
     job, expected = Job("fsdp", "perceptron"), Job("ddp", "perceptron")
     model, module = job.model, job.module
     flats = model.flats
@@ -795,7 +637,8 @@ def check_repeated():
         loss.backward()
     with contextlib.suppress(RuntimeError):  # a backward that fails in the middle
         hidden = model.module.layers[0](inputs)
-        hidden = Fails.apply(hidden)
+        FailsOnce.failed = False
+        hidden = FailsOnce.apply(hidden)
         module.layers[1](hidden).sum().backward()
         raise AssertionError("it did not fail")
     with torch.no_grad():  # an evaluation leaves nothing behind
@@ -813,28 +656,8 @@ def check_repeated():
     assert not module.training and model.train().module.training
 
 
-def test_backward_again_and_again(ranks):
-    ranks.run(check_repeated)
-
-
-class FailsOnce(torch.autograd.Function):
-    """Its first backward fails."""
-
-    failed = False
-
-    @staticmethod
-    def forward(ctx, tensor):
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx, grad):
-        if not FailsOnce.failed:
-            FailsOnce.failed = True
-            raise RuntimeError("on purpose")
-        return grad
-
-
-def check_failed_with_zero2():
+@on_ranks(2)
+def test_a_backward_that_failed_does_not_stop_the_next_one():
     """What was sent by the backward() that failed counts, as without sharding."""
     states = []
     for sharded in (True, False):
@@ -856,410 +679,10 @@ def check_failed_with_zero2():
         torch.testing.assert_close(value, states[1][name], msg=name)
 
 
-def test_a_backward_that_failed_does_not_stop_the_next_one(started):
-    started[2].run(check_failed_with_zero2)
-
-
-def check_recomputed():
+@on_ranks(2)
+def test_activations_may_be_recomputed():
     MODELS["recomputed"] = Recomputed
     for options in ({}, {"reshard_after_forward": True, "prefetch": 0}):
         job = Job("fsdp", "recomputed", **options).train(range(3))
         expected = Job("ddp", "perceptron").train(range(3))
         assert largest_difference(job.state(), expected.state()) == 0
-
-
-def test_activations_may_be_recomputed(started):
-    started[2].run(check_recomputed)
-
-
-# ------------------------------------------------------------------------- checkpoints
-
-
-def saved(kind, folder):
-    """Train 2 steps and save everything whole; rank 0 writes the file."""
-    job = Job(kind, "transformer", ADAM, torch.float64).train(range(2))
-    if kind == "fsdp":
-        whole = job.model.state_dict(rank0_only=True)
-        optimizer = job.model.optimizer_state_dict(job.optimizer, rank0_only=True)
-    else:
-        whole = job.module.state_dict()
-        optimizer = fsdp.optimizer_state_dict(
-            job.optimizer.flats, job.optimizer.optimizer, rank0_only=True
-        )
-    if dist.get_rank() == 0:
-        assert list(whole) == list(Transformer().state_dict())
-        plain = Transformer().double()
-        plain.load_state_dict(whole)
-        torch.save({"model": whole, "optimizer": optimizer}, f"{folder}/{kind}.pt")
-    elif kind == "fsdp":
-        assert whole == {} == optimizer
-
-
-def resumed(kind, saved_kind, folder):
-    """Load it, and return what one more step makes of it."""
-    state = torch.load(f"{folder}/{saved_kind}.pt", mmap=True)
-    job = Job(kind, "transformer", (torch.optim.AdamW, {"lr": 7.0}), torch.float64)
-    if kind == "fsdp":
-        job.model.load_state_dict(state["model"])
-        job.model.load_optimizer_state_dict(job.optimizer, state["optimizer"])
-        again = job.model.optimizer_state_dict(job.optimizer)
-    else:
-        job.module.load_state_dict(state["model"])
-        shards = job.optimizer.flats, job.optimizer.optimizer
-        fsdp.load_optimizer_state_dict(*shards, state["optimizer"])
-        again = fsdp.optimizer_state_dict(*shards)
-    assert again["param_groups"] == state["optimizer"]["param_groups"]
-    assert again["param_groups"][0]["lr"] == ADAM[1]["lr"]
-    for name, entries in state["optimizer"]["state"].items():
-        for key, value in entries.items():
-            assert torch.equal(again["state"][name][key], value), (name, key)
-    # Every rank has the same batch, so that their number does not matter.
-    torch.manual_seed(0)
-    inputs, labels = torch.randint(17, (4, 5)), torch.randint(3, (4,))
-    job.optimizer.zero_grad()
-    F.cross_entropy(job.model(inputs), labels).backward()
-    job.optimizer.step()
-    return job.state()
-
-
-def test_a_whole_checkpoint_fits_any_number_of_ranks_and_any_rung(started, tmp_path):
-    for kind in ("fsdp", "zero2"):
-        started[4].run(saved, kind, str(tmp_path))
-    results = [
-        state
-        for n, kind in ((4, "fsdp"), (2, "fsdp"), (3, "zero1"), (1, "zero2"))
-        for saved_kind in ("fsdp", "zero2")
-        for state in started[n].run(resumed, kind, saved_kind, str(tmp_path))
-    ]
-    for state in results:
-        assert largest_difference(state, results[0]) < 1e-12
-
-
-class Scalar(nn.Module):
-    """Its root unit has one parameter, without a dimension."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, rows):
-        return self.layer(rows) * self.scale
-
-
-def check_optimizers():
-    """What each optimizer keeps: for elements, and once for all of them."""
-    torch.manual_seed(0)
-    for name in ("NAdam", "ASGD", "RAdam", "Adamax", "Rprop", "Adagrad", "AdamW"):
-        make = getattr(torch.optim, name)
-        module = Scalar()
-        model = fsdp.FSDP(module, units=(one for one in [module.layer]))
-        assert len(model.flats) == 2
-        optimizer = make(model.parameters(), lr=0.1)
-        for _ in range(2):
-            model(torch.ones(2, 3)).sum().backward()
-            optimizer.step()
-        whole = model.optimizer_state_dict(optimizer)
-        again = make(model.parameters(), lr=0.2)
-        model.load_optimizer_state_dict(again, whole)
-        assert again.param_groups[0]["lr"] == 0.1
-        for flat in model.flats:
-            expected, found = optimizer.state[flat.shard], again.state[flat.shard]
-            shapes = [{k: v.shape for k, v in s.items()} for s in (expected, found)]
-            assert shapes[0] == shapes[1], (name, flat.name)
-        # Whole: in the padding of the shards there may be other numbers.
-        found = model.optimizer_state_dict(again)["state"]
-        for parameter, entries in whole["state"].items():
-            for key, value in entries.items():
-                assert torch.equal(value, found[parameter][key]), (name, key)
-        again.step()  # its gradients are there
-    whole["state"]["layer.bias"]["step"] = torch.tensor(7.0)
-    with pytest.raises(ValueError, match=r"'step' of unit 'layer' .*layer.bias: 7.0"):
-        model.load_optimizer_state_dict(again, whole)
-    whole["state"]["layer.bias"] |= {
-        "step": torch.tensor(2.0),
-        "exp_avg": torch.ones(4),
-    }
-    with pytest.raises(ValueError, match=r"layer.bias: of shape \(4,\)"):
-        model.load_optimizer_state_dict(again, whole)
-    whole["state"]["bias"] = whole["state"].pop("layer.bias")
-    with pytest.raises(ValueError, match=r"\['bias'\], which this model does not"):
-        model.load_optimizer_state_dict(again, whole)
-    other = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(5))], lr=0.1)
-    with pytest.raises(ValueError, match=r"SGD has a parameter of the shape \(5,\)"):
-        model.optimizer_state_dict(other)
-
-
-def test_the_state_of_each_optimizer_can_be_saved_and_loaded(started):
-    started[2].run(check_optimizers)
-
-
-def save_shards(folder):
-    job = Job("fsdp", "conv", ADAM).train(range(2))
-    state = {
-        "model": job.model.sharded_state_dict(),
-        "optim": job.optimizer.state_dict(),
-    }
-    torch.save(state, f"{folder}/{dist.get_rank()}.pt")
-    whole = job.model.state_dict()  # stays what it is, buffers as well
-    mean = whole["layers.0.1.running_mean"].clone()
-    after = job.train(range(2, 4)).state()
-    assert torch.equal(whole["layers.0.1.running_mean"], mean)
-    return after
-
-
-def load_shards(folder):
-    state = torch.load(f"{folder}/{dist.get_rank()}.pt")
-    job = Job("fsdp", "conv", ADAM)
-    job.model.load_sharded_state_dict(state["model"])
-    job.optimizer.load_state_dict(state["optim"])
-    return job.train(range(2, 4)).state()
-
-
-def load_wrongly(folder):
-    state = torch.load(f"{folder}/{dist.get_rank()}.pt")["model"]
-    rank, n = dist.get_rank(), dist.get_world_size()
-    job = Job("fsdp", "conv")
-    with pytest.raises(ValueError, match=rf"rank {rank} of 2.*rank {rank} of {n}"):
-        job.model.load_sharded_state_dict(state)
-    state |= {"world_size": n}
-    with pytest.raises(ValueError, match=r"layers.0 is \(\d+,\) and not \(\d+,\)"):
-        job.model.load_sharded_state_dict(state)
-    one = Job("fsdp", "conv", units=())
-    with pytest.raises(ValueError, match=r"unknown: \['layers.0', 'layers.1'\]"):
-        one.model.load_sharded_state_dict(state)
-    whole = job.model.state_dict()
-    whole["more"] = whole.pop("out.bias")
-    whole["out.weight"] = torch.ones(2)
-    with pytest.raises(
-        ValueError,
-        match=r"Missing: \['out.bias'\]; unknown: \['more'\]; .*"
-        r"out.weight is \(2,\) and not \(3, 5\)",
-    ):
-        job.model.load_state_dict(whole)
-    entries = job.model.optimizer_state_dict(job.optimizer)
-    entries["state"]["out.bias"] = {"momentum_buffer": torch.ones(3)}
-    with pytest.raises(ValueError, match="unit 'root' have different kinds of state"):
-        job.model.load_optimizer_state_dict(job.optimizer, entries)
-
-
-def test_a_sharded_checkpoint_fits_as_many_ranks(started, tmp_path):
-    expected = started[2].run(save_shards, str(tmp_path))
-    for state, other in zip(
-        started[2].run(load_shards, str(tmp_path)), expected, strict=True
-    ):
-        assert largest_difference(state, other) == 0
-    started[1].run(load_wrongly, str(tmp_path))
-
-
-# ------------------------------------------------------------------------------ misuse
-
-
-def check_misuse():
-    module = new("perceptron")
-    early = torch.optim.AdamW(module.parameters())
-    model = fsdp.FSDP(module, module.layers)
-    inputs, _ = batch_of("perceptron", 0)
-    model(inputs).sum().backward()
-    with pytest.raises(RuntimeError, match=r"AdamW holds 'scale' .*AdamW\(mod"):
-        early.step()
-    with pytest.raises(ValueError, match="sharded already"):
-        fsdp.FSDP(module)
-    with pytest.raises(ValueError, match="prefetch is -1"):
-        fsdp.FSDP(new("perceptron"), prefetch=-1)
-    with pytest.raises(RuntimeError, match=r"'out.weight' is called .* unit \(root\)"):
-        module.out(torch.ones(1, 8))
-    with pytest.raises(RuntimeError, match="before FSDP"):
-        model.to(torch.float64)
-    with pytest.raises(RuntimeError, match="freeze or unfreeze .* before FSDP"):
-        model.requires_grad_(False)
-    module.layers[0](inputs)  # a unit may be called by itself
-    weight = module.layers[0].weight
-    assert weight.shape == (8, 6) and weight.isnan().all(), "nothing to crash on"
-    for rung in (fsdp.ShardedOptimizer, fsdp.ShardedGradients):
-        module = new("perceptron")
-        early = torch.optim.SGD(module.parameters(), lr=0.1)
-        rung(module, torch.optim.SGD, lr=0.1)
-        with pytest.raises(RuntimeError, match="SGD holds"):
-            early.step()
-    module = new("perceptron")
-    with pytest.raises(
-        ValueError, match=r"units\[1\], a ReLU, is no submodule of the P"
-    ):
-        fsdp.FSDP(module, [module.out, nn.ReLU()])
-    module.layers[0].bias.data = module.layers[0].bias.data.double()
-    with pytest.raises(ValueError, match=r"float32 \(layers.0.weight\), torch.float64"):
-        fsdp.FSDP(module, module.layers)
-    module = new("perceptron")
-    module.layers[0].double()  # a unit of its own may differ
-    fsdp.FSDP(module, module.layers)
-
-
-class Hiding(nn.Linear):
-    """Returns its result in an object that no hook can look into."""
-
-    def forward(self, rows):
-        return types.SimpleNamespace(rows=super().forward(rows))
-
-
-class Unpacking(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.out = Hiding(2, 2), nn.Linear(2, 2)
-
-    def forward(self, rows):
-        return self.out(self.layer(rows).rows)
-
-
-def check_hidden():
-    module = Unpacking()
-    model = fsdp.FSDP(module, [module.layer])
-    with pytest.raises(TypeError, match="unit 'layer' returns a SimpleNamespace"):
-        model(torch.ones(1, 2))
-    with torch.no_grad():  # no backward will come
-        assert model(torch.ones(1, 2)).shape == (1, 2)
-
-
-def test_an_output_that_hides_its_tensors_is_refused(started):
-    started[2].run(check_hidden)
-
-
-class Turned(nn.Linear):
-    """Returns a view of its result."""
-
-    def forward(self, rows):
-        return super().forward(rows).transpose(0, 1)
-
-
-class Adding(nn.Linear):
-    """Changes its input, and returns that: a view of what the unit before returned."""
-
-    def forward(self, rows):
-        rows += super().forward(rows)
-        return rows
-
-
-class InPlace(nn.Module):
-    """Changes what its units return. With three dimensions those are all views."""
-
-    def __init__(self):
-        super().__init__()
-        kinds = (nn.Linear, Turned, Adding, Turned)
-        self.layers = nn.ModuleList(kind(8, 8) for kind in kinds)
-        self.out = nn.Linear(8, 3)
-
-    def forward(self, rows):
-        first, second, third, fourth = self.layers
-        rows = second(first(rows).relu_()).tanh_()
-        rows = third(rows * 1.0)
-        rows += 1.0
-        rows = fourth(rows)
-        rows[:2] *= 2.0
-        return self.out(rows)
-
-
-def check_views():
-    torch.manual_seed(0)
-    plain = InPlace()
-    torch.manual_seed(1)
-    rows = torch.randn(4, 5, 8)
-    plain(rows).pow(2).mean().backward()
-    for options in (
-        {"prefetch": 0},
-        {"prefetch": 1},
-        {"prefetch": 5, "reshard_after_forward": True},
-    ):
-        torch.manual_seed(0)
-        module = InPlace()
-        model = fsdp.FSDP(module, [*module.layers, module.out], **options)
-        for _ in range(2):  # in the second step the order is known
-            model.zero_grad()
-            model(rows).pow(2).mean().backward()
-            assert not any(flat.gathered for flat in model.flats)
-        for flat in model.flats:
-            parts = flat.parts(fsdp.all_gather(flat.shard.grad))
-            for name, part in zip(flat.names, parts, strict=True):
-                expected = plain.get_parameter(name).grad
-                torch.testing.assert_close(part, expected, msg=f"{name}, {options}")
-
-
-def test_a_view_that_a_unit_returns_may_be_changed_in_place(started):
-    started[2].run(check_views)
-
-
-class Positions(nn.Module):
-    """Returns a part of its parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8, 2))
-
-    def forward(self, rows):
-        return self.weight[: len(rows)]
-
-
-class Placed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.positions, self.out = Positions(), nn.Linear(2, 2)
-
-    def forward(self, rows):
-        return self.out(rows + self.positions(rows))
-
-
-def check_own_parameters():
-    for trained in (True, False):
-        module = Placed()
-        module.positions.requires_grad_(trained)
-        model = fsdp.FSDP(module, [module.positions])
-        for recording in (True, False):
-            with torch.set_grad_enabled(recording):
-                with pytest.raises(
-                    RuntimeError, match=r"'positions' returns one of its own.*clone"
-                ):
-                    model(torch.ones(3, 2))
-
-
-def test_a_unit_that_returns_a_view_of_its_parameter_is_refused(started):
-    started[2].run(check_own_parameters)
-
-
-class Noted(nn.Linear):
-    def get_extra_state(self):
-        return {"version": 1}
-
-
-def check_extra_state():
-    model = fsdp.FSDP(nn.Sequential(Noted(2, 3), nn.Linear(3, 2)))
-    for rank0_only in (False, True):
-        state = model.state_dict(rank0_only=rank0_only)
-        assert [*state] in ([], ["0.weight", "0.bias", "1.weight", "1.bias"])
-    model.load_state_dict(model.state_dict())
-    model.load_state_dict(nn.Sequential(Noted(2, 3), nn.Linear(3, 2)).state_dict())
-    model.load_sharded_state_dict(model.sharded_state_dict())
-
-
-def test_extra_state_is_left_out_of_checkpoints(started):
-    started[2].run(check_extra_state)
-
-
-def test_misuse_is_named(started):
-    started[2].run(check_misuse)
-
-
-# --------------------------------------------------------------------------- benchmark
-
-
-@pytest.mark.thorough
-def test_rows_of_the_benchmark(started):
-    from tests.benchmarks import fsdp as benchmark
-
-    wall, cpu = benchmark.time_rows(started[2], "fsdp2", 0.75, "a note", rounds=1)
-    assert wall.goal == 0.75 and cpu.goal is None
-    for row in (wall, cpu):
-        assert row.conditions == {"parameters_equal": True}
-        assert row.note == "a note" and row.ratio > 0
-    frugal, ahead, under_way, piling, between = benchmark.byte_rows(started[2])
-    assert frugal.met and ahead.met and between.met
-    assert frugal.ratio < ahead.ratio < under_way.ratio < piling.ratio
-    assert between.ratio == 1 and between.conditions == {"equal": True}

@@ -14,7 +14,8 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_support import ranks_up_to
+from on_ranks import on_ranks, shared_ranks
+from reductions import OPS, numbers, reduced
 from thorough import thorough_after
 from torch.distributed import ReduceOp
 
@@ -25,10 +26,6 @@ from course_utils.theory import costs
 # The ranks get the functions below as they are, and need not import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-OPS = {
-    op.name: op
-    for op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG)
-}
 SIZES = (0, 1, 2, 3, 4, 5, 7, 12, 101)
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -36,14 +33,12 @@ DTYPES = (
 )
 
 
-@pytest.fixture(scope="module")
-def started():
-    """Ranks by their number: all tests share them."""
-    with ranks_up_to(5, timeout=30) as ranks:
-        yield ranks
+started = shared_ranks(5, timeout=30)
+SEVERAL = thorough_after(3, [1, 3, 4, 2, 5])
+several = on_ranks(*SEVERAL)
 
 
-@pytest.fixture(params=thorough_after(3, [1, 3, 4, 2, 5]))
+@pytest.fixture(params=SEVERAL)
 def ranks(request, started):
     return started[request.param]
 
@@ -70,30 +65,10 @@ def functions(n):
     return some
 
 
-def numbers(seed, shape, dtype=torch.float32):
-    """Small whole numbers, from 1 to 3, that depend on the seed."""
-    generator = torch.Generator().manual_seed(seed)
-    tensor = torch.randint(1, 4, shape, generator=generator)
-    if dtype.is_complex:
-        return torch.complex(tensor.double(), tensor.double() - 3).to(dtype)
-    return tensor.to(dtype)
-
-
 def expected_of(seed, shape, dtype, op):
     """From all ranks' numbers, in this process alone."""
     everybody = [numbers(seed + r, shape, dtype) for r in range(dist.get_world_size())]
-    if op in (ReduceOp.SUM, ReduceOp.AVG):
-        total = sum(everybody[1:], everybody[0])
-        return total / len(everybody) if op == ReduceOp.AVG else total
-    both = {
-        ReduceOp.PRODUCT: torch.mul,
-        ReduceOp.MIN: torch.minimum,
-        ReduceOp.MAX: torch.maximum,
-    }[op]
-    total = everybody[0]
-    for tensor in everybody[1:]:
-        total = both(total, tensor)
-    return total
+    return reduced(op, everybody)
 
 
 def check(shapes, dtypes, ops):
@@ -127,7 +102,8 @@ def test_every_dtype_and_op(ranks):
     ranks.run(check, [(11,)], DTYPES, list(OPS))
 
 
-def check_with_gaps():
+@several
+def test_tensors_with_gaps():
     rank, n = dist.get_rank(), dist.get_world_size()
     for function in functions(n):
         square = numbers(rank, (5, 7))
@@ -139,10 +115,6 @@ def check_with_gaps():
             function(made)
             assert torch.equal(made, expected), function.__name__
         assert torch.equal(square, sums[0].t()), "the tensor behind it"
-
-
-def test_tensors_with_gaps(ranks):
-    ranks.run(check_with_gaps)
 
 
 def layouts(seed):
@@ -159,7 +131,8 @@ def layouts(seed):
     }
 
 
-def check_layouts():
+@several
+def test_values_count_and_not_how_they_lie_in_memory():
     rank, n = dist.get_rank(), dist.get_world_size()
     totals = {name: 0 for name in layouts(rank)}
     for other in range(n):
@@ -169,10 +142,6 @@ def check_layouts():
         for name, tensor in layouts(rank).items():
             function(tensor)
             assert torch.equal(tensor, totals[name]), (function.__name__, name)
-
-
-def test_values_count_and_not_how_they_lie_in_memory(ranks):
-    ranks.run(check_layouts)
 
 
 REFUSED = {
@@ -195,7 +164,8 @@ def test_what_has_no_memory_of_its_own_is_refused(started, kind):
     started[2].run(check_refused, kind)
 
 
-def check_chunks():
+@on_ranks(2)
+def test_what_does_not_fit_together_is_refused():
     for half in (ring.reduce_scatter_ring, ring.all_gather_ring):
         with pytest.raises(ValueError, match="There are 3 chunks: expected 2"):
             half([torch.ones(1)] * 3)
@@ -205,11 +175,8 @@ def check_chunks():
         ring.SharedMemoryRing(2 + dist.get_rank())
 
 
-def test_what_does_not_fit_together_is_refused(started):
-    started[2].run(check_chunks)
-
-
-def check_parameters():
+@on_ranks(3)
+def test_past_autograd():
     model = torch.nn.Linear(3, 2, bias=False)
     with torch.no_grad():
         model.weight.fill_(1)
@@ -218,11 +185,8 @@ def check_parameters():
     assert model.weight.requires_grad and model.weight.grad_fn is None
 
 
-def test_past_autograd(started):
-    started[3].run(check_parameters)
-
-
-def check_halves():
+@several
+def test_the_halves_hold_what_they_say():
     rank, n = dist.get_rank(), dist.get_world_size()
     tensor = numbers(rank, (2 * n + 1,))
     total = torch.stack([numbers(r, (2 * n + 1,)) for r in range(n)]).sum(0)
@@ -239,11 +203,8 @@ def check_halves():
     assert torch.equal(tensor, total)
 
 
-def test_the_halves_hold_what_they_say(ranks):
-    ranks.run(check_halves)
-
-
-def check_the_mean_of_the_first_half():
+@several
+def test_the_first_half_gives_the_mean_if_asked_for():
     rank, n = dist.get_rank(), dist.get_world_size()
     mine = (rank + 1) % n
     for dtype in (torch.float32, torch.complex64):
@@ -251,10 +212,6 @@ def check_the_mean_of_the_first_half():
         ring.reduce_scatter_ring(chunks, ReduceOp.AVG)
         mean = expected_of(0, (2 * n + 1,), dtype, ReduceOp.AVG)
         assert torch.equal(chunks[mine], mean.tensor_split(n)[mine])
-
-
-def test_the_first_half_gives_the_mean_if_asked_for(ranks):
-    ranks.run(check_the_mean_of_the_first_half)
 
 
 def count(nbytes):
@@ -306,32 +263,8 @@ def test_messages_and_bytes_are_those_of_the_docstrings(ranks):
     assert max(tree) <= (n - 1).bit_length() * size
 
 
-def record():
-    """Which chunk this rank sends in each step of the ring."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    sent, isend = [], dist.isend
-
-    def recording(tensor, *args, group_dst, **kwargs):
-        sent.append((group_dst, tensor.storage_offset()))
-        return isend(tensor, *args, group_dst=group_dst, **kwargs)
-
-    dist.isend = recording
-    try:
-        ring.all_reduce_ring(torch.full((n,), float(rank)))
-    finally:
-        dist.isend = isend
-    return sent
-
-
-def test_which_chunk_is_sent_in_which_step(ranks):
-    n = ranks.n
-    for rank, sent in enumerate(ranks.run(record)):
-        first = [((rank + 1) % n, (rank - k) % n) for k in range(n - 1)]
-        second = [((rank + 1) % n, (rank + 1 - k) % n) for k in range(n - 1)]
-        assert sent == first + second
-
-
-def check_groups():
+@on_ranks(5)
+def test_in_a_group_of_some_ranks():
     rank = dist.get_rank()
     group = dist.new_group([4, 1, 2])
     if rank in (1, 2, 4):
@@ -343,11 +276,8 @@ def check_groups():
     dist.barrier()
 
 
-def test_in_a_group_of_some_ranks(started):
-    started[5].run(check_groups)
-
-
-def check_many():
+@several
+def test_many_in_a_row():
     """No message of one call is taken for one of the next."""
     rank, n = dist.get_rank(), dist.get_world_size()
     shared = ring.SharedMemoryRing(50)
@@ -362,10 +292,6 @@ def check_many():
         shared.buffer.copy_(numbers(rank, (50,)))
         shared.all_reduce(shared.buffer)
         assert torch.equal(shared.buffer, expected)
-
-
-def test_many_in_a_row(ranks):
-    ranks.run(check_many)
 
 
 def test_large_tensors(started):

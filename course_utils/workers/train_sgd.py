@@ -41,6 +41,11 @@ from math import ceil
 
 import torch
 import torch.distributed as dist
+
+# An optimizer would import this while the process group exists, and its default
+# arguments would then hold the group to the end of Python, where gloo's threads can
+# crash it.
+import torch.distributed.nn.functional  # noqa: F401
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 

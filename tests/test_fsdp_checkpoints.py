@@ -1,0 +1,211 @@
+"""Checkpoints of ``from_scratch/fsdp``: whole ones, and shards."""
+
+import sys
+
+import cloudpickle
+import fsdp_jobs
+import pytest
+import torch
+import torch.distributed as dist
+from fsdp_jobs import ADAM, Job, Transformer, largest_difference
+from on_ranks import on_ranks, shared_ranks
+from torch import nn
+from torch.nn import functional as F
+
+from course_utils.from_scratch import fsdp
+
+# The ranks get the functions below as they are, and need not import these files.
+for module in (fsdp_jobs, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(module)
+
+started = shared_ranks(4, timeout=60, optimizers=True)
+
+
+def saved(kind, folder):
+    """Train 2 steps and save everything whole; rank 0 writes the file."""
+    job = Job(kind, "transformer", ADAM, torch.float64).train(range(2))
+    if kind == "fsdp":
+        whole = job.model.state_dict(rank0_only=True)
+        optimizer = job.model.optimizer_state_dict(job.optimizer, rank0_only=True)
+    else:
+        whole = job.module.state_dict()
+        optimizer = fsdp.optimizer_state_dict(
+            job.optimizer.flats, job.optimizer.optimizer, rank0_only=True
+        )
+    if dist.get_rank() == 0:
+        assert list(whole) == list(Transformer().state_dict())
+        plain = Transformer().double()
+        plain.load_state_dict(whole)
+        torch.save({"model": whole, "optimizer": optimizer}, f"{folder}/{kind}.pt")
+    elif kind == "fsdp":
+        assert whole == {} == optimizer
+
+
+def resumed(kind, saved_kind, folder):
+    """Load it, and return what one more step makes of it."""
+    state = torch.load(f"{folder}/{saved_kind}.pt", mmap=True)
+    job = Job(kind, "transformer", (torch.optim.AdamW, {"lr": 7.0}), torch.float64)
+    if kind == "fsdp":
+        job.model.load_state_dict(state["model"])
+        job.model.load_optimizer_state_dict(job.optimizer, state["optimizer"])
+        again = job.model.optimizer_state_dict(job.optimizer)
+    else:
+        job.module.load_state_dict(state["model"])
+        shards = job.optimizer.flats, job.optimizer.optimizer
+        fsdp.load_optimizer_state_dict(*shards, state["optimizer"])
+        again = fsdp.optimizer_state_dict(*shards)
+    assert again["param_groups"] == state["optimizer"]["param_groups"]
+    assert again["param_groups"][0]["lr"] == ADAM[1]["lr"]
+    for name, entries in state["optimizer"]["state"].items():
+        for key, value in entries.items():
+            assert torch.equal(again["state"][name][key], value), (name, key)
+    # Every rank has the same batch, so that their number does not matter.
+    torch.manual_seed(0)
+    inputs, labels = torch.randint(17, (4, 5)), torch.randint(3, (4,))
+    job.optimizer.zero_grad()
+    F.cross_entropy(job.model(inputs), labels).backward()
+    job.optimizer.step()
+    return job.state()
+
+
+def test_a_whole_checkpoint_fits_any_number_of_ranks_and_any_rung(started, tmp_path):
+    for kind in ("fsdp", "zero2"):
+        started[4].run(saved, kind, str(tmp_path))
+    results = [
+        state
+        for n, kind in ((4, "fsdp"), (2, "fsdp"), (3, "zero1"), (1, "zero2"))
+        for saved_kind in ("fsdp", "zero2")
+        for state in started[n].run(resumed, kind, saved_kind, str(tmp_path))
+    ]
+    for state in results:
+        assert largest_difference(state, results[0]) < 1e-12
+
+
+class Scalar(nn.Module):
+    """Its root unit has one parameter, without a dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, rows):
+        return self.layer(rows) * self.scale
+
+
+@on_ranks(2)
+def test_the_state_of_each_optimizer_can_be_saved_and_loaded():
+    """What each optimizer keeps: for elements, and once for all of them."""
+    torch.manual_seed(0)
+    for name in ("NAdam", "ASGD", "RAdam", "Adamax", "Rprop", "Adagrad", "AdamW"):
+        make = getattr(torch.optim, name)
+        module = Scalar()
+        model = fsdp.FSDP(module, units=(one for one in [module.layer]))
+        assert len(model.flats) == 2
+        optimizer = make(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        whole = model.optimizer_state_dict(optimizer)
+        again = make(model.parameters(), lr=0.2)
+        model.load_optimizer_state_dict(again, whole)
+        assert again.param_groups[0]["lr"] == 0.1
+        for flat in model.flats:
+            expected, found = optimizer.state[flat.shard], again.state[flat.shard]
+            shapes = [{k: v.shape for k, v in s.items()} for s in (expected, found)]
+            assert shapes[0] == shapes[1], (name, flat.name)
+        # Whole: in the padding of the shards there may be other numbers.
+        found = model.optimizer_state_dict(again)["state"]
+        for parameter, entries in whole["state"].items():
+            for key, value in entries.items():
+                assert torch.equal(value, found[parameter][key]), (name, key)
+        again.step()  # its gradients are there
+    whole["state"]["layer.bias"]["step"] = torch.tensor(7.0)
+    with pytest.raises(ValueError, match=r"'step' of unit 'layer' .*layer.bias: 7.0"):
+        model.load_optimizer_state_dict(again, whole)
+    whole["state"]["layer.bias"] |= {
+        "step": torch.tensor(2.0),
+        "exp_avg": torch.ones(4),
+    }
+    with pytest.raises(ValueError, match=r"layer.bias: of shape \(4,\)"):
+        model.load_optimizer_state_dict(again, whole)
+    whole["state"]["bias"] = whole["state"].pop("layer.bias")
+    with pytest.raises(ValueError, match=r"\['bias'\], which this model does not"):
+        model.load_optimizer_state_dict(again, whole)
+    other = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(5))], lr=0.1)
+    with pytest.raises(ValueError, match=r"SGD has a parameter of the shape \(5,\)"):
+        model.optimizer_state_dict(other)
+
+
+def save_shards(folder):
+    job = Job("fsdp", "conv", ADAM).train(range(2))
+    state = {
+        "model": job.model.sharded_state_dict(),
+        "optim": job.optimizer.state_dict(),
+    }
+    torch.save(state, f"{folder}/{dist.get_rank()}.pt")
+    whole = job.model.state_dict()  # stays what it is, buffers as well
+    mean = whole["layers.0.1.running_mean"].clone()
+    after = job.train(range(2, 4)).state()
+    assert torch.equal(whole["layers.0.1.running_mean"], mean)
+    return after
+
+
+def load_shards(folder):
+    state = torch.load(f"{folder}/{dist.get_rank()}.pt")
+    job = Job("fsdp", "conv", ADAM)
+    job.model.load_sharded_state_dict(state["model"])
+    job.optimizer.load_state_dict(state["optim"])
+    return job.train(range(2, 4)).state()
+
+
+def load_wrongly(folder):
+    state = torch.load(f"{folder}/{dist.get_rank()}.pt")["model"]
+    rank, n = dist.get_rank(), dist.get_world_size()
+    job = Job("fsdp", "conv")
+    with pytest.raises(ValueError, match=rf"rank {rank} of 2.*rank {rank} of {n}"):
+        job.model.load_sharded_state_dict(state)
+    state |= {"world_size": n}
+    with pytest.raises(ValueError, match=r"layers.0 is \(\d+,\) and not \(\d+,\)"):
+        job.model.load_sharded_state_dict(state)
+    one = Job("fsdp", "conv", units=())
+    with pytest.raises(ValueError, match=r"unknown: \['layers.0', 'layers.1'\]"):
+        one.model.load_sharded_state_dict(state)
+    whole = job.model.state_dict()
+    whole["more"] = whole.pop("out.bias")
+    whole["out.weight"] = torch.ones(2)
+    with pytest.raises(
+        ValueError,
+        match=r"Missing: \['out.bias'\]; unknown: \['more'\]; .*"
+        r"out.weight is \(2,\) and not \(3, 5\)",
+    ):
+        job.model.load_state_dict(whole)
+    entries = job.model.optimizer_state_dict(job.optimizer)
+    entries["state"]["out.bias"] = {"momentum_buffer": torch.ones(3)}
+    with pytest.raises(ValueError, match="unit 'root' have different kinds of state"):
+        job.model.load_optimizer_state_dict(job.optimizer, entries)
+
+
+def test_a_sharded_checkpoint_fits_as_many_ranks(started, tmp_path):
+    expected = started[2].run(save_shards, str(tmp_path))
+    for state, other in zip(
+        started[2].run(load_shards, str(tmp_path)), expected, strict=True
+    ):
+        assert largest_difference(state, other) == 0
+    started[1].run(load_wrongly, str(tmp_path))
+
+
+class Noted(nn.Linear):
+    def get_extra_state(self):
+        return {"version": 1}
+
+
+@on_ranks(2)
+def test_extra_state_is_left_out_of_checkpoints():
+    model = fsdp.FSDP(nn.Sequential(Noted(2, 3), nn.Linear(3, 2)))
+    for rank0_only in (False, True):
+        state = model.state_dict(rank0_only=rank0_only)
+        assert [*state] in ([], ["0.weight", "0.bias", "1.weight", "1.bias"])
+    model.load_state_dict(model.state_dict())
+    model.load_state_dict(nn.Sequential(Noted(2, 3), nn.Linear(3, 2)).state_dict())
+    model.load_sharded_state_dict(model.sharded_state_dict())

@@ -1,0 +1,178 @@
+"""What all scripts have in common: arguments, one process alone, and their ends."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from worker_runs import ranks_for_scripts
+
+from course_utils import ROOT
+from course_utils.ranks.child_errors import child_errors
+from course_utils.workers import spawn_hello
+
+
+@pytest.fixture(scope="module")
+def on():
+    with ranks_for_scripts() as run:
+        yield run
+
+
+# ------------------------------------------------------------------------- mistakes
+@pytest.mark.parametrize(
+    ("n", "words", "message"),
+    [
+        (2, "train_ddp --batch-size 63", "63 cannot be shared equally by 2 ranks"),
+        (1, "train_ddp --batch-size 0", "--batch-size 0 cannot be shared equally"),
+        (1, "train_ddp --batch-size 1441", "there are only 1440 images"),
+        (1, "train_ddp --epochs 0", "--epochs 0: it is 1 or more"),
+        (1, "train_ddp --resume", "--resume needs --checkpoint FILE"),
+        (4, "train_sgd --batch-size 3", "too small for 4 ranks"),
+        (2, "train_sgd --batch-size 1441", "there are only 1440 images"),
+        (1, "train_sgd --epochs 0", "--epochs 0: it is 1 or more"),
+        (1, "train_sgd --scale-lr 0", "a batch has one image or more"),
+        (1, "train_sgd --scale-lr --warmup -1", "the number of epochs is 0 or more"),
+        (1, "train_sgd --warmup 2", "add --scale-lr"),
+        (
+            2,
+            "train_fsdp --batch-size 63",
+            "63 cannot be shared equally by 2 ranks",
+        ),
+        (1, "train_fsdp --steps 0", "--steps 0: it is 1 or more"),
+        (1, "train_fsdp --every -1", "--every -1: it is 1 or more"),
+        (1, "train_fsdp --clip 0", "the longest gradient is above 0"),
+        (1, "train_fsdp --lr nan", "the learning rate is 0 or more"),
+        (1, "train_fsdp --width 30", "30 cannot be shared equally by 4 heads. Use a"),
+        (1, "train_fsdp --resume", "--resume needs --checkpoint DIR"),
+        (1, "train_fsdp --async-save", "--async-save needs --checkpoint DIR"),
+        (2, "collectives --by-hand --backend nccl", "use --backend gloo with it"),
+        (1, "bench_all_reduce -b 1M -e 1K", "there is no size to measure"),
+        (1, "bench_all_reduce -b 2", "expected 4 or more"),
+        (1, "bench_all_reduce -f 1", "expected 2 or more"),
+        (1, "bench_all_reduce --iters 0", "expected 1 or more"),
+        (1, "bench_all_reduce --warmup -1", "expected 0 or more"),
+        (1, "bench_all_reduce --collective broadcast --op max", "--op is for all_red"),
+        (1, "bench_all_reduce --json no/such/folder/x", "No such file or directory"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(on, n, words, message):
+    said = on(n, *words.split()).mistake
+    assert said.startswith(f"{words.split()[0]}: ") and message in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train_ddp --bach-size 3", "unrecognized arguments: --bach-size 3"),
+        ("train_sgd --epoch 3", "unrecognized arguments: --epoch 3"),
+        ("train_fsdp --strategy fsdp3", "invalid choice: 'fsdp3'"),
+        ("collectives --by", "unrecognized arguments: --by"),
+        ("bench_all_reduce -b 1kB", "'1kB' is no size: expected bytes as in 8, 64K"),
+        ("bench_all_reduce --op mean", "invalid choice: 'mean'"),
+    ],
+)
+def test_a_wrong_option_shows_those_there_are(on, words, message):
+    run = on(1, *words.split())
+    assert run.mistake == "2" and run.err[0].startswith("usage: ")
+    assert message in run.err[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("script", ["train_ddp", "train_fsdp", "bench_all_reduce"])
+def test_nccl_without_gpus_says_what_to_do(on, script):
+    assert on(2, script, "--backend", "nccl").mistake == (
+        f"{script}: nccl needs a GPU for each rank: this machine has 0, for 2 ranks. "
+        "Use --backend gloo."
+    )
+
+
+@pytest.mark.parametrize("script", ["train_ddp", "train_sgd"])
+def test_without_network_mnist_is_a_short_error(on, tmp_path, script):
+    def no_network(replace):
+        from torchvision import datasets
+
+        from course_utils.measure import data
+
+        replace(data, "STATE", Path(tmp_path))
+        replace(datasets.MNIST, "mirrors", ["http://127.0.0.1:9/"])
+
+    said = on(1, script, "--data", "mnist", before=no_network).mistake
+    assert said.startswith(f"{script}: mnist could not be downloaded. Tried:\n")
+    assert "--data digits" in said
+
+
+# ---------------------------------------------------------------- without torchrun
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train_ddp --epochs 1",
+        "train_sgd --epochs 1",
+        "train_fsdp --batch-size 12 --every 2 --steps 2",
+    ],
+)
+def test_one_process_without_torchrun_gives_the_same_curve(on, words):
+    """And no thread of gloo is left at the end: they crash Python now and then."""
+    name, *words = words.split()
+    script = f"course_utils/workers/{name}.py"
+    code = f"""
+import atexit, pathlib, runpy, sys
+def end():
+    threads = pathlib.Path("/proc/self/task").glob("*/comm")
+    print([name for name in map(pathlib.Path.read_text, threads) if "gloo" in name])
+atexit.register(end)
+sys.argv[:] = {[script, *words]}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+    variables = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    *lines, last = done.stdout.splitlines()
+    if name == "train_fsdp":  # it leaves at once
+        lines.append(last)
+    else:
+        assert last == "[]"
+    losses = [json.loads(line)["loss"] for line in lines]
+    assert losses == pytest.approx(on(2, name, *words).curve(), abs=1e-4)
+
+
+# --------------------------------------------------------------- what lesson 04 spawns
+@pytest.mark.thorough
+def test_as_a_script():
+    done = subprocess.run(
+        [sys.executable, "course_utils/workers/spawn_hello.py", "--nproc", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    said = [f"I am process {rank} of 2." for rank in range(2)]
+    assert (done.stdout.splitlines(), done.returncode) == (said, 0), done.stderr
+
+
+def test_hello_answers_through_the_queue():
+    answers = mp.get_context("spawn").SimpleQueue()
+    spawn_hello.hello(1, 3, answers)
+    assert answers.get() == "I am process 1 of 3."
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_errors_of_a_child_are_collected_and_not_shown(capfd, fails):
+    with pytest.raises(KeyError) if fails else contextlib.nullcontext():
+        with child_errors() as lines:
+            code = r"import sys; sys.exit('\x1b[1;35mno\x1b[0m, not today')"
+            subprocess.run([sys.executable, "-c", code])
+            if fails:
+                raise KeyError
+    assert lines == ["no, not today"]
+    assert capfd.readouterr().err == ""
+    os.write(2, b"back again")  # stderr is what it was
+    assert capfd.readouterr().err == "back again"
