@@ -64,7 +64,7 @@ RUN_BY = {  # a test -> what it runs, as it is typed
         r"bash \.devcontainer/set_up\.sh",
     "test_devcontainer.py::test_the_cells_for_colab_work_in_a_kernel_without_the_course":
         "!git clone .*|%pip .*|%cd course",
-    "test_benchmarks.py::test_the_list_is_made_from_the_files":
+    "test_benchmarks.py::test_without_a_name_the_command_lists_them":
         r"\.venv/bin/python -m tests\.benchmarks( ring| memory)?",
     "test_style.py::test_ruff_is_content": r"\.venv/bin/ruff (check|format) \.",
 }  # fmt: skip

@@ -6,7 +6,6 @@ import argparse
 import ast
 import importlib
 import json
-import pkgutil
 import sys
 import time
 from collections.abc import Sequence
@@ -14,29 +13,21 @@ from pathlib import Path
 
 import psutil
 
-from tests import benchmarks
-
 
 def descriptions() -> dict[str, str]:
-    """Name -> first line of the docstring, for every benchmark there is.
-
-    Nothing is imported for it.
-    """
-    found = {}
-    for module in pkgutil.iter_modules(benchmarks.__path__):
-        if not module.name.startswith("_"):
-            path = Path(module.module_finder.path, f"{module.name}.py")
-            text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-            found[module.name] = text.partition("\n")[0]
-    return found
+    """Name -> first line of the docstring, for every benchmark; imports none."""
+    return {
+        path.stem: ast.get_docstring(ast.parse(path.read_text("utf-8"))).split("\n")[0]
+        for path in sorted(Path(__file__).parent.glob("[!_]*.py"))
+    }
 
 
-def run(name: str) -> None:
+def run(name: str, quick: bool) -> None:
     """Print the rows of one benchmark as they come, and a summary on stderr."""
-    module = importlib.import_module(f"{benchmarks.__name__}.{name}")
+    module = importlib.import_module(f"tests.benchmarks.{name}")
     started = time.monotonic()
     met = []
-    for row in module.rows():
+    for row in module.rows(quick):
         print(json.dumps(row.as_dict(), ensure_ascii=False), flush=True)
         met.append(row.met)
     with_goal = [m for m in met if m is not None]
@@ -53,34 +44,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Timings of a busy machine say little, so they never break a build; an error in a
     benchmark does.
     """
+    known = descriptions()
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks",
         description="Run benchmarks. Each row is one JSON line.",
     )
+    parser.add_argument("--quick", action="store_true", help="only show that it works")
     parser.add_argument(
         "names", nargs="*", metavar="name", help="what to run; without one: the list"
     )
-    names = parser.parse_args(arguments).names
-    known = descriptions()
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        parser.error(
-            f"there is no benchmark {', '.join(map(repr, unknown))}. "
-            f"There are: {', '.join(known)}"
-        )
-    if not names:
-        width = max(map(len, known), default=0)
+    given = parser.parse_args(arguments)
+    for name in given.names:
+        if name not in known:
+            parser.error(
+                f"there is no benchmark {name!r}. There are: {', '.join(known)}"
+            )
+    if not given.names:
+        width = max(map(len, known))
         for name, description in known.items():
             print(f"{name:<{width}}  {description}")
     load, cores = psutil.getloadavg()[0], psutil.cpu_count()
-    if names and load > cores / 2:
+    if given.names and load > cores / 2:
         print(
             f"This machine is busy (load {load:.1f} on {cores} cores): times will be "
             "too long, and ratios noisy.",
             file=sys.stderr,
         )
-    for name in names:
-        run(name)
+    for name in given.names:
+        run(name, given.quick)
     return 0
 
 

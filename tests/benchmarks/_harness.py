@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-DIGITS = 4  # significant ones, in what is printed
-
 
 @dataclass(frozen=True)
 class Row:
@@ -22,9 +20,9 @@ class Row:
         unit: ``"x"`` for a ratio, else ``"s"``, ``"MiB"``, ...
         aa: the same thing over itself in the same run; None if it ran only once.
         goal: what ``ratio`` should reach; None where a row only informs.
-        better: ``"lower"`` or ``"higher"``, which side of the goal is the good one.
         samples: how many runs ``ratio`` is the median of.
         note: what one has to know to read the number.
+        better: ``"lower"`` or ``"higher"``, which side of the goal is the good one.
         conditions: what must be true as well for the goal to be met, by name.
         detail: more numbers, by name.
     """
@@ -40,12 +38,6 @@ class Row:
     conditions: dict[str, bool] = field(default_factory=dict)
     detail: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.better not in ("lower", "higher"):
-            raise ValueError(
-                f"better is {self.better!r}; it must be 'lower' or 'higher'"
-            )
-
     @property
     def met(self) -> bool | None:
         """Is the goal reached, and every condition true? None without a goal."""
@@ -57,20 +49,13 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """What is printed, in this order; conditions and details come last."""
-        values = {
-            "row": self.row,
-            "ratio": self.ratio,
-            "unit": self.unit,
-            "aa": self.aa,
-            "goal": self.goal,
-            "better": self.better,
-            "met": self.met,
-            "samples": self.samples,
-            "note": self.note,
-            **self.conditions,
-            **self.detail,
+        names = "row ratio unit aa goal better met samples note".split()
+        values = {name: getattr(self, name) for name in names}
+        values |= self.conditions | self.detail
+        return {
+            name: float(f"{value:.4g}") if isinstance(value, float) else value
+            for name, value in values.items()
         }
-        return {name: rounded(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -90,6 +75,12 @@ class Comparison:
     peer: float
     samples: int
 
+    def row(self, row: str, goal: float | None, note: str = "", **more: Any) -> Row:
+        """A row of this ratio and both times; ``more`` are other fields of a row."""
+        seconds = {"seconds": self.measured, "peer_seconds": self.peer}
+        more["detail"] = seconds | more.get("detail", {})
+        return Row(row, self.ratio, "x", self.aa, goal, self.samples, note, **more)
+
 
 def compare(
     measure: Callable[[], float], peer: Callable[[], float], rounds: int
@@ -103,8 +94,6 @@ def compare(
         measure, peer: each does its work once and returns the value, mostly seconds.
         rounds: how often ``measure`` runs; ``peer`` runs once more.
     """
-    if rounds < 1:
-        raise ValueError(f"rounds is {rounds}; at least one is needed")
     peers, measured = [peer()], []
     for _ in range(rounds):
         measured.append(measure())
@@ -131,6 +120,14 @@ def to_itself(values: Sequence[float]) -> float | None:
     return statistics.median(after / before for before, after in pairwise(values))
 
 
-def rounded(value: Any) -> Any:
-    """A float with :data:`DIGITS` significant digits; anything else as it is."""
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+def median_row(
+    row: str,
+    values: Sequence[float],
+    unit: str,
+    goal: float | None,
+    note: str = "",
+    **more: Any,
+) -> Row:
+    """A row of one thing that was measured several times; ``more`` as for a row."""
+    median = statistics.median(values)
+    return Row(row, median, unit, to_itself(values), goal, len(values), note, **more)

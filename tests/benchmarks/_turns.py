@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,53 @@ def in_turns(
         together[1::2].tolist(),
         together[::2].tolist(),
     )
+
+
+def transformer(layers: int, width: int, activation: str = "relu") -> nn.Sequential:
+    """A small encoder with two classes of output, always with the same weights.
+
+    Parameters can be compared after some steps if the activation is smooth. Where relu
+    gets zero but for rounding, the order of additions decides whether it is on.
+    """
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(
+        width, 4, 4 * width, dropout=0.0, activation=activation, batch_first=True
+    )
+    encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    return nn.Sequential(encoder, nn.Linear(width, 2))
+
+
+def stepper(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    shape: tuple[int, ...],
+    after_backward: Callable[[], object] = lambda: None,
+) -> Callable[[], None]:
+    """What does one step, each rank with batches of this shape of its own."""
+    batches = torch.Generator().manual_seed(dist.get_rank())
+
+    def step() -> None:
+        inputs = torch.randn(shape, generator=batches)
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        after_backward()
+        optimizer.step()
+
+    return step
+
+
+def largest_difference(
+    one: Iterable[torch.Tensor], other: Iterable[torch.Tensor]
+) -> float:
+    """Between the values of both, over all ranks."""
+    pairs = zip(one, other, strict=True)
+    apart = torch.stack([(a - b).abs().max().double() for a, b in pairs]).max()
+    dist.all_reduce(apart, dist.ReduceOp.MAX)
+    return apart.item()
+
+
+def agreement(apart: float, n: int) -> dict[str, Any]:
+    """Sums of two numbers are the same in any order; of more, nearly."""
+    if n == 2:
+        return {"parameters_equal": apart == 0.0}
+    return {"parameters_within_1e-5": apart <= 1e-5}

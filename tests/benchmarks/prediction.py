@@ -26,12 +26,13 @@ SLOW_MESSAGES = (1 << 19, 1 << 21)
 SLOW_LINK = {"latency": 2e-3, "bandwidth": 100e6}
 
 
-def rows() -> Iterator[Row]:
+def rows(quick: bool = False) -> Iterator[Row]:
     """All rows, about 60 seconds of work on two cores."""
+    rounds = 2 if quick else ROUNDS
     for n in (2, 4):
         with Ranks(n, quiet=True, timeout=300) as ranks:
-            yield from prediction_rows(ranks, MESSAGES, ROUNDS, None, 0.12)
-            yield from prediction_rows(ranks, SLOW_MESSAGES, ROUNDS, SLOW_LINK, 0.05)
+            yield from prediction_rows(ranks, MESSAGES, rounds, None, 0.12)
+            yield from prediction_rows(ranks, SLOW_MESSAGES, rounds, SLOW_LINK, 0.05)
 
 
 def prediction_rows(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from tests.benchmarks._harness import Comparison, Row, compare, to_itself
+from tests.benchmarks._harness import Row, compare, median_row, to_itself
 from tests.benchmarks._kernel import Kernel, memory_of
 
 N = 4  # ranks
@@ -34,15 +34,15 @@ CAUSE = "getattr(__import__('sys').last_value, 'cause', None)"
 IDLE_SECONDS = 2.5
 
 
-def rows() -> Iterator[Row]:
+def rows(quick: bool = False) -> Iterator[Row]:
     """All rows, about 45 seconds of work on two cores."""
-    yield fresh_row(FRESH_ROUNDS)
+    yield fresh_row(1 if quick else FRESH_ROUNDS)
     with Kernel() as kernel:
         prepare(kernel)
         settle(kernel)
-        yield from warm_rows(kernel, WARM_ROUNDS)
+        yield from warm_rows(kernel, 1 if quick else WARM_ROUNDS)
         yield memory_row(kernel)
-        yield from fault_rows(kernel, FAULTS)
+        yield from fault_rows(kernel, FAULTS[:1] if quick else FAULTS)
 
 
 # ---------------------------------------------------------------------- the first cell
@@ -81,14 +81,15 @@ def fresh_row(rounds: int) -> Row:
     import_torch()  # files that come from disk the first time are nobody's cost
     found = compare(measure, import_torch, rounds)
     start = statistics.median(starts)
-    return ratio_row(
+    return found.row(
         f"fresh kernel to first collective, {N} ranks / import torch",
-        found,
         1.3,
         "a kernel that is ready runs %load_ext course_utils and a %%ranks cell; the "
         "start of the kernel itself is kernel_start_seconds",
-        kernel_start_seconds=start,
-        ratio_with_kernel_start=(found.measured + start) / found.peer,
+        detail={
+            "kernel_start_seconds": start,
+            "ratio_with_kernel_start": (found.measured + start) / found.peer,
+        },
     )
 
 
@@ -127,23 +128,7 @@ def warm_rows(kernel: Kernel, rounds: int) -> Iterator[Row]:
         ("warm cell without a collective", NOTHING, None, "what Ranks itself costs"),
     ):
         found = compare(timed(cell), timed(EMPTY), rounds)
-        yield ratio_row(f"{row}, {N} ranks / an empty cell", found, goal, note)
-
-
-def ratio_row(
-    row: str, found: Comparison, goal: float | None, note: str, **detail: float
-) -> Row:
-    """A row for two things that took turns."""
-    return Row(
-        row=row,
-        ratio=found.ratio,
-        unit="x",
-        aa=found.aa,
-        goal=goal,
-        samples=found.samples,
-        note=note,
-        detail={"seconds": found.measured, "peer_seconds": found.peer, **detail},
-    )
+        yield found.row(f"{row}, {N} ranks / an empty cell", goal, note)
 
 
 def memory_row(kernel: Kernel) -> Row:
@@ -333,14 +318,12 @@ def fault_rows(kernel: Kernel, faults: tuple[Fault, ...]) -> Iterator[Row]:
         detail: dict[str, float] = {"low": min(values), "high": max(values)}
         if fault.returned:
             detail["usable_seconds"] = statistics.median(o.usable for o in found)
-        yield Row(
-            row=f"{fault.row}, {N} ranks",
-            ratio=statistics.median(values),
-            unit="s",
-            aa=to_itself(values),
-            goal=fault.goal,
-            samples=len(values),
-            note=fault.note,
+        yield median_row(
+            f"{fault.row}, {N} ranks",
+            values,
+            "s",
+            fault.goal,
+            fault.note,
             conditions={"state_kept": all(o.kept for o in found)},
             detail=detail,
         )

@@ -6,81 +6,52 @@ faster than the peer, so that higher is better.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from course_utils.ranks import Ranks
 from tests.benchmarks._harness import Row, compared
+from tests.benchmarks._turns import in_turns
 
 NBYTES = 64 << 20
 ROUNDS = 15  # odd: the median of a ratio is then one over that of its inverse
 
-
-@dataclass(frozen=True)
-class Race:
-    """Two ways to all-reduce the same tensor.
-
-    Attributes:
-        row: its name in the output.
-        way, peer: names of :func:`ways`.
-        goal: by ranks; a row is made for each.
-        note: what one has to know to read it.
-    """
-
-    row: str
-    way: str
-    peer: str
-    goal: dict[int, float]
-    note: str = ""
-
-
+# Its name, two of `ways`, the goals by the number of ranks, and what to know.
 RACES = (
-    Race(
-        "all_reduce_pipelined",
-        "pipelined",
-        "gloo",
-        {2: 0.90, 4: 0.95},
+    (
+        *("all_reduce_pipelined", "pipelined", "gloo", {2: 0.90, 4: 0.95}),
         "isend and irecv in Python, against gloo's all_reduce in C++",
     ),
-    Race("all_reduce_ring", "ring", "naive", {4: 1.3}, "against all_reduce_naive"),
-    Race(
-        "SharedMemoryRing",
-        "shared",
-        "gloo",
-        {2: 6.0, 4: 4.0},
+    ("all_reduce_ring", "ring", "naive", {4: 1.3}, "against all_reduce_naive"),
+    (
+        *("SharedMemoryRing", "shared", "gloo", {2: 6.0, 4: 4.0}),
         "the tensor lives in the shared memory; memcpy_seconds: every rank copies a "
         "tensor of that size at the same time",
     ),
 )
 
 
-def rows() -> Iterator[Row]:
+def rows(quick: bool = False) -> Iterator[Row]:
     """All rows, about 40 seconds of work on two cores."""
+    nbytes, rounds = (1 << 16, 1) if quick else (NBYTES, ROUNDS)
     for n in (2, 4):
         with Ranks(n, quiet=True, timeout=300) as ranks:
-            for race in RACES:
-                if n in race.goal:
-                    yield race_row(ranks, race, NBYTES, ROUNDS)
-
-
-def race_row(ranks: Ranks, race: Race, nbytes: int, rounds: int) -> Row:
-    """Run a race on these ranks."""
-    turns, equal, beside = ranks.run(run_race, race.way, race.peer, nbytes, rounds)[0]
-    found = compared(turns.seconds, turns.peer_seconds)
-    peer = f"{race.peer}'s" if race.peer == "gloo" else race.peer
-    return Row(
-        f"speed of {race.row} / {peer}, {nbytes / 2**20:g} MiB, {ranks.n} ranks",
-        1 / found.ratio,
-        "x",
-        found.aa,
-        race.goal[ranks.n],
-        found.samples,
-        race.note,
-        better="higher",
-        conditions={"same_result": equal},
-        detail={"seconds": found.measured, "peer_seconds": found.peer, **beside},
-    )
+            for name, way, peer, goals, note in RACES:
+                if n not in goals:
+                    continue
+                turns, equal, beside = ranks.run(run_race, way, peer, nbytes, rounds)[0]
+                whose = f"{peer}'s" if peer == "gloo" else peer
+                row = compared(turns.seconds, turns.peer_seconds).row(
+                    f"speed of {name} / {whose}, {nbytes / 2**20:g} MiB, {n} ranks",
+                    goals[n],
+                    note,
+                    better="higher",
+                    conditions={"same_result": equal},
+                    detail=beside,
+                )
+                yield replace(row, ratio=1 / row.ratio)
 
 
 # ---------------------------------------------------------------------- on the ranks
@@ -102,12 +73,8 @@ def ways(tensor: Any) -> tuple[dict[str, Callable[[], None]], Any]:
 
 def run_race(way: str, peer: str, nbytes: int, rounds: int) -> tuple[Any, bool, dict]:
     """The turns; whether both have the same result; what else was measured."""
-    import statistics
-
     import torch
     import torch.distributed as dist
-
-    from tests.benchmarks._turns import in_turns
 
     tensor = torch.zeros(nbytes // 4)
     functions, buffer = ways(tensor)

@@ -5,29 +5,25 @@ Seconds that it takes; the simulated time must be that of the closed formula.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 
-from course_utils.theory import costs
-from course_utils.theory.costs import Transfer
-from tests.benchmarks._harness import Row, to_itself
+from course_utils.theory import costs, simulator
+from tests.benchmarks._harness import Row, median_row
 
-ROUNDS = 5
 NBYTES = 1e9
-LINK = Transfer(latency=5e-6, bandwidth=50e9)
+LINK = costs.Transfer(latency=5e-6, bandwidth=50e9)
 
 
-def rows() -> Iterator[Row]:
+def rows(quick: bool = False) -> Iterator[Row]:
     """All rows, about 5 seconds of work."""
-    yield ring_row(10_000, ROUNDS, every_gpu=True)
-    yield ring_row(100_000, ROUNDS, every_gpu=False)
+    rounds, fewer = (1, 100) if quick else (5, 1)
+    yield ring_row(10_000 // fewer, rounds, every_gpu=True)
+    yield ring_row(100_000 // fewer, rounds, every_gpu=False)
 
 
 def ring_row(gpus: int, rounds: int, *, every_gpu: bool) -> Row:
     """Simulate a ring of so many GPUs, all alike."""
-    from course_utils.theory import simulator
-
     cluster = simulator.Cluster(
         name="alike",
         nodes=gpus,
@@ -47,13 +43,11 @@ def ring_row(gpus: int, rounds: int, *, every_gpu: bool) -> Row:
     )
     error = abs(run.seconds / expected - 1)
     how = "message by message" if every_gpu else "those that behave alike once"
-    return Row(
+    return median_row(
         f"ring all-reduce of {gpus:,} GPUs, {how}",
-        statistics.median(times),
+        times,
         "s",
-        to_itself(times),
         1.0,
-        rounds,
         conditions={"equal_to_formula": error <= 1e-9},
         detail={"relative_error": error, "messages": run.messages},
     )

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks._harness import Row, compare, to_itself
+from tests.benchmarks._harness import Row, compare, median_row
 
 ROUNDS = 15
 FRESH_ROUNDS = 3
@@ -30,13 +30,14 @@ print(entered - started, time.perf_counter() - entered, "torch._dynamo" in sys.m
 """
 
 
-def rows() -> Iterator[Row]:
+def rows(quick: bool = False) -> Iterator[Row]:
     """All rows, about 40 seconds of work on two cores."""
-    yield enter_row(FRESH_ROUNDS)
-    yield step_row("ResNet-18, 8 images of 64 pixels", resnet, 1.5)
-    yield step_row("MLP of 8 layers, 512 wide, 128 rows", wide, 1.8)
-    yield step_row("MLP of 8 layers, 32 wide, 8 rows", narrow, 10.0)
-    yield op_row(ROUNDS)
+    rounds = 1 if quick else ROUNDS
+    yield enter_row(1 if quick else FRESH_ROUNDS)
+    yield step_row("ResNet-18, 8 images of 64 pixels", resnet, 1.5, rounds)
+    yield step_row("MLP of 8 layers, 512 wide, 128 rows", wide, 1.8, rounds)
+    yield step_row("MLP of 8 layers, 32 wide, 8 rows", narrow, 10.0, rounds)
+    yield op_row(rounds)
 
 
 def enter_row(rounds: int) -> Row:
@@ -50,13 +51,11 @@ def enter_row(rounds: int) -> Row:
         times.append(float(entered))
         firsts.append(float(first))
         compilers.append(compiler == "True")
-    return Row(
+    return median_row(
         "import and switch on 4 virtual GPUs",
-        statistics.median(times),
+        times,
         "s",
-        to_itself(times),
         0.1,
-        rounds,
         "PyTorch is imported already",
         conditions={"first_op_needs_no_compiler": not any(compilers)},
         detail={"first_op_s": statistics.median(firsts)},
@@ -89,7 +88,7 @@ def narrow():
     return _mlp(32, 8)
 
 
-def step_row(name: str, make: Callable, goal: float) -> Row:
+def step_row(name: str, make: Callable, goal: float, rounds: int) -> Row:
     """A step of SGD on a virtual GPU over the same step on the CPU."""
     import torch
 
@@ -122,7 +121,7 @@ def step_row(name: str, make: Callable, goal: float) -> Row:
 
     for _ in range(3):
         on_cpu(), measure()
-    found = compare(measure, on_cpu, ROUNDS)
+    found = compare(measure, on_cpu, rounds)
     # `compare` ran the peer once more than the other.
     measure()
     equal = all(
