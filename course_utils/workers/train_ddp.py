@@ -79,7 +79,7 @@ def make_loader(images: Tensor, labels: Tensor, args) -> DataLoader:
     next epoch: padding them, as the sampler would do, repeats some.
     """
     dataset = TensorDataset(images, labels)
-    sampler = DistributedSampler(dataset, seed=args.seed)
+    sampler = DistributedSampler(dataset, seed=args.seed, drop_last=True)
     share = args.batch_size // WORLD_SIZE
     return DataLoader(dataset, share, sampler=sampler, drop_last=True)
 
