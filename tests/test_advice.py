@@ -36,7 +36,7 @@ RUN_BY = {  # a test -> what it runs, as it is typed
     "test_workers.py::test_one_process_without_torchrun_gives_the_same_curve":
         r"python \S+train_(ddp|sgd)\.py .*|python \S+train_fsdp\.py",
     "test_workers.py::test_as_a_script": r"python \S+spawn_hello\.py .*",
-    "test_ranks.py::test_the_environment_is_torchruns":
+    "test_launch.py::test_a_script_runs_as_under_torchrun_and_on_loopback_only":
         r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)",
     "test_ranks.py::test_the_magic_has_a_limit": r"%%ranks( --timeout \d+)?",
     "test_setup.py::test_the_first_start_installs_and_opens_the_first_notebook":
@@ -53,7 +53,7 @@ RUN_BY = {  # a test -> what it runs, as it is typed
         r"nbgrader (generate_assignment|autograde) 00_start_here|nbgrader export",
     "test_cohort.py::test_the_command_writes_both_files_and_replaces_only_its_own":
         COURSE + r"cohort \w+ --html \S+ --csv \S+",
-    "test_progress.py::test_the_command_prints_the_map": COURSE + "progress",
+    "test_progress.py::test_the_map_shows_what_is_done_and_what_comes_next": COURSE + "progress",
     "test_progress.py::test_export_writes_json_and_replaces_nothing_unasked":
         COURSE + r"progress --export \S+",
     "test_progress.py::test_file_prints_the_place": COURSE + "progress --file",

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from ranks_support import settle
 
 from course_utils.ranks import Ranks, RanksError
-from course_utils.ranks.driver import hold_port
 from course_utils.ranks.launch import WORKERS
+from course_utils.ranks.team import hold_port
 
 WAITS = "waits for rank 0 to say why"
 
