@@ -53,7 +53,8 @@ RUN_BY = {  # a test -> what it runs, as it is typed
         r"nbgrader (generate_assignment|autograde) 00_start_here|nbgrader export",
     "test_cohort.py::test_the_command_writes_both_files_and_replaces_only_its_own":
         COURSE + r"cohort \w+ --html \S+ --csv \S+",
-    "test_progress.py::test_the_map_shows_what_is_done_and_what_comes_next": COURSE + "progress",
+    "test_progress.py::test_the_map_shows_what_is_done_and_what_comes_next":
+        COURSE + "progress",
     "test_progress.py::test_export_writes_json_and_replaces_nothing_unasked":
         COURSE + r"progress --export \S+",
     "test_progress.py::test_file_prints_the_place": COURSE + "progress --file",
