@@ -310,3 +310,14 @@ def test_every_tag_that_it_names_is_used():
     plain = {tag for tag in used if "." not in tag} - {"nbval-ignore-output"}
     assert {tag for tag in named if "." not in tag} == plain
     assert "`nbval-ignore-output`" in TEXT
+
+
+# -------------------------------------------------------- a task is little to write
+
+
+def test_a_task_with_three_near_misses_takes_less_than_40_lines(made: Path, run: Run):
+    file = f"course_utils/tasks/lesson_{NUMBER}.py"
+    text = (made / file).read_text(encoding="utf-8")
+    task = re.search(r"^GLOBAL_NORM = Task\(\n.*?^\)\n", text, re.M | re.S)[0]
+    assert task.count("Miss(") == 3
+    assert len(task.splitlines()) < 40
