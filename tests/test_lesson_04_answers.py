@@ -193,7 +193,7 @@ ONE_BUFFER = ("received = tensor = tensor.clone()", ISEND, SLEEP)
 for status, says, lines in (
     ("stuck", "If all send first", (SEND, RECV)),
     ("stuck", "nobody receives", (ISEND, "dist.isend(received, before).wait()", WAIT)),
-    ("crashed", "is_completed() stays False", (ISEND, RECV, ENDLESS)),
+    ("stuck", "Rank 0 waits in line", (ISEND, RECV, ENDLESS)),
     ("wrong", "nothing from the rank before", (OTHER_WAY, ISEND, RECV, WAIT)),
     ("wrong", "memory of its own", (*ONE_BUFFER, RECV, WAIT)),
 ):

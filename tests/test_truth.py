@@ -94,7 +94,6 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("06", "06.scaling", "2,046"): 2 * (1024 - 1),
     ("06", "06.scaling", "1.2 seconds"): 145 * 0.0085,
     ("07", "slow-md", "10 ns"): 1e9 / 100e6,
-    ("07", "sim-md", "50 GB/s"): POD.between.bandwidth / costs.GB,
     ("07", "sim-md", "400 GB/s"): POD.between_nodes(1).bandwidth / costs.GB,
     ("07", "sim-explain", "300"): round(83.50 / 0.28, -1),
     ("07", "07.lower_bound", "1.998"): 2 * (1000 - 1) / 1000,

@@ -188,10 +188,13 @@ def execute_notebooks(paths: list[Path]) -> None:
             # PYTHONPATH: the kernel finds course_utils before it is installed.
             # CI: the output of ranks is grouped by rank and not drawn again and again.
             own = {"COURSE_STATE": state, "PYTHONPATH": str(ROOT), "CI": "1"}
+            ctrl_c = signal.getsignal(signal.SIGINT)
             try:
                 client.execute(env=os.environ | own)
             except CellExecutionError as error:
                 raise RuntimeError(f"{path.name} fails: {error}") from None
+            finally:  # a kernel that does not start leaves nbclient's own handler
+                signal.signal(signal.SIGINT, ctrl_c)
         for cell in notebook.cells:
             for output in cell.get("outputs", ()):
                 data = output.get("data", {})
