@@ -6,18 +6,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from course_utils.pictures import draw, words
+from course_utils.pictures.collectives import OPERATIONS
 from course_utils.pictures.collectives import collective as drawn
 from course_utils.pictures.draw import Picture
 from course_utils.theory import costs
 
 _MOST_RANKS = 8
-_OPERATIONS = {
-    "SUM": "the sum",
-    "PRODUCT": "the product",
-    "MIN": "the smallest",
-    "MAX": "the largest",
-    "AVG": "the average",
-}
+_OPERATIONS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
 # What one rank has: a tensor, a list of tensors, None for neither.
 _Held = list[float] | list[list[float]] | None
 
@@ -157,16 +152,8 @@ class CollectiveCall:
                 raise ValueError(
                     f"{what} is {value!r}: expected one of {', '.join(known)}."
                 )
-        for what, least, most in (
-            ("world_size", 1, _MOST_RANKS),
-            ("root", 0, self.world_size - 1),
-        ):
-            value = getattr(self, what)
-            if type(value) is not int or not least <= value <= most:
-                raise ValueError(
-                    f"{what} is {value!r}: expected a whole number from {least} to "
-                    f"{most}."
-                )
+        words.between(self.world_size, "world_size", 1, _MOST_RANKS)
+        words.between(self.root, "root", 0, self.world_size - 1)
 
     @property
     def kind(self) -> Kind:
@@ -276,7 +263,7 @@ class CollectiveCall:
             n=self.world_size,
             root=self.root,
             op=self.op,
-            what=_OPERATIONS[self.op],
+            what=OPERATIONS[self.op],
             size=len(first or ()),
         )
 

@@ -22,7 +22,7 @@ _COMPUTED, _UNDEFINED = -1, -2
 _MIDDLE = 1.2  # inches between before and after
 _MOST_RANKS = 9
 _NOTHING = 0.8  # inches of a frame around no cells
-_OPERATIONS = {
+OPERATIONS = {
     "SUM": "the sum",
     "PRODUCT": "the product",
     "MIN": "the smallest",
@@ -166,9 +166,9 @@ def _checked(
         raise ValueError(f"root is {root!r}: expected one of {list(ranks)}.")
     # ReduceOp.MAX prints itself as RedOpType.MAX or as ReduceOp.MAX.
     operation = "" if op is None else str(op).rpartition(".")[2]
-    if operation and operation not in _OPERATIONS:
+    if operation and operation not in OPERATIONS:
         raise ValueError(
-            f"op is {op!r}: expected one of {words.listed(_OPERATIONS)}, or None."
+            f"op is {op!r}: expected one of {words.listed(OPERATIONS)}, or None."
         )
     old = [_held(value, rank, "before") for rank, value in enumerate(before)]
     new = [_held(value, rank, "after") for rank, value in enumerate(after)]
@@ -314,7 +314,7 @@ def _key(sources: Sequence[list], call: _Call) -> list[tuple]:
     if _COMPUTED in used:
         what = "computed from several ranks"
         if call.op and (call.root is not None or call.name != "reduce"):
-            what = f"{_OPERATIONS[call.op]} over the ranks"
+            what = f"{OPERATIONS[call.op]} over the ranks"
         key.append((what, _looks_of(_COMPUTED)))
     if _UNDEFINED in used:
         key.append(("undefined: not the root", _looks_of(_UNDEFINED)))

@@ -43,11 +43,7 @@ def bytes_by_stage(
     shape = costs.transformer_shape(model)
     sizes = {"gpus": gpus, "batch_per_gpu": batch_per_gpu, "tokens": tokens}
     for what, value in sizes.items():
-        if type(value) is not int or not 1 <= value <= _LIMITS[what]:
-            raise ValueError(
-                f"{what} is {value!r}: expected a whole number from 1 to "
-                f"{_LIMITS[what]:,}."
-            )
+        words.between(value, what, 1, _LIMITS[what])
     each = 4 if precision == "float32" else 2
 
     def activations(recompute: str, layers: int = 1, vocabulary: int = 0) -> float:

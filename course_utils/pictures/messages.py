@@ -161,10 +161,7 @@ def message_steps(
         ValueError: there is no message, or too many for one picture; or `world_size`
             is not 2 to 8.
     """
-    if type(world_size) is not int or not 2 <= world_size <= 8:
-        raise ValueError(
-            f"world_size is {world_size!r}: expected a whole number from 2 to 8."
-        )
+    words.between(world_size, "world_size", 2, 8)
     if not messages:
         raise ValueError("There is nothing to draw: there is no message.")
     last_rank = max(max(m.source, m.destination) for m in messages)

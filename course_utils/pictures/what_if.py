@@ -48,10 +48,7 @@ def what_if(
             raise ValueError(
                 f"{what} is {value!r}: expected one of {'; '.join(known)}."
             )
-    if type(nodes) is not int or not 1 <= nodes <= _MOST_NODES:
-        raise ValueError(
-            f"nodes is {nodes!r}: expected a whole number from 1 to {_MOST_NODES:,}."
-        )
+    words.between(nodes, "nodes", 1, _MOST_NODES)
     words.whole(samples_per_gpu, "samples_per_gpu")
     words.whole(bucket_mib, "bucket_mib")
     slow = words.finite(slowdown_of_one_gpu, "slowdown_of_one_gpu")

@@ -103,6 +103,14 @@ def whole(value: object, what: str, most: int | None = None) -> None:
         raise ValueError(f"{what} is {value}: at most {most} can be drawn.")
 
 
+def between(value: object, what: str, least: int, most: int) -> None:
+    """Refuse what is not a whole number from `least` to `most`."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(
+            f"{what} is {value!r}: expected a whole number from {least} to {most:,}."
+        )
+
+
 def finite(value: object, what: str, *, above: float | None = None) -> float:
     """`value` as a Python number, if it can be drawn; with `above`, one above that."""
     number = value.item() if hasattr(value, "item") else value

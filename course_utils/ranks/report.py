@@ -176,9 +176,8 @@ def is_learners(file: str, function: str = "") -> bool:
     if file.startswith("<"):
         return file.startswith(("<ranks cell", "<ipython"))
     path = real(file)
-    if path.startswith(WORKERS):  # a worker script is what was launched
-        return True
-    return not path.startswith((*LIBRARIES, PACKAGE, sys.prefix + os.sep))
+    of_others = path.startswith((*LIBRARIES, PACKAGE, sys.prefix + os.sep))
+    return path.startswith(WORKERS) or not of_others  # a script was launched
 
 
 @functools.lru_cache(1024)
