@@ -26,7 +26,7 @@ _NAMES = {
     "RanksError": "course_utils.ranks",
     "check": "course_utils.notebook.check",
     "hint": "course_utils.notebook.check",
-    "inspect_machine": "course_utils.setup.machine",
+    "inspect_machine": "course_utils.measure.machine",
     "launch": "course_utils.ranks.launch",
     "progress": "course_utils.notebook.progress",
     "quiz": "course_utils.notebook.quiz",

@@ -23,7 +23,7 @@ from course_utils.notebook.lessons import LESSONS
 from course_utils.setup import doctor, machine
 from course_utils.setup.doctor import Finding
 from course_utils.setup.environment import Torch
-from course_utils.setup.machine import Gpu, Link, Machine, inspect_machine
+from course_utils.measure.machine import Gpu, Link, Machine, inspect_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 LINUX = sys.platform == "linux"

@@ -21,7 +21,7 @@ from course_utils.notebook.lessons import LESSONS, Lesson
 from course_utils.ranks import Ranks
 from course_utils.ranks.magic import make_parser
 from course_utils.setup import doctor, room
-from course_utils.setup.machine import inspect_machine
+from course_utils.measure.machine import inspect_machine
 from course_utils.tasks import tasks_of
 from course_utils.tasks.task import Task
 

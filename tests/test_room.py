@@ -27,7 +27,7 @@ from course_utils.ranks import RankFailure, RanksError
 from course_utils.setup import doctor, environment, room
 from course_utils.setup.doctor import Finding
 from course_utils.setup.environment import Torch
-from course_utils.setup.machine import inspect_machine
+from course_utils.measure.machine import inspect_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = {step.topic: step for step in room.STEPS}

@@ -48,7 +48,7 @@ def _boxes(
 
 
 class Gpu(Protocol):
-    """A GPU, as `setup.doctor` finds it; its memory is in bytes, 0 if unknown."""
+    """A GPU, as `measure.machine` finds it; its memory is in bytes, 0 if unknown."""
 
     index: int
     name: str
@@ -66,7 +66,7 @@ class Link(Protocol):
 
 
 class Machine(Protocol):
-    """A machine, as `setup.doctor` finds it; memory is in bytes."""
+    """A machine, as `measure.machine` finds it; memory is in bytes."""
 
     cpu: str
     cores: int
@@ -91,7 +91,7 @@ def machine(machine: Machine) -> Picture:
     The lessons use up to four GPUs; those that are not there are virtual.
 
     Args:
-        machine: From `course_utils.setup.doctor.inspect_machine()`.
+        machine: From `course_utils.measure.machine.inspect_machine()`.
     """
     wide, gap = 4.85, 0.3
     levels = _link_levels(machine.links)

@@ -24,7 +24,7 @@ from course_utils import ROOT
 from course_utils.setup import environment
 from course_utils.setup.environment import START, SetupError, Torch, dotted
 from course_utils.setup.installer import check_python
-from course_utils.setup.machine import Gpu, Link, Machine, inspect_machine
+from course_utils.measure.machine import Gpu, Link, Machine, inspect_machine
 
 __all__ = ["Finding", "Gpu", "Link", "Machine", "examine", "inspect_machine", "report"]
 
