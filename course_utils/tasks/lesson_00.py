@@ -66,14 +66,15 @@ WHO_AM_I = Task(
 
 # ---------------------------------------------------------------------------- average
 
-RESULT, OF_ITS_OWN = "the mean", "memory of its own"
+RESULT, OF_ITS_OWN, STAYS = "the mean", "memory of its own", "the next call spares it"
 
 
 def observe_mean(answer, tensor):
-    result = answer(tensor)
-    if getattr(result, "layout", None) != torch.strided:
+    result, again = answer(tensor), answer(tensor.clone())
+    if any(getattr(one, "layout", None) != torch.strided for one in (result, again)):
         return {RESULT: result}  # no tensor, or a sparse one
-    return {RESULT: result, OF_ITS_OWN: is_new(result, tensor)}
+    is_own, stays = is_new(result, tensor), is_new(result, again)
+    return {RESULT: result, OF_ITS_OWN: is_own, STAYS: stays}
 
 
 DIVIDE = " / dist.get_world_size()"
@@ -109,6 +110,8 @@ AVERAGE = Task(
     because={
         OF_ITS_OWN: "The numbers are right, but the result is in the argument's "
         "memory. Return a new tensor, also where there is only one rank.",
+        STAYS: "The numbers are right, but the next call writes over them: all results "
+        "are in one buffer. Return a new tensor.",
     },
     errors={"NoneType": IN_PLACE},
     otherwise="Add up each element over all ranks, then divide once by "
@@ -158,8 +161,8 @@ def observe_report(answer, loss):
 
 ALONE = "It no longer hangs, but the losses of the other ranks are missing on rank 0."
 NOT_ALL = (
-    "There is still a collective that not every rank calls. Look at which lines stand "
-    "under an `if` on the rank."
+    "There is still a collective that not every rank calls, or not in the same way. "
+    "Look at what depends on the rank."
 )
 SPOT_THE_HANG = Task(
     id="00.spot_the_hang",
@@ -171,7 +174,7 @@ SPOT_THE_HANG = Task(
     misses=(
         Miss(f"total.item(){DIVIDE}", "loss.item()", ALONE),
         Miss("total.item()", "loss.item()", ALONE),
-        Miss(DIVIDE, "", "The collective is right now, but this is the sum."),
+        Miss(DIVIDE, "", "Every rank takes part now, but this is the sum."),
         Miss(
             "return total",
             "total",
