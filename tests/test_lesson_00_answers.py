@@ -93,6 +93,9 @@ def as_objects(tensor):
 
 CLONE, DIVIDE = "tensor.clone()", " / dist.get_world_size()"
 ALL_REDUCE = "dist.all_reduce(total)"
+ANSWERS.wrong("00.average", "wrong", "the second one is not")(
+    Edited(CLONE, f"vars(average).setdefault('total', {CLONE})")
+)
 ANSWERS.wrong("00.average", "wrong", "where there is only one rank")(
     Edited("return total", "return tensor if dist.get_world_size() == 1 else total")
 )

@@ -42,6 +42,7 @@ for task_id, *pieces in (
     (MICRO, "batch.chunk(micro_batches)", ROWS.format("micro_batches")),
     (STEP, "model(part)", CHECKPOINT.format("model, part")),
     (STEP, "chunk(", "tensor_split("),
+    (STEP, "return total.item()", "return __import__('numpy').float64(total.item())"),
     (BALANCE, CUT, "torch.tensor(best(0, devices)[1])"),
 ):
     ANSWERS.right(task_id)(Edited(*pieces))

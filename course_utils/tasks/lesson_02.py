@@ -124,11 +124,6 @@ SPLIT_OVER_THREE = Task(
     observe=observe_split,
     misses=(
         Miss(
-            "len(layers) // 3",
-            "-(-len(layers) // 3)",
-            "Not every GPU has a layer. Of 4 layers, 2 + 2 leave none: round down.",
-        ),
-        Miss(
             "third =",
             "layers.eval(); third =",
             "The model is in eval mode. Leave it in training mode, as it came.",
@@ -143,7 +138,8 @@ SPLIT_OVER_THREE = Task(
         "when the model is made": "Some layers are still on the CPU when the model is "
         'made. Move them once, in `__init__`: `module.to("cuda:0")`.',
         "layer by layer": "Keep neighbours together: the first layers on cuda:0, the "
-        "next ones on cuda:1, the last ones on cuda:2. No GPU is without a layer.",
+        "next ones on cuda:1, the last ones on cuda:2. No GPU is without a layer: of "
+        "4 layers, 2 + 2 would leave none.",
         "other layers": "A GPU was given layers that are not its own. Cut first, then "
         "move each part straight to its GPU.",
         "copies": "There should be three copies: the input to cuda:0, then one from "
@@ -348,7 +344,7 @@ def observe_step(answer, gpus, rows, micro_batches):
         "activations pile up": any(a < b for a, b in pairwise(left[2:])),
         "gradients": row,
         "loss": loss,
-        "the loss is a Python number": type(loss) in (int, float),
+        "the loss is a Python number": isinstance(loss, int | float),
         "the model is as it came": model.training and are_same(parameters, before),
     }
 
