@@ -5,11 +5,13 @@ loopback, a full disk, software that is not there.
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -58,7 +60,7 @@ def test_the_report_on_this_machine() -> None:
     assert all(len(line) <= 88 for line in done.stdout.splitlines())
 
 
-def test_a_laptop_that_is_ready_does_what_lessons_do(tmp_path) -> None:
+def test_a_laptop_that_is_ready_does_what_lessons_do() -> None:
     done = run_doctor("--room")
     assert done.returncode == 0, done.stdout + done.stderr
     works = re.findall(r"^      ok  (.+?) +works$", done.stdout, re.MULTILINE)
@@ -67,16 +69,19 @@ def test_a_laptop_that_is_ready_does_what_lessons_do(tmp_path) -> None:
     assert re.match(r"room: ready \| .+ \| \d+ cores \| \d+ GB \(.+ free\) \|", last)
 
 
-def test_a_laptop_that_is_not_ready_is_told_without_names(tmp_path) -> None:
-    # Where matplotlib cannot be imported, no picture can be drawn.
-    (tmp_path / "matplotlib.py").write_text(f"raise ImportError('broken in {ROOT}/x')")
-    home = str(ROOT.parent)
-    done = run_doctor("--room", PYTHONPATH=str(tmp_path), HOME=home)
+def test_what_does_not_work_is_named() -> None:
+    done = run_doctor("--room", RANKS_START_METHOD="by magic")
     assert done.returncode == 1
     last = done.stdout.splitlines()[-1]
-    assert last.startswith("room: NOT ready | "), last
-    assert "broken in ./x" in last and " -> " in last
-    assert home not in last
+    assert last.startswith("room: NOT ready | ranks: "), last
+    assert "by magic" in last and " -> close other programs" in last
+
+
+def test_the_line_for_the_chat_has_no_names() -> None:
+    node, person = platform.node(), Path.home().name
+    found = doctor.Finding("disk", f"{ROOT}/x on {node} of {person}", fix="do it")
+    line = doctor._brief(MACHINE, [found], ROOT)
+    assert line == "NOT ready | disk: ./x on (name) of (name) -> do it"
 
 
 def test_no_loopback() -> None:
