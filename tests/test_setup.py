@@ -73,8 +73,8 @@ LAB = {
 import json, os, signal, sys
 record = {"argv": sys.argv[1:], "env": dict(os.environ), "python": sys.executable}
 open("lab.json", "w").write(json.dumps(record))
-print("JupyterLab is up", flush=True)
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+print("JupyterLab is up", flush=True)
 signal.pause()
 """,
 }
@@ -374,6 +374,16 @@ def ready(made: Clone, clone: Clone) -> Clone:
     return clone
 
 
+@pytest.fixture
+def begun(ready: Clone) -> Clone:
+    """A clone whose ``.venv`` has pip, and nothing else yet."""
+    installer.stamp_file(ready.folder).unlink()
+    for name in ("torch*", "jupyterlab*", "uv*"):
+        for path in ready.site.glob(name):
+            shutil.rmtree(path)
+    return ready
+
+
 def error_of(result: subprocess.CompletedProcess) -> str:
     """The message of a command that failed: exactly one line, and no traceback."""
     assert result.returncode == 1, result.stdout + result.stderr
@@ -406,10 +416,10 @@ def test_the_next_start_needs_no_network(ready: Clone, index: Index) -> None:
     assert index.asked == []
 
 
-def test_the_cuda_build_where_there_is_a_gpu(clone: Clone, index: Index) -> None:
-    clone.program("nvidia-smi", "echo 'GPU 0: NVIDIA H100'")
-    assert "PyTorch, the cuda build: 3.1 GB" in clone.start("--no-browser")
-    assert {"torch-2.14.1", "torchvision-0.29.2"} <= clone.packages
+def test_the_cuda_build_where_there_is_a_gpu(begun: Clone, index: Index) -> None:
+    begun.program("nvidia-smi", "echo 'GPU 0: NVIDIA H100'")
+    assert "PyTorch, the cuda build: 3.1 GB" in begun.start("--no-browser")
+    assert {"torch-2.14.1", "torchvision-0.29.2"} <= begun.packages
     assert not any(asked.startswith("cpu/") for asked in index.asked)
 
 
@@ -423,25 +433,28 @@ def test_the_other_build_on_demand_and_back(ready: Clone, index: Index) -> None:
     assert {"torch-2.14.1+cpu", "torchvision-0.29.2+cpu"} <= ready.packages
 
 
-@pytest.mark.parametrize("lacks", ["both", "torchvision", "the index"])
+@pytest.mark.parametrize(
+    "lacks",
+    ["torchvision", "the index", pytest.param("both", marks=pytest.mark.thorough)],
+)
 def test_without_a_whole_cpu_build_the_ordinary_one(
-    clone: Clone, index: Index, lacks: str
+    begun: Clone, index: Index, lacks: str
 ) -> None:
     changes = {}
     if lacks == "the index":
         changes["COURSE_TORCH_INDEX"] = "http://127.0.0.1:9"  # nobody listens there
     else:
         index.remove("cpu/torch" + "vision" * (lacks == "torchvision"))
-    said = clone.start("--no-browser", **changes)
+    said = begun.start("--no-browser", **changes)
     assert "does not give it. PyPI's takes its place: 3.1 GB." in said
-    assert {"torch-2.14.1", "torchvision-0.29.2"} <= clone.packages
+    assert {"torch-2.14.1", "torchvision-0.29.2"} <= begun.packages
 
 
-def test_pip_where_uv_cannot_be_had(clone: Clone, index: Index) -> None:
+def test_pip_where_uv_cannot_be_had(begun: Clone, index: Index) -> None:
     index.remove("pypi/uv")
-    said = clone.start("--no-browser")
+    said = begun.start("--no-browser")
     assert "uv cannot be had here" in said
-    assert {"torch-2.14.1+cpu", "jupyterlab-4.6.6"} <= clone.packages
+    assert {"torch-2.14.1+cpu", "jupyterlab-4.6.6"} <= begun.packages
 
 
 # A room without a network
@@ -465,10 +478,10 @@ def test_wheels_are_gathered_and_installed_without_a_network(
     assert {"torch-2.14.1+cpu", "torchvision-0.29.2+cpu"} <= other.packages
 
 
-def test_a_folder_that_lacks_a_wheel(clone: Clone, tmp_path: Path) -> None:
-    assert "there is no such folder" in error_of(clone.run("start", "--wheels", "no"))
+def test_a_folder_that_lacks_a_wheel(begun: Clone, tmp_path: Path) -> None:
+    assert "there is no such folder" in error_of(begun.run("start", "--wheels", "no"))
     make_wheel(tmp_path / "stick", "uv", installer.UV, UV)
-    said = error_of(clone.run("start", "--wheels", str(tmp_path / "stick")))
+    said = error_of(begun.run("start", "--wheels", str(tmp_path / "stick")))
     assert re.search(r"(torch|jupyterlab)\S* cannot be found for Python 3\.", said)
 
 
@@ -476,27 +489,27 @@ def test_a_folder_that_lacks_a_wheel(clone: Clone, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_installing_is_one_line_and_the_next_start_goes_on(
-    clone: Clone, index: Index
+    begun: Clone, index: Index
 ) -> None:
     index.hold = "jupyterlab-"
-    with clone.running("start", "--no-browser") as process:
+    with begun.running("start", "--no-browser") as process:
         assert until(lambda: any("jupyterlab-" in name for name in index.asked))
         assert process.stop() == 130
     last = process.output.splitlines()[-1]
     assert last == "stopped; run the same command again to go on"
     index.hold = ""
-    assert "its set-up has not come to its end" in clone.start("--no-browser")
+    assert "its set-up has not come to its end" in begun.start("--no-browser")
 
 
 def test_kill_9_while_installing_and_two_starts_at_once(
-    clone: Clone, index: Index
+    begun: Clone, index: Index
 ) -> None:
     index.hold = "jupyterlab-"
-    with clone.running("start", "--no-browser") as first:
+    with begun.running("start", "--no-browser") as first:
         assert until(lambda: any("jupyterlab-" in name for name in index.asked))
         first.stop(signal.SIGKILL)
     # uv is still at work: the next set-up waits for it.
-    with clone.running("start", "--no-browser") as second:
+    with begun.running("start", "--no-browser") as second:
         assert until(lambda: "Another set-up is at work" in second.output)
         index.hold = ""
         assert until(lambda: "is up" in second.output or second.ended)
@@ -674,25 +687,27 @@ def test_a_folder_that_cannot_be_written(clone: Clone) -> None:
     assert message.startswith("Cannot write in ")
 
 
-def test_no_network(clone: Clone, index: Index) -> None:
+def test_no_network(begun: Clone, index: Index) -> None:
     index.close()
-    assert error_of(clone.run("start")).startswith("The network failed: ")
+    assert error_of(begun.run("start")).startswith("The network failed: ")
 
 
-@pytest.mark.parametrize("package", ["torch-", "jupyterlab-"])
+@pytest.mark.parametrize(
+    "package", ["jupyterlab-", pytest.param("torch-", marks=pytest.mark.thorough)]
+)
 def test_a_network_that_is_cut_in_the_middle(
-    clone: Clone, index: Index, package: str
+    begun: Clone, index: Index, package: str
 ) -> None:
     index.cut = package
-    assert error_of(clone.run("start")).startswith("The network failed: ")
+    assert error_of(begun.run("start")).startswith("The network failed: ")
     index.cut = ""
-    clone.start("--no-browser")
-    assert {"torch-2.14.1+cpu", "torchvision-0.29.2+cpu"} <= clone.packages
+    begun.start("--no-browser")
+    assert {"torch-2.14.1+cpu", "torchvision-0.29.2+cpu"} <= begun.packages
 
 
-def test_a_package_that_does_not_exist_here(clone: Clone, index: Index) -> None:
+def test_a_package_that_does_not_exist_here(begun: Clone, index: Index) -> None:
     index.remove("pypi/jupyterlab")
-    message = error_of(clone.run("start"))
+    message = error_of(begun.run("start"))
     assert re.match(r"jupyterlab\S* cannot be found for Python 3\.\d+ on", message)
 
 
