@@ -28,9 +28,9 @@ from course_utils.setup.installer import (
 
 # uv's name of a system: Python's name of it, and the tags of wheels that run on it
 # (https://packaging.python.org/en/latest/specifications/platform-compatibility-tags/).
-_LINUX = [f"manylinux_2_{n}_x86_64" for n in (34, 31, 28, 27, 26, 24, 17, 12, 5)]
+_LINUX = [f"manylinux_2_{n}_x86_64" for n in range(35, 4, -1)]
 PLATFORMS = {
-    "linux": ("linux", [*_LINUX, "manylinux2014_x86_64", "manylinux1_x86_64"]),
+    "linux": ("linux", [*_LINUX, *(f"manylinux{n}_x86_64" for n in (2014, 2010, 1))]),
     "macos": ("darwin", ["macosx_14_0_arm64", "macosx_11_0_universal2"]),
     "windows": ("win32", ["win_amd64"]),
 }
