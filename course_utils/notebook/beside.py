@@ -429,8 +429,10 @@ class Judge:
         stuck = [f for f in error.failures.values() if f.kind == "stuck"]
         busy = [failure for failure in stuck if not waits(failure)]
         says = "\n".join(self.seen.unwaited)
+        # In a line of the learner's own, and in no call: it goes round and round.
+        goes_round = any(failure.where.startswith("line ") for failure in stuck)
         asked = any("is_completed()" in failure.where for failure in stuck)
-        if asked or busy and uses(self.answer, "is_completed"):
+        if asked or goes_round and uses(self.answer, "is_completed"):
             says, busy = diagnosis.POLLED, stuck
         elif busy:
             says = self._about(error) or diagnosis.ENDLESS

@@ -462,7 +462,8 @@ def observe_threads(answer, gpus, kind, devices):
         errors[0] = ZeroDivisionError("part 0 failed")
         errors[-1] = OverflowError("the last part failed")
     parts = list(map(Part, [meeting] * n, pauses, errors))
-    inputs = [wanting(whole_numbers((2,), i).to(gpu)) for i, gpu in enumerate(devices)]
+    shape = () if kind == SCALED else (2,)  # a loss has no dimensions
+    inputs = [wanting(whole_numbers(shape, i).to(gpu)) for i, gpu in enumerate(devices)]
     tensors = inputs[:]
     if kind == MIXED:
         inputs[1:] = [(x, x) for x in inputs[1:]]
