@@ -406,7 +406,7 @@ def test_an_answer_that_changes_its_input_is_wrong():
     text = text_of(run_task(total_task(), in_place))
     assert "before tensor([-2., 3.]) after tensor([0., 12.])" in text
     task = here("def answer(numbers): return sum(numbers)", ([1, 2, 3],))
-    assert "work on a copy, `list(x)`" in text_of(run_task(task, takes_the_last))
+    assert "work on a copy, `x.copy()`" in text_of(run_task(task, takes_the_last))
 
 
 def test_what_an_answer_prints_stays_out_of_the_notebook(capsys):

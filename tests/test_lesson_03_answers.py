@@ -74,11 +74,8 @@ PAIRS = "zip(inputs, part, strict=True)"
 ANSWERS.right("03.scatter")(Edited(PAIRS, f"[*{PAIRS}][::-1]"))
 for says, old, new in (
     ("is repeated for every GPU", " and inputs:", ":"),
-    (
-        "is repeated for every GPU",
-        "return [inputs] * len(target_gpus)",
-        "return [inputs]",
-    ),
+    ("is repeated for every GPU", "[inputs] * len(target_gpus)", "[inputs]"),
+    ("its dtype is float32", "p.to(gpu)", "p.to(gpu).float()"),
 ):
     ANSWERS.wrong("03.scatter", "wrong", says)(Edited(old, new))
 
@@ -129,6 +126,11 @@ ONE_LOSS = (
 ANSWERS.wrong("03.gather", "wrong", "become a vector, even a single one")(
     Edited("here = [", f"{ONE_LOSS}here = [")
 )
+for says, old, new in (
+    ("its dtype is float32", "(target_device)", "(target_device).float()"),
+    ("the outputs have changed", "here = [", "outputs[:] = here = ["),
+):
+    ANSWERS.wrong("03.gather", "wrong", says)(Edited(old, new))
 
 # -------------------------------------------------------------------- 03.replicate
 
@@ -197,6 +199,12 @@ ANSWERS.wrong("03.replicate", "wrong", "give it a new dict for each device")(
         "memo |= ",
     )
 )
+for status, says, old, new in (
+    ("wrong", "copy has the settings", ", copies))", ", copies).eval())"),
+    ("wrong", "That is a dictionary", "return replicas", "return {0: replicas}"),
+    ("crashed", "stays None", "copies))", "copies)); replicas[-1]._parameters.clear()"),
+):
+    ANSWERS.wrong("03.replicate", status, says)(Edited(old, new))
 
 # --------------------------------------------------------------- 03.parallel_apply
 
@@ -306,6 +314,12 @@ def by_the_variable_of_the_loop(modules, inputs, kwargs_tup=None, *, devices):
 ANSWERS.wrong("03.parallel_apply", "wrong", "NameError: name 'input_s' is not")(
     Edited("args = inputs[i]", "args = input_s[i]")  # outside of the try
 )
+for says, old, new in (
+    ("not detached", "(*args", "(*[x.detach() for x in args]"),
+    ("not moved", "**kwargs_tup[i])", "**kwargs_tup[i]).cpu()"),
+    ("3 items; 4 were", "return outputs", "return [*filter(torch.is_tensor, outputs)]"),
+):
+    ANSWERS.wrong("03.parallel_apply", "wrong", says)(Edited(old, new))
 
 # ---------------------------------------------------------------- 03.data_parallel
 

@@ -99,6 +99,8 @@ def tap(
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
             return around(Tapped(name, group, args, kwargs, original))
 
+        # Who waits in it is told to wait in `send`, not in `method`.
+        method.__code__ = method.__code__.replace(co_name=name)
         return method
 
     with put_back(owner, names) as originals:

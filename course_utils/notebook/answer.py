@@ -123,6 +123,11 @@ def _names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
+def uses(answer: Any, name: str) -> bool:
+    """Does the learner's code ask for something of this name?"""
+    return any(name in _names_in(f.__code__) for f in functions_of(answer))
+
+
 def is_unchanged(answer: Any, given: str) -> bool:
     """Is every function of the answer still as given, but for comments and docs?"""
     known = {_code_of(n) for n in ast.walk(ast.parse(given)) if isinstance(n, _DEFS)}

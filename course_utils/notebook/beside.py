@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from course_utils.notebook import diagnosis, ours
-from course_utils.notebook.answer import CannotPack, is_unchanged, pack
+from course_utils.notebook.answer import CannotPack, is_unchanged, pack, uses
 from course_utils.notebook.on_rank import call_on_rank, forbidden_names
 from course_utils.notebook.outcome import Outcome, Status
 from course_utils.notebook.processes import fresh_ranks
@@ -177,8 +177,8 @@ def look(task: Task, ranks: Ranks, packed: bytes, number: int, seconds: float) -
 
 def named(task: Task, value: Any) -> dict[str, Any]:
     """Observations by name. What an answer itself returns may be a dict, too."""
-    has_names = isinstance(value, dict) and task.observe is not call_it
-    return value if has_names else {RETURNED: value}
+    has_names = isinstance(value, dict) and {*map(type, value)} == {str}
+    return value if has_names and task.observe is not call_it else {RETURNED: value}
 
 
 # What our solutions and near misses have shown, by task, near miss, world size, case.
@@ -357,8 +357,8 @@ class Judge:
             for before, changed in zip(self.inputs[rank], after, strict=True):
                 if difference(changed, plain(before), 0.0) is None:
                     continue
-                is_list = isinstance(before, list)
-                advice = diagnosis.IN_PLACE_LIST if is_list else diagnosis.IN_PLACE
+                nests = isinstance(before, (list, dict))
+                advice = diagnosis.IN_PLACE_LIST if nests else diagnosis.IN_PLACE
                 return self._outcome(
                     "wrong",
                     "The result is right, but the argument is not what it was. Whoever "
@@ -429,8 +429,11 @@ class Judge:
         stuck = [f for f in error.failures.values() if f.kind == "stuck"]
         busy = [failure for failure in stuck if not waits(failure)]
         says = "\n".join(self.seen.unwaited)
-        if any("is_completed()" in failure.where for failure in stuck):
-            says = diagnosis.POLLED
+        # In a line of the learner's own, and in no call: it goes round and round.
+        goes_round = any(failure.where.startswith("line ") for failure in stuck)
+        asked = any("is_completed()" in failure.where for failure in stuck)
+        if asked or goes_round and uses(self.answer, "is_completed"):
+            says, busy = diagnosis.POLLED, stuck
         elif busy:
             says = self._about(error) or diagnosis.ENDLESS
         elif not says and self.n > 1 and len({f.where for f in stuck}) == 1:

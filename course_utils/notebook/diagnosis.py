@@ -15,8 +15,8 @@ IN_PLACE = (
     "first."
 )
 IN_PLACE_LIST = (
-    "`pop`, `append`, `sort` and `x[i] = ...` change the list itself: work on a copy, "
-    "`list(x)`."
+    "`pop`, `append`, `sort` and `x[i] = ...` change the list or dict itself: work on "
+    "a copy, `x.copy()`."
 )
 KEYBOARD = "Nobody can type anything while a check runs. Use the arguments."
 NO_GPU = "It runs on processes without GPUs. Take the device from `tensor.device`."
@@ -126,8 +126,10 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
         return ""
     if looks := about_factor(mine, right, n, is_count, alike):
         return looks
-    if mine.numel() > 1 and alike(mine.flatten().sort()[0], right.flatten().sort()[0]):
-        return "These are the right numbers in another order."
+    # Large whole numbers are alike as floats, where they are only nearly right.
+    if mine.numel() > 1 and not alike(mine, right):
+        if alike(mine.flatten().sort()[0], right.flatten().sort()[0]):
+            return "These are the right numbers in another order."
     return ""
 
 

@@ -47,8 +47,8 @@ SPOT_THE_TUPLE = Task(
         Miss("spawn(worker,", "spawn(worker(0, n),", A_CALL),
     ),
     because={
-        starts.ENDED: "Not every worker has ended when your function returns. Start n "
-        "of them (`nprocs`), and wait for all (spawn does, with join=True).",
+        starts.ENDED: "When your function returns, n workers must have come to their "
+        "end. Start n (`nprocs`), and wait for all (spawn does, with join=True).",
         starts.TOGETHER: "The workers ran one after the other, but workers may have to "
         "talk to each other. Start all, then wait for all.",
     },
@@ -92,7 +92,11 @@ SPOT_THE_WAIT = Task(
         Miss("dist.irecv(row", "row = dist.irecv(row", FROM_RECV),
     ),
     because={ONE_ROW: "Each rank must be sent its row as a message, and nothing else."},
-    errors=messages.ERRORS,
+    errors={
+        **messages.ERRORS,
+        OUT_OF_STEP: "Every send needs its recv, and every recv its send. Each request "
+        "needs one `wait()`, not two: with gloo, a second one never returns.",
+    },
     otherwise="Rank r returns row r of rank 0's tensor. A buffer must not be written "
     "while a message from it is under way: wait inside the loop, or give each message "
     "memory of its own.",
@@ -150,10 +154,10 @@ EXCHANGE = Task(
     because={
         FROM_BEFORE: "This rank has received nothing from the rank before it. Send to "
         "rank + 1 and receive from rank - 1, and not through another rank.",
-        messages.RESULT: "Rank r returns the tensor of rank r - 1, and rank 0 that of "
-        "the last rank. Receive it into memory of its own: a tensor that is being sent "
-        "must not be written before the `wait()`.",
     },
+    otherwise="Rank r returns the tensor of rank r - 1, and rank 0 that of the last "
+    "rank. Receive it into memory of its own: a tensor that is being sent must not be "
+    "written before the `wait()`.",
     errors={
         **messages.ERRORS,
         OUT_OF_STEP: "If all send first, nobody receives; if all receive first, nobody "
@@ -222,6 +226,7 @@ ALL_REDUCE = Task(
         Miss(IN, "total += dist.recv(incoming, src=other)", FROM_RECV),
         Miss(BACK, f"total = {BACK}", FROM_RECV),
         Miss("return total", "return total.float()", ROUNDED),
+        Miss("return total", "return total.float().to(total.dtype)", ROUNDED),
     ),
     because={
         NEW: "What came back is the tensor that was given. Whoever called the function "
