@@ -17,6 +17,7 @@ usage: python3 -m course_utils COMMAND [options]
   doctor            look at this machine: what is real, what is virtual, what is wrong
                     (with --room: try all of it, before a workshop)
   test              run all tests of the course
+  wheels            download all packages into a folder, for a room without network
   cohort            a table of many learners: who is stuck where (for instructors)
   build-exercises   write exercises/ anew from solutions/ (for authors)
 
@@ -54,7 +55,11 @@ def main(argv=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
-        goes_on = command in ("start", "test")  # a set-up; the others begin anew
+        goes_on = command in (
+            "start",
+            "test",
+            "wheels",
+        )  # a set-up; the others begin anew
         again = "; run the same command again to go on" if goes_on else ""
         return fail("stopped" + again, code=130)
 
@@ -69,6 +74,12 @@ def test(argv):
     from course_utils.setup import testing
 
     return testing.main(argv)
+
+
+def wheels(argv):
+    from course_utils.setup import wheels
+
+    return wheels.main(argv)
 
 
 def doctor(argv):
@@ -104,6 +115,7 @@ def build_exercises(argv):
 COMMANDS = {
     "start": start,
     "test": test,
+    "wheels": wheels,
     "doctor": doctor,
     "progress": progress,
     "cohort": cohort,

@@ -21,8 +21,7 @@ from ranks_support import GROUP_STAYS, KEPT
 
 RANKS, CHECK, WORKER = "cell on ranks", "check", "worker"
 GPUS, QUIZ, PROGRESS = "virtual GPUs", "quiz", "progress"
-COMMAND = "start and other commands"
-PLACES = (RANKS, CHECK, WORKER, GPUS, QUIZ, PROGRESS, COMMAND)
+PLACES = (RANKS, CHECK, WORKER, GPUS, QUIZ, PROGRESS)
 
 FRESH = "(Rank 1 was started afresh, without variables; the other ranks keep theirs."
 OTHERS_WAITED = "Ranks 0, 2 and 3 were waiting in barrier"
@@ -944,10 +943,6 @@ mistake(
         "ValueError: %%ranks: unrecognized arguments: --fast",
         do=lambda place: place.magic("--fast", "x = 1"),
     ),
-    command=seen(
-        "unrecognized arguments: --fast",
-        do=lambda place: place.run("start", "--fast", code=2),
-    ),
 )
 mistake(
     "an option whose value makes no sense",
@@ -955,10 +950,6 @@ mistake(
         "argument --epochs",
         "many",
         do=lambda place: place.launch("train_ddp", epochs="many"),
-    ),
-    command=seen(
-        "--port 99999: ports are 0 (any free one) to 65535",
-        do=lambda place: place.run("start", "--port", "99999"),
     ),
 )
 mistake(
@@ -997,10 +988,6 @@ mistake(
         do="import socket\n"
         "other = socket.create_server(('127.0.0.1', 0))\n"
         "dist.TCPStore('127.0.0.1', other.getsockname()[1], 1, True)",
-    ),
-    command=seen(
-        "another program uses it; take another or leave --port out",
-        do=lambda place: place.port_taken(),
     ),
 )
 
@@ -1071,22 +1058,12 @@ mistake(
         "The course goes on; what you do now is forgotten",
         do=lambda place: place.read_only(),
     ),
-    command=seen(
-        "Cannot write ",
-        "the course's folder must be yours and writable",
-        do=lambda place: place.read_only(),
-    ),
 )
 mistake(
     "the disk is full",
     progress=seen(
         "Note: Your progress cannot be saved in ",
         "The course goes on",
-        do=lambda place: place.full_disk(),
-    ),
-    command=seen(
-        "The disk is too full: 0.3 GB free in ",
-        "0.7 GB needed",
         do=lambda place: place.full_disk(),
     ),
 )
@@ -1131,117 +1108,5 @@ mistake(
     progress=seen(
         "Choose another name, or add --force to replace it.",
         do=lambda place: place.export_again(),
-    ),
-)
-
-# ----------------------------------------------------------------------- commands
-mistake(
-    "a misspelt command",
-    command=seen(
-        "no command 'strat'. Did you mean 'start'?",
-        do=lambda place: place.run("strat", code=2),
-    ),
-)
-mistake(
-    "an old Python",
-    command=seen(
-        "Python 3.10 or newer is needed, this is 3.",
-        do=lambda place: place.old_python(),
-    ),
-)
-mistake(
-    "a Python that can make no environment",
-    command=seen(
-        "has no module venv, which it takes to make .venv.",
-        "then run the same command again",
-        do=lambda place: place.no_venv_module(),
-    ),
-)
-mistake(
-    "the packages are not installed",
-    command=seen(
-        "The course is not set up: torch is missing.",
-        "Run first: python3 -m course_utils test",
-        do=lambda place: place.run("build-exercises"),
-    ),
-)
-mistake(
-    "an environment of one's own that lacks packages",
-    command=seen(
-        "lacks torch, torchvision, jupyterlab. Leave out --no-venv, or run: ",
-        "-m pip install -r requirements.txt",
-        do=lambda place: place.run("start", "--no-venv"),
-    ),
-)
-mistake(
-    "half of the course's files",
-    command=seen(
-        "requirements.txt is not in ",
-        "clone it again, and start it there",
-        do=lambda place: place.without("requirements.txt", "start"),
-    ),
-)
-mistake(
-    "another folder than the course's",
-    command=seen("No module named course_utils", do=lambda place: place.elsewhere()),
-)
-mistake(
-    "a notebook that there is not",
-    command=seen(
-        "--here nowhere: there is no such notebook or folder",
-        do=lambda place: place.run("start", "--here", "nowhere"),
-    ),
-)
-mistake(
-    "a broken .venv",
-    command=seen(
-        ".venv is of no use (its Python does not run): making it again.",
-        "stopped; run the same command again to go on",
-        do=lambda place: place.broken_venv(),
-    ),
-)
-mistake(
-    "Ctrl-C in the middle of the set-up, then no network",
-    command=seen(
-        "stopped; run the same command again to go on",
-        "The network failed: pip could not download the packages.",
-        do=lambda place: place.stopped_set_up(),
-    ),
-)
-mistake(
-    "a torch that does not load",
-    command=seen(
-        "cannot load torchvision",
-        "OSError: libcudart.so.13: no such file",
-        "Put it right with: ",
-        do=lambda place: place.broken_torch(),
-    ),
-)
-mistake(
-    "JupyterLab does not start",
-    command=seen(
-        "JupyterLab did not start: OSError: the port is mined",
-        "lab-",
-        do=lambda place: place.broken_lab(),
-    ),
-)
-mistake(
-    "no browser, then Ctrl-C",
-    command=seen(
-        "JupyterLab is up after",
-        "Only this computer can reach it. Press Ctrl-C here to stop it.",
-        "JupyterLab has stopped.",
-        do=lambda place: place.no_browser(),
-    ),
-)
-mistake(
-    "kill -9 while JupyterLab runs",
-    command=seen("JupyterLab is up after", do=lambda place: place.killed_lab()),
-)
-mistake(
-    "tests without what they need",
-    command=seen(
-        "lacks torch, torchvision, jupyterlab, pytest",
-        do=lambda place: place.test_without_pytest(),
     ),
 )

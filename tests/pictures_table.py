@@ -11,10 +11,10 @@ from torch.utils.data import DistributedSampler
 
 from course_utils import pictures, virtual_gpus
 from course_utils.from_scratch.pipeline import ticks
+from course_utils.measure.machine import Gpu, Link, inspect_machine
 from course_utils.measure.messages import Message
 from course_utils.measure.tensor_bytes import TensorBytes
 from course_utils.notebook.lessons import LESSONS
-from course_utils.measure.machine import Gpu, Link, inspect_machine
 from course_utils.theory import costs, simulator
 from course_utils.virtual_gpus.records import Interval, Timeline, Transfer
 

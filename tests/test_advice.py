@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = set(
     "torchrun python python3 py pip git bash source sed ps kill docker ssh export curl "
     "nvidia-smi nsys torchfrtrace srun sbatch mpirun conda apt apt-get jupyter "
-    "nbgrader".split()
+    "nbgrader pytest".split()
 )
 COURSE = r"python3? -m course_utils "
 HERE = r"(?!.*--backend nccl).*"
@@ -39,16 +39,17 @@ RUN_BY = {  # a test -> what it runs, as it is typed
     "test_launch.py::test_a_script_runs_as_under_torchrun_and_on_loopback_only":
         r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)",
     "test_ranks.py::test_the_magic_has_a_limit": r"%%ranks( --timeout \d+)?",
-    "test_setup.py::test_the_first_start_installs_and_opens_the_first_notebook":
+    "test_setup.py::test_the_first_start_takes_the_cpu_build_and_opens_jupyterlab":
         COURSE + "start( --no-browser)?",
-    "test_setup.py::test_no_venv_uses_the_current_environment":
-        COURSE + "start --no-venv",
-    "test_setup.py::test_test_runs_notebooks_strictly_and_returns_pytests_exit_code":
+    "test_setup.py::test_wheels_are_gathered_and_installed_without_a_network":
+        COURSE + r"(start --wheels|wheels) FOLDER( --platform windows --python 3.12)?",
+    "test_contributing.py::test_its_tests_pass":
         COURSE + r"test( --all| --version|( -k \w+)?( tests/\S+)+)?",
     "test_setup.py::test_plain_nbval_needs_no_more_than_the_learners_packages":
-        r"\.venv/bin/python -m pytest --nbval notebooks",
-    "test_doctor.py::test_the_report_on_this_machine": COURSE + "doctor( --no-venv)?",
-    "test_room.py::test_a_laptop_that_is_ready": COURSE + "doctor --room",
+        r"pytest --nbval notebooks",
+    "test_doctor.py::test_the_report_on_this_machine": COURSE + "doctor",
+    "test_doctor.py::test_a_laptop_that_is_ready_does_what_lessons_do":
+        COURSE + "doctor --room",
     "test_nbgrader.py::test_a_task_that_its_check_passes_gives_its_points":
         r"nbgrader (generate_assignment|autograde) 00_start_here|nbgrader export",
     "test_cohort.py::test_the_command_writes_both_files_and_replaces_only_its_own":
@@ -61,8 +62,6 @@ RUN_BY = {  # a test -> what it runs, as it is typed
     "test_exercises.py::test_execute_leaves_outputs_and_nothing_of_this_run":
         COURSE + "build-exercises --execute .*",
     "test_contributing.py::test_every_file_of_the_template_is_copied": "sed s/NN/.*",
-    "test_devcontainer.py::test_it_takes_the_cpu_build_and_leaves_a_finished_set_up":
-        r"bash \.devcontainer/set_up\.sh",
     "test_devcontainer.py::test_the_cells_for_colab_work_in_a_kernel_without_the_course":
         "!git clone .*|%pip .*|%cd course",
     "test_benchmarks.py::test_without_a_name_the_command_lists_them":
@@ -76,12 +75,12 @@ NOT_RUN = {  # why -> what is not run here
     "The reader brings the script along.":
         r"torchrun .* (train|pipelining_tutorial)\.py",
     "It needs a network.":
-        "git clone ADDRESS|python3 -m venv env|pip (wheel|download|install) .*",
+        "git clone ADDRESS|pip install .*",
     "It is about processes of the reader's own.": "ps -eo .*|kill (NUMBER|-9)",
     "The tests themselves run in such an environment.":
         r"\.venv/bin/python|source \S+/bin/activate",
     "It is a name, and nothing to type or to set.":
-        "torchrun|python3?|py|source|git|OMP_NUM_THREADS|LESSON_MEMORY|PREMUL_SUM",
+        "torchrun|python3?|py|source|git|OMP_NUM_THREADS|PREMUL_SUM",
 }  # fmt: skip
 ROWS = [*RUN_BY.values(), *NOT_RUN.values()]
 

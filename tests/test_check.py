@@ -255,7 +255,7 @@ def test_at_most_may_be_less_and_what_cannot_be_looked_at_takes_its_place():
     text = text_of(run_task(task, lambda n: 9))
     assert "bytes kept: 9. At most 8 expected." in text
     assert "did you forget `return`?" in text_of(run_task(task, lambda n: None))
-    assert "That is text, which is not what" in text_of(run_task(task, str))
+    assert "That is text, and not what" in text_of(run_task(task, str))
 
 
 # -------------------------------------------------------- what is said without the task

@@ -1,12 +1,12 @@
 """The container for Codespaces and VS Code, and the cells for Colab.
 
-`set_up.sh` runs for real in a small clone, with packages of a few lines in place of
-torch and uv. The cells for Colab run in a kernel that knows nothing of the course.
+The cells run in a kernel that knows nothing of the course.
 """
 
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,8 +17,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from course_utils.setup import environment, lab
-from tests.test_setup import BASE, TORCH, Clone, make_wheel, new_clone
+from course_utils.setup import environment, installer
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".devcontainer"
@@ -56,8 +55,8 @@ def test_every_setting_is_one_and_has_its_kind():
 
 
 def test_only_the_port_of_jupyterlab_is_forwarded():
-    assert SETTINGS["forwardPorts"] == [lab.USUAL_PORT]
-    assert list(SETTINGS["portsAttributes"]) == [str(lab.USUAL_PORT)]
+    assert SETTINGS["forwardPorts"] == [8888]
+    assert list(SETTINGS["portsAttributes"]) == ["8888"]
     assert SETTINGS["otherPortsAttributes"] == {"onAutoForward": "ignore"}
     # Published ports would be open to the network: forwarded ones are not.
     assert "appPort" not in SETTINGS
@@ -67,151 +66,22 @@ def test_only_the_port_of_jupyterlab_is_forwarded():
 def test_the_image_has_a_python_for_the_course():
     name, _, tag = SETTINGS["image"].partition(":")
     assert name == "mcr.microsoft.com/devcontainers/python"
-    version = tuple(map(int, tag.partition("-")[0].split(".")))
-    assert version >= environment.OLDEST
-    pins = environment.read_requirements(ROOT, version=version).pins
-    assert {"torch", "jupyterlab", "ipykernel"} <= set(pins)
+    version = tag.partition("-")[0].split(".")
+    assert int(version[1]) >= installer.OLDEST
 
 
-def test_its_files_are_there():
-    command = SETTINGS["postCreateCommand"]
-    assert command == "bash .devcontainer/set_up.sh"
+def test_its_command_and_files_are_there():
+    command = shlex.split(SETTINGS["postCreateCommand"])
+    assert command[:2] == ["python3", "-c"]
+    # Here all is ready, so it has nothing to do.
+    subprocess.run([sys.executable, *command[1:]], cwd=ROOT, check=True)
     code = SETTINGS["customizations"]
     for name in code["codespaces"]["openFiles"]:
         assert (ROOT / name).is_file()
     python = code["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python == "${containerWorkspaceFolder}/.venv/bin/python"
-    needed = environment.read_requirements(ROOT)
     storage = int(SETTINGS["hostRequirements"]["storage"].removesuffix("gb"))
-    assert storage > needed.download + needed.disk
-
-
-# ---------------------------------------------------------------------- set_up.sh
-
-# Takes the place of uv: notes what it was asked for, and lets pip do it.
-UV = {
-    "uv/__init__.py": "",
-    "uv/__main__.py": """
-import pathlib, subprocess, sys
-arguments = sys.argv[1:]
-pathlib.Path("uv.txt").write_text(" ".join(arguments))
-pins = [f"{one}+cpu" for one in arguments if "==" in one]
-sys.exit(subprocess.call([sys.executable, "-m", "pip", "install", *pins]))
-""",
-}
-
-
-@pytest.fixture
-def container(tmp_path: Path) -> Clone:
-    """A small clone, with a python3 that has the standard library alone."""
-    clone = new_clone(tmp_path / "clone")
-    shutil.copytree(FOLDER, clone.folder / ".devcontainer")
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "python3").write_text(f'#!/bin/sh\nexec "{BASE}" -S "$@"\n')
-    (programs / "python3").chmod(0o755)
-    return clone
-
-
-def set_up(clone: Clone, code: int = 0) -> str:
-    """Run the script, from another folder; what it prints."""
-    programs = clone.folder.parent / "bin"
-    done = subprocess.run(
-        ["bash", str(clone.folder / ".devcontainer" / "set_up.sh")],
-        check=False,
-        cwd=clone.folder.parent,
-        env=clone.env(PATH=f"{programs}{os.pathsep}{os.environ['PATH']}"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stdout
-    return done.stdout
-
-
-def without_gpu() -> None:
-    if shutil.which("nvidia-smi"):
-        pytest.skip("this machine has NVIDIA's driver: set_up.sh takes no CPU build")
-
-
-@pytest.mark.thorough
-def test_it_takes_the_cpu_build_and_leaves_a_finished_set_up(container: Clone):
-    without_gpu()
-    make_wheel(container.wheels, "uv", "1.0", UV)
-    make_wheel(container.wheels, "torch", "2.14.1+cpu", TORCH)
-    # The small ordinary torchvision refuses a CPU build of torch; this one does not.
-    cpu = {"torchvision/__init__.py": "import torch\n"}
-    make_wheel(container.wheels, "torchvision", "0.29.2+cpu", cpu)
-    set_up(container)
-    asked = (container.folder / "uv.txt").read_text()
-    assert asked.startswith("pip install --python .venv/bin/python --torch-backend cpu")
-    assert asked.endswith("torch==2.14.1 torchvision==0.29.2")
-    have = environment.installed([container.site_packages])
-    assert (have["torch"], have["torchvision"]) == ("2.14.1+cpu", "0.29.2+cpu")
-    assert have["jupyterlab"] == "4.6.6"
-    assert environment.condition(container.folder) == "ready"
-    # Once more, as after a rebuild of the container: there is nothing to do.
-    assert set_up(container) == ""
-
-
-@pytest.mark.thorough
-def test_after_a_first_run_that_failed_it_asks_for_the_cpu_build_again(
-    container: Clone,
-):
-    without_gpu()
-    torch = list(container.wheels.glob("torch-*"))
-    hidden = [file.rename(file.with_suffix(".hidden")) for file in torch]
-    assert "No CPU build of PyTorch" in set_up(container, code=1)
-    assert container.site_packages.is_dir()
-    for file, name in zip(hidden, torch, strict=True):
-        file.rename(name)
-    make_wheel(container.wheels, "uv", "1.0", UV)
-    make_wheel(container.wheels, "torch", "2.14.1+cpu", TORCH)
-    cpu = {"torchvision/__init__.py": "import torch\n"}
-    make_wheel(container.wheels, "torchvision", "0.29.2+cpu", cpu)
-    said = set_up(container)
-    assert said.startswith(".venv has no PyTorch: making it again.\n")
-    have = environment.installed([container.site_packages])
-    assert have["torch"] == "2.14.1+cpu"
-    assert environment.condition(container.folder) == "ready"
-
-
-@pytest.mark.thorough
-def test_what_is_in_the_way_is_replaced_and_a_link_is_not_followed(container: Clone):
-    without_gpu()
-    elsewhere = container.folder.parent / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "mine").touch()
-    (container.folder / ".venv").symlink_to(elsewhere)
-    set_up(container)
-    assert environment.condition(container.folder) == "ready"
-    assert [file.name for file in elsewhere.iterdir()] == ["mine"]
-
-
-@pytest.mark.thorough
-def test_without_a_cpu_build_it_takes_the_ordinary_one(container: Clone):
-    without_gpu()
-    said = set_up(container)
-    assert "No CPU build of PyTorch to be had here: taking the ordinary one." in said
-    assert environment.installed([container.site_packages])["torch"] == "2.14.1"
-    assert environment.condition(container.folder) == "ready"
-
-
-def test_with_an_nvidia_gpu_it_asks_for_no_cpu_build(container: Clone):
-    programs = container.folder.parent / "bin"
-    (programs / "nvidia-smi").symlink_to("/bin/true")
-    (programs / "python3").write_text('#!/bin/sh\necho "python3 $1"\n')
-    assert set_up(container) == "python3 -c\n"
-
-
-def test_what_goes_wrong_is_one_line(container: Clone):
-    programs = container.folder.parent / "bin"
-    (programs / "nvidia-smi").symlink_to("/bin/true")  # nothing before the last step
-    (container.folder / "requirements.txt").unlink()
-    said = set_up(container, code=1)
-    assert said.startswith("requirements.txt is not in") and said.count("\n") == 1
+    assert storage > sum(installer.SIZES["cuda"])
 
 
 # --------------------------------------------------------------------------- Colab

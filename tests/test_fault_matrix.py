@@ -23,7 +23,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,7 +31,6 @@ import threading
 import time
 import traceback
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +40,6 @@ import torch
 import torch.distributed as dist
 from faults import (
     CHECK,
-    COMMAND,
     GPUS,
     PASSED,
     PLACES,
@@ -62,7 +59,6 @@ from ranks_support import (
     watch,  # noqa: F401 - a fixture
     works,
 )
-from test_setup import BASE, new_clone, old_pythons, on_small_disk, own_mounts
 
 from course_utils import launch, virtual_gpus
 from course_utils.notebook import check as checks
@@ -500,148 +496,6 @@ class WhatIsSaved:
         assert target.read_text() == "of value"
 
 
-class Commands:
-    """The command line in small clones, before and after something is installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.packages = folder / "packages"
-        clone = new_clone(folder / "for-packages" / "clone")
-        for wheel in clone.wheels.iterdir():
-            zipfile.ZipFile(wheel).extractall(self.packages)
-
-    def cause(self, row: Row) -> tuple[str, float]:
-        self.clone = new_clone(Path(tempfile.mkdtemp(dir=self.folder)) / "clone")
-        return seen_of(lambda: row.cause(self))
-
-    def after(self, row: Row) -> None:
-        """Nothing runs on, and nothing is written outside the clone."""
-        assert self.clone.all_ended()
-        assert self.clone.untouched_outside()
-
-    def run(self, *arguments: str, code: int = 1, **options: Any) -> None:
-        """Type a command that fails, with this exit code and without a traceback."""
-        self.show(self.clone.run(*arguments, **options), code)
-
-    def show(self, result: subprocess.CompletedProcess, code: int = 1) -> None:
-        print(result.stdout + result.stderr, end="")
-        assert result.returncode == code
-        assert "Traceback" not in result.stderr
-
-    def elsewhere(self) -> None:
-        command = self.clone.command("start")
-        folder = self.clone.folder / "notebooks"
-        self.show(
-            subprocess.run(
-                command,
-                cwd=folder,
-                env=self.clone.env(),
-                capture_output=True,
-                text=True,
-            )
-        )
-        assert not (self.clone.folder / ".venv").exists()
-
-    def without(self, name: str, *arguments: str) -> None:
-        (self.clone.folder / name).unlink()
-        self.run(*arguments)
-
-    def port_taken(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.run("start", "--port", str(server.getsockname()[1]))
-
-    def old_python(self) -> None:
-        old = old_pythons()
-        if not old:
-            pytest.skip("no Python older than 3.10 on this machine")
-        self.show(
-            subprocess.run(
-                [old[-1], "-m", "course_utils", "start"],
-                cwd=self.clone.folder,
-                env=self.clone.env(),
-                capture_output=True,
-                text=True,
-            )
-        )
-
-    def no_venv_module(self) -> None:
-        hidden = self.clone.folder.parent / "hidden"
-        hidden.mkdir()
-        (hidden / "venv.py").write_text("raise ModuleNotFoundError('venv')")
-        self.run("start", PYTHONPATH=str(hidden))
-
-    def full_disk(self) -> None:
-        sizes = "0.2 GB to download, 0.5 GB on disk"
-        requirements = self.clone.folder / "requirements.txt"
-        requirements.write_text(
-            f"# On Linux: {sizes}\n# On macOS and Windows: {sizes}\n"
-            + requirements.read_text()
-        )
-        self.show(on_small_disk(self.clone, "size=300m"))
-
-    def read_only(self) -> None:
-        folder = self.clone.folder
-        script = f'mount --bind -o ro {folder} {folder} && cd {folder} && exec "$@"'
-        self.run("start", prefix=(*own_mounts(), "sh", "-c", script, "sh"))
-
-    def stopped(self, *arguments: str, when: str, code: int, **changes: Any) -> None:
-        """Start it, and press Ctrl-C as soon as it says that."""
-        with self.clone.running("start", *arguments, **changes) as process:
-            eventually(lambda: when in process.output or process.ended, 60)
-            ended = process.stop()
-        print(process.output, end="")
-        assert ended == code
-        assert "Traceback" not in process.output
-
-    def broken_venv(self) -> None:
-        programs = self.clone.folder / ".venv" / "bin"
-        programs.mkdir(parents=True)
-        (programs / "python").symlink_to("/no/such/python")
-        self.stopped(when="[1/3] Making .venv", code=130)
-
-    def stopped_set_up(self) -> None:
-        self.stopped(when="[1/3] Making .venv", code=130)
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        url = f"http://127.0.0.1:{port}/simple"
-        self.run("start", PIP_INDEX_URL=url, PIP_NO_INDEX=None, PIP_FIND_LINKS=None)
-
-    def broken_torch(self) -> None:
-        packages = self.clone.folder.parent / "packages"
-        shutil.copytree(self.packages, packages)
-        code = "raise OSError('libcudart.so.13: no such file')\n"
-        (packages / "torch" / "__init__.py").write_text(code)
-        self.run("start", "--no-venv", PYTHONPATH=str(packages))
-
-    def broken_lab(self) -> None:
-        (self.clone.folder / "lab-fails").touch()
-        self.run("start", "--no-venv", "--port", "0", PYTHONPATH=str(self.packages))
-
-    def no_browser(self) -> None:
-        screens = dict.fromkeys(("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
-        self.stopped(
-            *("--no-venv", "--port", "0"),
-            when="to stop it",
-            code=0,
-            PYTHONPATH=str(self.packages),
-            **screens,
-        )
-
-    def killed_lab(self) -> None:
-        arguments = ("start", "--no-venv", "--no-browser", "--port", "0")
-        packages = str(self.packages)
-        with self.clone.running(*arguments, PYTHONPATH=packages) as process:
-            process.address()
-            process.stop(signal.SIGKILL)
-        print(process.output, end="")
-
-    def test_without_pytest(self) -> None:
-        pyproject = self.clone.folder / "pyproject.toml"
-        extra = pyproject.read_text().replace("[\n]", '[\n    "pytest==9.2.0",\n]')
-        pyproject.write_text(extra)
-        self.run("test", "--no-venv")
-
-
 # --------------------------------------------------------------------------- the rows
 @pytest.fixture(scope="module", autouse=True)
 def own_progress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -678,7 +532,6 @@ def place_of(four, watch, tmp_path_factory) -> Iterator[Callable]:  # noqa: F811
         GPUS: OnGpus,
         QUIZ: lambda: WhatIsSaved(folder),
         PROGRESS: lambda: WhatIsSaved(folder),
-        COMMAND: lambda: Commands(folder),
     }
     yield functools.cache(lambda name: make[name]())
     processes.close_all()  # the helper process that checks keep for the next one
@@ -756,7 +609,7 @@ def excerpt(row: Row, text: str) -> list[str]:
     """The first lines, or those that tell, without what differs from run to run."""
     text = re.sub(r"/\S+/(clone|state|script\.py|there)", r"\1", text)
     text = re.sub(r"token=\w+", "token=...", text)
-    text = text.replace(BASE, "python3").replace(sys.executable, "python3")
+    text = text.replace(sys.executable, "python3")
     text = text.replace(f"{ROOT}/", "")
     text = re.sub(r"\(/\S+/(python[\d.]*)\)", r"(\1)", text)
     text = re.sub(r'"/\S+/lib/(python[\d.]+/)', r'"\1', text)

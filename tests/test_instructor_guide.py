@@ -16,12 +16,12 @@ from test_lessons import cells_of, stated_minutes, stated_optional_minutes
 
 from course_utils import ROOT, questions
 from course_utils.__main__ import COMMANDS
+from course_utils.measure.machine import inspect_machine
 from course_utils.notebook import cohort, progress
 from course_utils.notebook.lessons import LESSONS, Lesson
 from course_utils.ranks import Ranks
 from course_utils.ranks.magic import make_parser
-from course_utils.setup import doctor, room
-from course_utils.measure.machine import inspect_machine
+from course_utils.setup import doctor, installer
 from course_utils.tasks import tasks_of
 from course_utils.tasks.task import Task
 
@@ -289,48 +289,40 @@ def test_the_tables_of_the_doctor_and_the_room_have_their_lines():
     written = Path(doctor.__file__).read_text(encoding="utf-8")
     topics = set(re.findall(r"Finding\(\s*\"([^\"]+)\"", written))
     named = [row[0] for row in rows_of(looked)]
-    # The others appear in special cases only.
-    assert topics - {"folder", "venv", "GPU links"} == set(", ".join(named).split(", "))
-    assert [row[0] for row in rows_of(tried)] == [step.topic for step in room.STEPS]
+    # The links appear where there are several GPUs only.
+    assert topics - {"GPU links"} == set(", ".join(named).split(", "))
+    room = json.loads(Path(doctor.__file__).with_name("room.ipynb").read_text())
+    cells = [cell["source"][0] for cell in room["cells"] if cell["cell_type"] == "code"]
+    assert [f"# {row[0]}\n" for row in rows_of(tried)] == cells
 
 
-def test_the_lines_of_the_room_are_those_of_the_command():
-    good, bad = re.findall(r"^    (room: .+)$", TEXT, re.MULTILINE)
-    facts = {"release": "macOS 15.1", "cores": 8}
-    machine = replace(
-        inspect_machine(), **facts, memory=16 * 10**9, free_memory=91 * 10**8
-    )
-    tried = room.Tried("ranks", "", brief=good.split(" | ", 4)[4])
-    assert room.last_words([tried], machine) == good
-    machine = replace(machine, memory=8 * 10**9, free_memory=21 * 10**8)
-    line = room.last_words([doctor._free_memory(machine)], machine)
-    assert line.startswith(bad.removesuffix("..."))
+def test_the_line_of_the_room_is_that_of_the_command():
+    bad = re.search(r"^    (room: NOT ready .+)\.\.\.$", TEXT, re.MULTILINE)[1]
+    machine = replace(inspect_machine(), memory=8 * 10**9, free_memory=21 * 10**8)
+    found = [f for f in doctor._cores_and_memory(machine) if f.topic == "memory"]
+    assert f"room: {doctor._brief(machine, found, ROOT)}".startswith(bad)
 
 
 def test_the_memory_of_the_lessons_is_the_doctors():
     said = re.search(r"^\| (00 .*) \|\n.*\n\| (.*) \|$", TEXT, re.MULTILINE)
     numbers, peaks = (line.split(" | ") for line in said.groups())
-    assert dict(zip(numbers, map(float, peaks), strict=True)) == doctor.LESSON_MEMORY
+    memory = {lesson.number: lesson.memory for lesson in LESSONS}
+    assert dict(zip(numbers, map(float, peaks), strict=True)) == memory
     least = re.search(r"note below ([\d.]+) GB, which 08 .* below ([\d.]+) GB", TEXT)
-    marks = []
+    seen = []
     for limit in map(float, least.groups()):
         for gigabytes in (limit - 0.01, limit + 0.01):
             machine = replace(inspect_machine(), free_memory=int(gigabytes * 1e9))
-            marks.append(doctor._free_memory(machine).mark)
-    assert marks == ["note", "ok", "PROBLEM", "note"]
-    needs = {n: peak + doctor.BESIDES for n, peak in doctor.LESSON_MEMORY.items()}
+            findings = {f.topic: f for f in doctor._cores_and_memory(machine)}
+            seen.append((bool(findings["memory"].fix), findings["memory"].problem))
+    assert seen == [(True, False), (False, False), (True, True), (True, False)]
+    needs = {number: peak + doctor.BESIDES for number, peak in memory.items()}
     first = needs.pop("08")
     said = f"{first:.0f} GB for lesson 08, {max(needs.values()):.1f} GB for the others"
     assert said in FLOWING
 
 
-def test_sizes_are_those_of_the_requirements():
-    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    sizes = re.findall(r"([\d.]+) GB to download, ([\d.]+) GB on disk", text)
-    linux, others = ([float(n) for n in pair] for pair in sizes)
-    for said in (
-        f"Linux {sum(linux):.1f} GB, macOS and Windows {sum(others):.1f} GB",
-        f"on Linux {linux[0]:g} GB to download, on macOS and Windows {others[0]:g} GB",
-        f"Linux {linux[1]:g} GB, with the CPU build",
-    ):
-        assert said in FLOWING
+def test_sizes_are_those_of_the_set_up():
+    for build, (download, disk) in installer.SIZES.items():
+        assert re.search(rf"{download:g} GB (to download|on one)", FLOWING), build
+        assert f"{download + disk:.1f} GB" in FLOWING, build

@@ -52,6 +52,16 @@ def sleeps_and_does_not_wait(tensor):
     return total / dist.get_world_size()
 
 
+BUFFER = torch.empty(0)
+
+
+@ANSWERS.wrong("00.average", "wrong", "the next call writes over them")
+def always_into_one_buffer(tensor):
+    BUFFER.resize_(tensor.shape).copy_(tensor)
+    dist.all_reduce(BUFFER)
+    return BUFFER.div_(dist.get_world_size())
+
+
 @ANSWERS.right("00.average")
 def mean_of_all_gathered(tensor):
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
@@ -83,6 +93,9 @@ def as_objects(tensor):
 
 CLONE, DIVIDE = "tensor.clone()", " / dist.get_world_size()"
 ALL_REDUCE = "dist.all_reduce(total)"
+ANSWERS.wrong("00.average", "wrong", "the second one is not")(
+    Edited(CLONE, f"vars(average).setdefault('total', {CLONE})")
+)
 ANSWERS.wrong("00.average", "wrong", "where there is only one rank")(
     Edited("return total", "return tensor if dist.get_world_size() == 1 else total")
 )
@@ -141,6 +154,8 @@ for status, says, old, new in (
         f"if dist.get_rank():\n        dist.barrier()\n    else:\n        {ALL_REDUCE}",
     ),
     ("wrong", "are missing on rank 0", ALL_REDUCE, "dist.reduce(total, dst=1)"),
+    ("crashed", NOT_ALL, ALL_REDUCE, "dist.reduce(total, dist.get_rank())"),
+    ("wrong", "but this is the sum", ALL_REDUCE, f"{ALL_REDUCE}\n    {ALL_REDUCE}"),
     ("wrong", "but it is no Python number", "total.item()", "total"),
     ("wrong", "The other ranks must return None", IF, "if True:"),
 ):

@@ -186,6 +186,7 @@ for says, old, new in (
     ("more ranks than GPUs", FITS, "ranks_on_node < 9 and gpus_on_node > 0"),
     ("in the CPU's memory", 'tensors_on == "cuda"', "gpus_on_node"),
     ("in small letters", '"nccl"', '"NCCL"'),
+    ("That is text, and not what", '"gloo"', '"mpi"'),
 ):
     ANSWERS.wrong(TASK_5, "wrong", says)(Edited(old, new))
 

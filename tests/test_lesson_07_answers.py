@@ -153,6 +153,9 @@ for dtype, wide, says in (
 ANSWERS.wrong("07.all_reduce", "crashed", "`tensor.copy_(flat.view(tensor.shape))`")(
     Edited(COPY, "tensor.copy_(flat)")
 )
+ANSWERS.wrong("07.all_reduce", "crashed", "Send a copy that is: `.contiguous()`")(
+    Edited("tensor.contiguous().view(-1)", "tensor.reshape(-1)")
+)
 
 
 @ANSWERS.right("07.all_reduce")
@@ -200,6 +203,9 @@ for pieces in (
     (SECOND, RANK_0_RECEIVES_FIRST) + (THEN, ""),
 ):
     ANSWERS.right("07.spot_the_ring")(Edited(*pieces))
+ANSWERS.wrong("07.spot_the_ring", "wrong", "to what goes on next")(
+    Edited("chunk = chunks[(rank - step - 1)", "chunk = chunks[(rank - step)")
+)
 ANSWERS.wrong("07.spot_the_ring", "stuck", "If all `send` first, nobody receives")(
     Edited(SECOND, ALL_SEND, THEN, ALL_RECEIVE)
 )
@@ -213,6 +219,9 @@ for old, new in (
     ANSWERS.right("07.tree_wins")(Edited(old, new))
 ANSWERS.wrong("07.tree_wins", "crashed", "a tree saves no step")(
     Edited("* steps_saved / more_bytes", "/ more_bytes / (1 / steps_saved)")
+)
+ANSWERS.wrong("07.tree_wins", "wrong", "Only 2 and 3 ranks give 0")(
+    Edited("depth = ", "if world_size <= 4:\n        return 0\n    depth = ")
 )
 ANSWERS.wrong("07.tree_wins", "wrong", "It would work: but it is what you build")(
     lambda n, a, b: costs.tree_wins_below(n, latency=a, bandwidth=b)

@@ -309,7 +309,7 @@ class Judge:
             found = difference(mine, right[rank], self.task.tolerance) or ""
         else:
             advice = ADVICE.get(getattr(mine, "kind", ""), "")
-            found = f"That is {kind(mine)}, which is not what was asked for. {advice}"
+            found = f"That is {kind(mine)}, and not what was asked for. {advice}"
         if name == RETURNED and mine is None:
             says = PRINTED if self._prints_of(rank) else RETURNED_NONE
         elif self.seen.unwaited:

@@ -17,10 +17,13 @@ class Lesson:
     Attributes:
         slug: The name of its notebooks, without ".ipynb". It begins with the number.
         title: Its name for a reader.
+        memory: GB at its peak, with its ranks and scripts: tests/benchmarks/memory.py
+            measures it, on Linux.
     """
 
     slug: str
     title: str
+    memory: float
 
     @property
     def number(self) -> str:
@@ -70,15 +73,15 @@ def _root() -> Path:
 
 
 LESSONS: tuple[Lesson, ...] = (
-    Lesson("00_start_here", "Start here"),
-    Lesson("01_gpus_nodes_and_ranks", "GPUs, nodes and ranks"),
-    Lesson("02_model_parallel", "Model parallel"),
-    Lesson("03_data_parallel_primitives", "Data-parallel primitives"),
-    Lesson("04_processes_and_collectives", "Processes and collectives"),
-    Lesson("05_distributed_sgd", "Distributed SGD by hand"),
-    Lesson("06_ddp", "DDP"),
-    Lesson("07_ring_all_reduce", "Ring all-reduce"),
-    Lesson("08_fsdp", "FSDP"),
+    Lesson("00_start_here", "Start here", 1.9),
+    Lesson("01_gpus_nodes_and_ranks", "GPUs, nodes and ranks", 1.2),
+    Lesson("02_model_parallel", "Model parallel", 2.0),
+    Lesson("03_data_parallel_primitives", "Data-parallel primitives", 1.4),
+    Lesson("04_processes_and_collectives", "Processes and collectives", 2.1),
+    Lesson("05_distributed_sgd", "Distributed SGD by hand", 1.8),
+    Lesson("06_ddp", "DDP", 2.8),
+    Lesson("07_ring_all_reduce", "Ring all-reduce", 1.9),
+    Lesson("08_fsdp", "FSDP", 3.2),
 )
 
 

@@ -70,6 +70,8 @@ INNER_NAMES = (
     "compare_and_call",
     "making",
     "ending",
+    "wait_begins",
+    "method",
     "make",
     "<lambda>",
     "decorate_context",

@@ -1,13 +1,13 @@
-"""Makes ``.venv`` in the clone, or repairs it: ``ensure()``.
+"""Makes ``.venv`` in the clone, or puts it right: :func:`ensure`.
 
-Standard library only, and nothing is written outside the clone. A set-up may be stopped
-at any moment, by Ctrl-C or kill -9, and goes on from there the next time; two at once
-wait for each other.
+uv installs the packages, and pip where uv cannot be had. PyTorch comes in its CPU build
+unless there is an NVIDIA GPU. Nothing is written outside the clone. A set-up may be
+stopped at any moment, by Ctrl-C or kill -9, and goes on from there the next time; two
+at once wait for each other. The standard library alone is used.
 """
 
 import contextlib
-import errno
-import importlib
+import json
 import os
 import platform
 import re
@@ -15,328 +15,428 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from course_utils import ROOT
 from course_utils.setup.environment import (
     FOREIGN,
-    OLDEST,
     WINDOWS,
-    Child,
-    Requirements,
     SetupError,
-    condition,
-    dotted,
+    has_all,
     last_line,
     probe_torch,
-    read_requirements,
     say,
     site_packages,
-    stamp_file,
     venv_folder,
     venv_python,
-    version_of,
-    write_stamp,
 )
 
 AGAIN = "then run the same command again"
+OLDEST = 10  # Python 3.10
+PYTHON = ".".join(map(str, sys.version_info[:2]))
+UV = "0.13.9"
+
+# PyPI has torch with CUDA for Linux, and without for Windows and macOS. PyTorch's own
+# index has the other builds (https://pytorch.org/get-started/locally/).
+TORCH_INDEX = "https://download.pytorch.org/whl"  # or COURSE_TORCH_INDEX, a mirror
+LOCAL = {"cpu": "cpu", "cuda": "cu130"}  # as in 2.14.1+cpu
+# GB to download and GB on disk.
+SIZES = {"cpu": (0.4, 1.6), "cuda": (3.1, 6.3)}
 
 
-def ensure(root: Path = ROOT, *, dev: bool = False) -> Path:
-    """Return the Python of ``.venv``, ready to use; make or repair it if need be.
+def ensure(
+    root: Path = ROOT, *, dev: bool = False, build: str = "auto", wheels: str = ""
+) -> Path:
+    """Return a Python that has what the course needs; make or repair it if need be.
 
-    ``dev`` adds what the tests need. A second caller waits until the first is done. A
-    ready environment costs about 30 ms and no network. Raises SetupError with the
+    Args:
+        root: The clone.
+        dev: Whether to have what the tests need, too.
+        build: ``"cpu"`` or ``"cuda"``, of PyTorch. ``"auto"`` keeps what is there; a
+            new ``.venv`` gets the CUDA build if there is an NVIDIA GPU.
+        wheels: A folder to install from, instead of the network.
+
+    Where all is ready, it costs about 30 ms and no network. Raises SetupError with the
     reason in one line.
     """
-    if condition(root, dev=dev) != "ready":
-        with _plain_errors(root), _lock(root) as lock:
-            why = condition(root, dev=dev)  # another set-up may just have ended
-            if why != "ready":
-                _set_up(root, dev, why, lock)
-    return venv_python(root)
-
-
-def _set_up(root: Path, dev: bool, why: str, lock: IO) -> None:
-    venv, python = venv_folder(root), venv_python(root)
-    size = read_requirements(root)
-    scratch = root / ".course" / "tmp"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    tools = _Tools(root, scratch, lock)
+    if wheels and not Path(wheels).is_dir():
+        raise SetupError(f"--wheels {wheels}: there is no such folder")
+    if build == "cuda" and sys.platform == "darwin":
+        raise SetupError("--torch cuda: there is no CUDA for a Mac. Leave it out")
+    if build == "auto" and not wheels and has_all(dev=dev):
+        return Path(sys.executable)
+    python = venv_python(root)
+    if condition(root, dev=dev, build=build) == "ready":
+        return python
     try:
-        if os.path.lexists(venv):
-            broken = _mend(root, tools)
-            if broken:
-                say(f".venv is of no use ({broken}): making it again.")
-                # Out of the way at once: half a removed environment may look like one.
-                os.replace(venv, scratch / "venv")
-                _remove(scratch / "venv")
-            else:
-                say(f"Putting .venv right ({why}).")
-        fresh = not venv.exists()
-        if fresh:
-            check_python()
-            _check_disk(root, size)
-            say(f"Setting up the course in {root}. All of it stays in this folder.\n")
-            say(f"[1/3] Making .venv with Python {dotted(sys.version_info[:3])}.")
-            _make_venv(root, tools)
-        # From here on it is unfinished, whatever it was before.
-        stamp_file(root).unlink(missing_ok=True)
-        say(f"{'[2/3]' if fresh else '[1/2]'} {_forecast(size, fresh)}")
-        _install(root, dev, tools)
-        step = "[3/3]" if fresh else "[2/2]"
-        say(f"{step} Checking that torch and torchvision load together.")
-        probe_torch(python, root).demand(python, root)
-        write_stamp(root, dev=dev)
-        say("The course is set up.\n")
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        with _lock(root) as lock:
+            # Another set-up may just have come to its end.
+            why = condition(root, dev=dev, build=build)
+            if why != "ready":
+                _Setup(root, lock, wheels).run(why, dev, build)
+    except OSError as error:
+        if reason := explain(str(error), root):
+            raise SetupError(reason) from error
+        raise
+    return python
 
 
-def _forecast(size: Requirements, fresh: bool) -> str:
-    what = "Installing PyTorch, JupyterLab and the rest"
-    if not fresh:
-        return f"{what}: only what is missing."
-    if not size.download:
-        return f"{what}."
-
-    def minutes(megabits: int) -> str:
-        # After the download, the installation itself takes about two minutes.
-        return f"{2 + round(size.download * 8000 / megabits / 60)} minutes"
-
-    return (
-        f"{what}: {size.download:g} GB to download, {size.disk:g} GB on disk.\n"
-        f"      About {minutes(100)} at 100 Mbit/s, {minutes(20)} at 20 Mbit/s.\n"
-        "      Near the end, while it unpacks, pip may be silent for some minutes."
-    )
+def stamp_file(root: Path = ROOT) -> Path:
+    """Written when a set-up has come to its end: what was asked for, and is there."""
+    return venv_folder(root) / "course-stamp.json"
 
 
-@dataclass(frozen=True)
-class _Tools:
-    """Runs the programs of the set-up. All that they write stays in the clone."""
+def condition(root: Path = ROOT, *, dev: bool = False, build: str = "auto") -> str:
+    """``"ready"``, or why ``.venv`` is not: a few words for a message. About 30 ms."""
+    if not venv_folder(root).exists():
+        return "not made yet"
+    try:
+        stamp = json.loads(stamp_file(root).read_text())
+        asked, packages = stamp["asked"], set(stamp["packages"])
+    except (OSError, ValueError, KeyError):
+        return "its set-up has not come to its end"
+    if dev and not stamp["dev"]:
+        return "what the tests need is not in it yet"
+    if asked != _asked(root, stamp["dev"]):
+        return "the requirements, the Python or the folder have changed"
+    if gone := packages - set(_packages(root)):
+        return f"removed or changed: {', '.join(sorted(gone))}"
+    if build not in ("auto", stamp["build"]):
+        return f"it has the {stamp['build']} build of PyTorch"
+    return "ready"
 
-    root: Path
-    scratch: Path
-    lock: IO
 
-    def run(self, *command: str | Path, show: bool = False) -> tuple[int, str]:
-        """Return the exit code and, unless it is shown, what the program printed."""
-        env = {k: v for k, v in os.environ.items() if k not in FOREIGN}
-        env.update(
-            TMPDIR=str(self.scratch),
-            TEMP=str(self.scratch),
-            TMP=str(self.scratch),
-            PIP_NO_CACHE_DIR="1",
-            PIP_DISABLE_PIP_VERSION_CHECK="1",
-            PIP_NO_INPUT="1",
-            PIP_USER="0",
-            # pip asks rustc for its version, which may make a folder at home.
-            RUSTUP_HOME=str(self.scratch / "rustup"),
+def _asked(root: Path, dev: bool) -> list:
+    """What an installation depends on."""
+    lines = requirements(root).splitlines()
+    if dev:
+        project = (root / "pyproject.toml").read_text(encoding="utf-8")
+        lines += re.findall(r"^\s*(\".*==.*\"),$", project, re.MULTILINE)
+    bare = [line.partition("#")[0].strip() for line in lines]
+    version = version_of(venv_python(root))
+    return [version, str(root.resolve()), sorted(filter(None, bare))]
+
+
+def requirements(root: Path = ROOT) -> str:
+    """The text of requirements.txt. Raises SetupError if it is not there."""
+    try:
+        return (root / "requirements.txt").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SetupError(
+            f"There is no requirements.txt in {root}. The course runs from its own "
+            "folder: clone it again, and start it there"
+        ) from None
+
+
+def _packages(root: Path) -> list[str]:
+    """Name and version of every package in ``.venv``: "torch-2.14.1+cpu"."""
+    folder = site_packages(root)
+    return sorted(info.stem for info in folder.glob("*.dist-info")) if folder else []
+
+
+def version_of(python: Path) -> str:
+    """ "3.11" for a Python 3.11; "" if it does not run."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    command = [python, "-I", "-S", "-c", code]
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=60
         )
-        kept = {} if show else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        with Child(
+        return done.stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def find_build(build: str) -> str:
+    """``"cpu"`` or ``"cuda"``; ``"auto"`` asks NVIDIA's driver whether it has a GPU."""
+    if build != "auto":
+        return build
+    command = ["nvidia-smi", "-L"]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "cpu"
+    return "cuda" if done.returncode == 0 and b"GPU 0" in done.stdout else "cpu"
+
+
+def torch_index(build: str, system: str = sys.platform) -> str:
+    """The index that has this build of PyTorch; "" where it is the one of PyPI."""
+    if system == "darwin" or build == {"linux": "cuda"}.get(system, "cpu"):
+        return ""
+    return f"{os.environ.get('COURSE_TORCH_INDEX', TORCH_INDEX)}/{LOCAL[build]}"
+
+
+def tool_environment(root: Path) -> dict[str, str]:
+    """Environment variables for uv and pip: what they write stays in ``.course``."""
+    scratch = str(root / ".course" / "tmp")
+    return {
+        **{k: v for k, v in os.environ.items() if k not in FOREIGN},
+        **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch),
+        **dict.fromkeys(("UV_CREDENTIALS_DIR", "UV_PYTHON_INSTALL_DIR"), scratch),
+        **dict.fromkeys(("PIP_NO_CACHE_DIR", "PIP_NO_INPUT"), "1"),
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_USER": "0",
+        # pip asks rustc for its version, which may make a folder at home.
+        "RUSTUP_HOME": f"{scratch}/rustup",
+        "UV_CACHE_DIR": str(root / ".course" / "uv"),  # a stopped set-up goes on there
+    }
+
+
+def told_to_pip(python: Path, env: dict[str, str]) -> dict[str, str]:
+    """The index and the certificate that pip is told to use, in uv's words."""
+    command = [python, "-m", "pip", "config", "list"]
+    told = subprocess.run(
+        command, check=False, env=env, capture_output=True, text=True
+    ).stdout
+    found = {}
+    names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
+    for option, name in names.items():
+        if value := re.search(rf"\.{option}='(.*)'$", told, re.MULTILINE):
+            found[name] = value[1]
+    return found
+
+
+class _Setup:
+    """One set-up of ``.venv``, with the programs that it runs."""
+
+    def __init__(self, root: Path, lock: IO, wheels: str) -> None:
+        self.root, self.lock = root, lock
+        self.python = venv_python(root)
+        self.tool = "uv"
+        self.source: list[str] = []  # options that say where packages come from
+        if wheels:
+            self.source = ["--no-index", "--find-links", str(Path(wheels).absolute())]
+        self.scratch = root / ".course" / "tmp"
+        self.env = tool_environment(root)
+
+    def run(self, why: str, dev: bool, build: str) -> None:
+        began, received = time.monotonic(), _received()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir(parents=True)
+        try:
+            self.make_venv(why, build)
+            # From here on it is unfinished, whatever it was before.
+            stamp_file(self.root).unlink(missing_ok=True)
+            self.get_uv()
+            self.install(dev, build)
+            say("Checking that torch and torchvision load together.")
+            cuda = probe_torch(self.python, self.root)["cuda"]
+            stamp = {
+                "asked": _asked(self.root, dev),
+                "dev": dev,
+                "packages": _packages(self.root),
+                "build": "cuda" if cuda else "cpu",
+            }
+            part = self.scratch / "stamp"
+            part.write_text(json.dumps(stamp))
+            os.replace(part, stamp_file(self.root))
+            shutil.rmtree(self.root / ".course" / "uv", ignore_errors=True)
+        finally:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        came = (_received() - received) / 1e9
+        came = f", {came:.2f} GB received" if came > 0 else ""
+        say(f"The course is set up, after {time.monotonic() - began:.0f} s{came}.\n")
+
+    def has(self, *packages: str) -> bool:
+        """Whether a package is there, or one of a version: "uv", "uv-0.13.9"."""
+        there = _packages(self.root)
+        return all(
+            any(f"{one}-".startswith(f"{p}-") for one in there) for p in packages
+        )
+
+    def call(self, *command: str | Path, show: bool = False) -> tuple[int, str]:
+        """Run a program; return its exit code and output. Show what it downloads."""
+        with subprocess.Popen(
             command,
-            keep=[self.lock.fileno()],
             cwd=self.root,
-            env=env,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            **kept,
-        ) as child:
-            output = child.process.stdout.read() if child.process.stdout else ""
-            return child.process.wait(), output
+            # Should we be killed, the next set-up waits until this program has ended.
+            pass_fds=() if WINDOWS else (self.lock.fileno(),),
+        ) as process:
+            output = ""
+            try:
+                for line in process.stdout:
+                    output += line
+                    if show and re.match(r"\s*(Downloading|Building)", line):
+                        say(f"    {line.strip()}")
+            except KeyboardInterrupt:
+                process.kill()
+                raise
+        return process.returncode, output
 
-
-def check_python() -> None:
-    """Raise SetupError unless this Python can make an environment with pip in it."""
-    lacking = []
-    for name in ("venv", "ensurepip"):
-        try:
-            # Some systems leave an empty folder of that name: a module without a file.
-            there = importlib.import_module(name).__file__
-        except ImportError:
-            there = None
-        if there is None:
-            lacking.append(name)
-    if lacking:
-        version = dotted(sys.version_info[:2])
-        raise SetupError(
-            f"This Python {version} has no module {' and '.join(lacking)}, which it "
-            f"takes to make .venv. {_venv_package(version)}, {AGAIN}"
-        )
-
-
-def _venv_package(version: str) -> str:
-    family = ""
-    with contextlib.suppress(OSError):
-        family = Path("/etc/os-release").read_text(errors="replace").lower()
-    if re.search(r"^id(_like)?=.*(debian|ubuntu)", family, re.MULTILINE):
-        sudo = "" if os.geteuid() == 0 else "sudo "
-        return f"Run: {sudo}apt install python{version}-venv"
-    return "Install your system's package for it, or a Python that has it"
-
-
-def _check_disk(root: Path, size: Requirements) -> None:
-    free = shutil.disk_usage(root).free / 1e9
-    needed = size.download + size.disk
-    if free < needed:
-        raise SetupError(
-            f"The disk is too full: {free:.1f} GB free in {root}, {needed:.1f} GB "
-            f"needed for the set-up, {size.disk:g} GB of it for good. Free some space, "
-            f"{AGAIN}"
-        )
-
-
-def _mend(root: Path, tools: _Tools) -> str:
-    """Make the best of an old ``.venv``; return why it is of no use, or ''."""
-    venv, python = venv_folder(root), venv_python(root)
-    if venv.is_symlink() or not venv.is_dir():
-        return "it is not a folder"
-    if (venv / "unfinished").exists():
-        return "it was left half-made"
-    version = version_of(python)
-    if version is None:
-        return "its Python does not run"
-    if version < OLDEST:
-        return f"its Python is {dotted(version)}, and {dotted(OLDEST)} is needed"
-    folder = site_packages(root)
-    if folder is None:
-        return "it has no folder for packages"
-    # pip takes a package whose copying was cut short for an installed one. It writes
-    # INSTALLER after the last file; "~" marks an old version during an update.
-    for info in folder.glob("*.dist-info"):
-        if not (info / "INSTALLER").exists():
-            _remove(info)
-    for old in folder.glob("~*"):
-        _remove(old)
-    if tools.run(python, "-m", "pip", "--version")[0]:
-        tools.run(python, "-I", "-m", "ensurepip", "--upgrade", "--default-pip")
-        if tools.run(python, "-m", "pip", "--version")[0]:
-            return "it has no pip"
-    return ""
-
-
-def _make_venv(root: Path, tools: _Tools) -> None:
-    venv = venv_folder(root)
-    venv.mkdir()
-    unfinished = venv / "unfinished"
-    unfinished.touch()
-    # An environment cannot be built upon another, only upon the Python of both.
-    base = getattr(sys, "_base_executable", "") or sys.executable
-    # Two steps, because venv does not show what goes wrong when it puts pip in.
-    for command in (
-        (base, "-m", "venv", "--without-pip", venv),
-        (venv_python(root), "-I", "-m", "ensurepip", "--upgrade", "--default-pip"),
-    ):
-        code, output = tools.run(*command)
+    def must(self, *command: str | Path, show: bool = False) -> None:
+        code, output = self.call(*command, show=show)
         if code:
-            reason = explain(output, root)
-            raise SetupError(reason or f"Cannot make .venv: {last_line(output)}")
-    unfinished.unlink()
+            reason = explain(output, self.root)
+            if not reason:
+                say(output)
+            raise SetupError(
+                reason or f"It failed, as is written above. Mend it, {AGAIN}"
+            )
+
+    def make_venv(self, why: str, build: str) -> None:
+        venv = venv_folder(self.root)
+        if os.path.lexists(venv):
+            if broken := self.broken(venv):
+                say(f".venv is of no use ({broken}): making it again.")
+                # Out of the way at once: half a removed one may look like a whole one.
+                os.replace(venv, self.scratch / "venv")
+            else:
+                say(f"Putting .venv right ({why}).")
+        if not venv.exists():
+            on_linux = sys.platform == "linux"
+            needed = sum(SIZES[find_build(build) if on_linux else "cpu"])
+            if shutil.disk_usage(self.root).free / 1e9 < needed:
+                raise SetupError(_disk_full(self.root, needed))
+            say(f"Setting up the course in {self.root}. All of it stays there.")
+            # An environment is not built upon another, but upon the Python of both.
+            base = getattr(sys, "_base_executable", "") or sys.executable
+            self.must(base, "-m", "venv", "--without-pip", venv)
+        if not self.has("pip"):
+            # A step of its own: venv does not show what goes wrong in it.
+            self.must(self.python, "-I", "-m", "ensurepip", "--upgrade")
+
+    def broken(self, venv: Path) -> str:
+        """Make the best of an old ``.venv``; return why it is of no use, or ''."""
+        if venv.is_symlink() or not venv.is_dir():
+            return "it is not a folder"
+        version, folder = version_of(self.python), site_packages(self.root)
+        if not version or folder is None or not (venv / "pyvenv.cfg").exists():
+            return "it is half-made, or its Python has gone"
+        if int(version.partition(".")[2]) < OLDEST:
+            return f"its Python is {version}"
+        # A package whose copying was cut short passes for an installed one. INSTALLER
+        # is written after all others; "~" marks an old version during an update.
+        half = [i for i in folder.glob("*.dist-info") if not (i / "INSTALLER").exists()]
+        for path in (*half, *folder.glob("~*")):
+            shutil.rmtree(path)
+        return ""
+
+    def get_uv(self) -> None:
+        """Have uv in ``.venv``, and tell it what pip is told."""
+        pip = (self.python, "-m", "pip")
+        if not self.has(f"uv-{UV}"):
+            code, output = self.call(*pip, "install", *self.source, f"uv=={UV}")
+            if code and re.search(_NETWORK, output):
+                raise SetupError(explain(output, self.root))
+            if code:
+                say("uv cannot be had here. pip takes its place, and more time.")
+                self.tool = "pip"
+        self.env.update(told_to_pip(self.python, self.env))
+
+    def install(self, dev: bool, build: str) -> None:
+        """Install what is missing: torch and torchvision first, of one build."""
+        pair = re.findall(r"^torch(?:vision)?==[\w.]+", requirements(self.root), re.M)
+        if not self.source and (build != "auto" or not self.has_pair(pair)):
+            self.install_pair(pair, find_build(build))
+        say("JupyterLab and the rest:")
+        what = ["-r", "requirements.txt", *["-e", ".[dev]"] * dev]
+        self.must(*self.add(*self.source, *what), show=True)
+
+    def has_pair(self, pair: list[str]) -> bool:
+        """Whether both are there, and of one build."""
+        names = [pin.replace("==", "-") for pin in pair]
+        local = ["", *(f"+{one}" for one in LOCAL.values())]
+        return any(self.has(*(f"{name}{one}" for name in names)) for one in local)
+
+    def install_pair(self, pair: list[str], build: str) -> None:
+        # A local part is no difference for the installers: 2.14.1+cpu would stay.
+        options = ["--no-deps", *["--force-reinstall"] * self.has("torch")]
+        say(f"PyTorch, the {build} build: {SIZES[build][0]} GB with the rest.")
+        if index := torch_index(build):
+            option = "--default-index" if self.tool == "uv" else "--index-url"
+            exact = [f"{pin}+{LOCAL[build]}" for pin in pair]
+            try:
+                urllib.request.urlopen(f"{index}/torch/", timeout=10).close()
+                command = self.add(*options, option, index, *exact)
+                code, output = self.call(*command, show=True)
+            except OSError:
+                code, output = 1, "Because torch was not found"
+            if code == 0:
+                return
+            if not re.search(_ABSENT, output):  # a network that broke, a full disk
+                raise SetupError(explain(output, self.root) or last_line(output))
+            if self.has_pair(pair):
+                return say(f"{index} does not give it: what is here stays.")
+            size = SIZES["cuda" if sys.platform == "linux" else "cpu"][0]
+            say(f"{index} does not give it. PyPI's takes its place: {size} GB.")
+        self.must(*self.add(*options, *pair), show=True)
+
+    def add(self, *arguments: str) -> list[str | Path]:
+        """The command that installs packages."""
+        command = {
+            "uv": ["uv", "pip", "install", "--python", self.python],
+            "pip": ["pip", "install", "--no-compile"],
+        }[self.tool]
+        return [self.python, "-m", *command, *arguments]
 
 
-def _install(root: Path, dev: bool, tools: _Tools) -> None:
-    log = root / ".course" / "pip.log"
-    log.unlink(missing_ok=True)
-    what = ["-r", "requirements.txt"] + (["-e", ".[dev]"] if dev else [])
-    pip = [venv_python(root), "-m", "pip", "--log", log]
-    code, _ = tools.run(*pip, "install", "--no-compile", *what, show=True)
-    if code:
-        text = log.read_text(errors="replace") if log.exists() else ""
-        raise SetupError(
-            explain(text, root)
-            or f"pip stopped with exit code {code}. The reason is above, and all that "
-            f"it did is in {log.relative_to(root)}. Put it right, {AGAIN}"
-        )
-    # pip itself compiles on one core. What cannot be compiled says so when imported.
-    say("      Compiling them and the course, on all cores.")
-    compile_all = ["-m", "compileall", "-qq", "-j", "0", "-x", r"[/\\]tests[/\\]"]
-    ours = root / "course_utils"
-    tools.run(venv_python(root), *compile_all, site_packages(root), ours)
+def _received() -> int:
+    """Bytes that this computer has received since it was started; 0 if unknown."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/net/dev").read_text()
+        return sum(int(n) for n in re.findall(r"^\s*\S+:\s*(\d+)", text, re.MULTILINE))
+    return 0
 
 
 _NETWORK = (
-    r"connection error:|connection failed|Connection broken|Max retries exceeded"
-    r"|NewConnectionError|ConnectTimeout|ReadTimeout|Read timed out|IncompleteRead"
-    r"|IncompleteDownload|incomplete-download|ProtocolError|RemoteDisconnected"
-    r"|ConnectionResetError|name resolution|Network is unreachable"
-    r"|DO NOT MATCH THE HASHES"
+    r"(?i)connection error:|connection failed|Connection broken|Connection reset"
+    r"|Connection refused|Max retries exceeded|NewConnectionError|Timeout|timed out"
+    r"|IncompleteRead|incomplete-?download|ProtocolError|RemoteDisconnected"
+    r"|name resolution|Network is unreachable|dns error|error sending request"
+    r"|Failed to (fetch|download)|end of file before message|DO NOT MATCH THE HASHES"
+)
+_ABSENT = (
+    r"No matching distribution found for (\S+)|no version of ([^\s,]+)"
+    r"|Because (\S+) has no (?:usable )?wheels|Because (\S+) was not found"
 )
 
 
 def explain(output: str, root: Path = ROOT) -> str:
-    """Turn what pip or venv wrote into one line that says what to do, or ''."""
-    version = dotted(sys.version_info[:2])
-
-    def said(pattern: str) -> re.Match | None:
-        return re.search(pattern, output, re.IGNORECASE)
-
-    if said(r"No space left on device|quota exceeded|WinError 112"):
+    """Turn what uv, pip or venv wrote into one line that says what to do, or ''."""
+    if re.search(r"(?i)No space left on device|quota exceeded|WinError 112", output):
         return _disk_full(root)
-    if said(r"ensurepip is not available"):
+    if module := re.search(r"No module named '?(venv|ensurepip)\b", output):
+        package = f"python{PYTHON}-venv" if shutil.which("apt") else "your system's"
         return (
-            f"This Python {version} cannot put pip into .venv. "
-            f"{_venv_package(version)}, {AGAIN}"
+            f"This Python {PYTHON} has no module {module[1]}, which it takes to make "
+            f".venv. Install the package for it ({package}), {AGAIN}"
         )
-    if said(r"ssl module in Python is not available"):
+    if re.search(r"(?i)CERTIFICATE.VERIFY.FAILED|invalid peer certificate", output):
         return (
-            f"This Python {version} was built without ssl and cannot download "
-            "anything: use another Python"
-        )
-    if said(r"CERTIFICATE_VERIFY_FAILED|certificate verify failed"):
-        return (
-            "pip does not trust the certificate of the server that answered, often a "
+            "The certificate of the server that answered is not trusted; often it is a "
             f"proxy's. Name the file with the right one in PIP_CERT, {AGAIN}"
         )
-    if said(_NETWORK):
+    if re.search(_NETWORK, output):
         return (
-            "The network failed: pip could not download the packages. Check the "
+            "The network failed: the packages could not be downloaded. Check the "
             f"connection and the proxy, {AGAIN}"
         )
-    if said(r"Ignoring indexes:"):
+    if absent := re.search(_ABSENT, output):
         return (
-            "pip is told to look for packages on this computer only (no-index, in "
-            f"PIP_NO_INDEX or in its settings). Take that away, {AGAIN}"
+            f"{next(filter(None, absent.groups()))} cannot be found for Python "
+            f"{PYTHON} on {platform.system()} ({platform.machine()}). The course needs "
+            "a 64-bit Python 3.10 to 3.14 on Linux, Windows or a Mac with Apple silicon"
         )
-    if missing := said(r"No matching distribution found for (.+)"):
-        bits = "" if sys.maxsize > 2**32 else ", 32 bit"
-        return (
-            f"{missing[1].strip()} does not exist for Python {version} on "
-            f"{platform.system()} ({platform.machine()}{bits}). The course needs a "
-            "64-bit Python 3.10 to 3.14 on Linux, Windows or a Mac with Apple silicon"
-        )
-    if said(r"Permission denied|WinError 5\b"):
-        return f"Cannot write in {root}: its files must belong to you"
+    if re.search(r"Permission denied|Read-only file system|WinError 5\b", output):
+        return f"Cannot write in {root}: the folder must be yours and writable"
     return ""
 
 
-def _disk_full(root: Path) -> str:
+def _disk_full(root: Path, needed: float = sum(SIZES["cuda"])) -> str:
     free = shutil.disk_usage(root).free / 1e9
-    size = read_requirements(root)
-    needed = f"{size.download + size.disk:.1f} GB are" if size.disk else "more is"
     return (
-        f"The disk is full: {free:.1f} GB free in {root}, {needed} needed for the "
-        f"whole set-up. Free some space, {AGAIN}"
+        f"The disk is too full: {free:.1f} GB free in {root}, up to {needed:.1f} GB "
+        f"needed for the set-up. Free some space, {AGAIN}"
     )
-
-
-@contextlib.contextmanager
-def _plain_errors(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise SetupError(_disk_full(root)) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise SetupError(
-                f"Cannot write {error.filename or root}: the course's folder must be "
-                "yours and writable"
-            ) from error
-        raise
 
 
 @contextlib.contextmanager
@@ -345,31 +445,14 @@ def _lock(root: Path) -> Iterator[IO]:
     path = root / ".course" / "setup.lock"
     path.parent.mkdir(exist_ok=True)
     with open(path, "w") as file:
-        if not _try_lock(file):
-            say("Another set-up is at work in this folder. Waiting for its end ...")
-            while not _try_lock(file):
-                time.sleep(0.2)
-        yield file
-
-
-def _try_lock(file: IO) -> bool:
-    try:
-        if WINDOWS:
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
+        if not WINDOWS:
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        # Some network disks know no locks: better without one than not at all.
-        return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-    return True
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("Another set-up is at work in this folder. Waiting for its end ...")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:
+                pass  # some network disks know no locks
+        yield file

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from course_utils.measure.taps import put_back
 from course_utils.questions.lesson_00 import PREDICT_SUM
-from course_utils.tasks.compare import is_new
+from course_utils.tasks.compare import is_new, plain
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
 
@@ -67,13 +67,17 @@ WHO_AM_I = Task(
 # ---------------------------------------------------------------------------- average
 
 RESULT, OF_ITS_OWN = "the mean", "memory of its own"
+AGAIN, STAYS = "the mean of twice as much", "the next call leaves it as it is"
 
 
 def observe_mean(answer, tensor):
+    twice = 2 * tensor
     result = answer(tensor)
-    if getattr(result, "layout", None) != torch.strided:
-        return {RESULT: result}  # no tensor, or a sparse one
-    return {RESULT: result, OF_ITS_OWN: is_new(result, tensor)}
+    first, again = plain(result), answer(twice)
+    if any(getattr(one, "layout", None) != torch.strided for one in (result, again)):
+        return {RESULT: first}  # no tensor, or a sparse one
+    is_own, stays = is_new(result, tensor), is_new(result, again)
+    return {RESULT: first, OF_ITS_OWN: is_own, AGAIN: again, STAYS: stays}
 
 
 DIVIDE = " / dist.get_world_size()"
@@ -104,11 +108,14 @@ AVERAGE = Task(
             "tensor.mean()",
             "`mean()` averages the elements of a tensor, not the tensors of the ranks.",
         ),
-        Miss(DIVIDE, " / 4", "The world size is not always 4: ask for it."),
     ),
     because={
         OF_ITS_OWN: "The numbers are right, but the result is in the argument's "
         "memory. Return a new tensor, also where there is only one rank.",
+        AGAIN: "The first call is right, and the second one is not: something is left "
+        "over from the first.",
+        STAYS: "The numbers are right, but the next call writes over them: all results "
+        "are in one buffer. Return a new tensor.",
     },
     errors={"NoneType": IN_PLACE},
     otherwise="Add up each element over all ranks, then divide once by "
@@ -158,8 +165,8 @@ def observe_report(answer, loss):
 
 ALONE = "It no longer hangs, but the losses of the other ranks are missing on rank 0."
 NOT_ALL = (
-    "There is still a collective that not every rank calls. Look at which lines stand "
-    "under an `if` on the rank."
+    "There is still a collective that not every rank calls, or not in the same way. "
+    "Look at what depends on the rank."
 )
 SPOT_THE_HANG = Task(
     id="00.spot_the_hang",
@@ -171,7 +178,7 @@ SPOT_THE_HANG = Task(
     misses=(
         Miss(f"total.item(){DIVIDE}", "loss.item()", ALONE),
         Miss("total.item()", "loss.item()", ALONE),
-        Miss(DIVIDE, "", "The collective is right now, but this is the sum."),
+        Miss(DIVIDE, "", "Every rank takes part now, but this is the sum."),
         Miss(
             "return total",
             "total",

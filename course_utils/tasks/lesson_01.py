@@ -176,7 +176,6 @@ TRANSFER_SECONDS = Task(
             "The bytes take almost no time. Did you divide with `//`, or round?",
         ),
         Miss(SIZE, "numel", "You counted the elements as bytes."),
-        Miss(" * 1e9", "", "You divided bytes by GB/s. 1 GB is 10**9 bytes."),
         Miss(SIZE, "numel * 4", "Not all elements have 4 bytes. Use `element_size`."),
     ),
     otherwise="Convert every number to bytes and seconds, and print it: how many "

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from course_utils.questions.lesson_02 import PREDICT_MICRO_BATCHES
+from course_utils.tasks.compare import are_same
 from course_utils.tasks.devices import at_the_same_time, copies, on_gpus
 from course_utils.tasks.task import AtMost, Miss, Task
 
@@ -123,30 +124,22 @@ SPLIT_OVER_THREE = Task(
     observe=observe_split,
     misses=(
         Miss(
-            "[2 * third :]",
-            "[2 * third : 3 * third]",
-            "Some layers are left out. The last part takes all that are left.",
-        ),
-        Miss(
-            "len(layers) // 3",
-            "-(-len(layers) // 3)",
-            "Not every GPU has a layer. Of 4 layers, 2 + 2 leave none: round down.",
-        ),
-        Miss(
             "third =",
             "layers.eval(); third =",
             "The model is in eval mode. Leave it in training mode, as it came.",
         ),
     ),
     because={
-        "did not run": "A layer never ran. Run each one, in order.",
+        "did not run": "Some layers are left out. Run all, in their order: the last "
+        "part takes all that a division leaves over.",
         "does not find": "`model.parameters()` does not find all layers, so no "
         "optimizer would train them. A plain list hides modules from PyTorch: use "
         "attributes (`self.first = ...`) or an nn.ModuleList.",
         "when the model is made": "Some layers are still on the CPU when the model is "
         'made. Move them once, in `__init__`: `module.to("cuda:0")`.',
         "layer by layer": "Keep neighbours together: the first layers on cuda:0, the "
-        "next ones on cuda:1, the last ones on cuda:2. No GPU is without a layer.",
+        "next ones on cuda:1, the last ones on cuda:2. No GPU is without a layer: of "
+        "4 layers, 2 + 2 would leave none.",
         "other layers": "A GPU was given layers that are not its own. Cut first, then "
         "move each part straight to its GPU.",
         "copies": "There should be three copies: the input to cuda:0, then one from "
@@ -208,7 +201,8 @@ def observe_pipeline(answer, gpus, devices, rows, micro_batches):
         "GPU of each stage": [str(next(s.parameters()).device) for s in stages],
         "a tensor went over the CPU": detour,
         "neighbours compute at the same time": together,
-        "the lists are as before": lists == (stages, devices),
+        "lists and modes are as before": lists == (stages, devices)
+        and all(stage.training for stage in stages),
     }
 
 
@@ -220,7 +214,7 @@ MICRO_BATCHES = Task(
     stars=2,
     where="here",
     cases=(
-        *(("01", 8, 4), ("012", 7, 3), ("012", 11, 4), ("01", 5, 1), ("1", 3, 3)),
+        *(("01", 12, 4), ("012", 7, 3), ("012", 11, 4), ("01", 5, 1), ("1", 3, 3)),
         *(("012", 9, 4), ("120", 12, 6)),  # 9 in 4: fewer pieces than asked for
     ),
     inputs=lambda case, *_: ([f"cuda:{k}" for k in case[0]], *case[1:]),
@@ -236,16 +230,11 @@ MICRO_BATCHES = Task(
             "batch.split(micro_batches)",
             "`split(n)` wants the size of the pieces, `chunk(n)` their number.",
         ),
-        Miss(IN_PIECES, "batch.split(len(batch) // micro_batches)", TOO_MANY),
-        Miss(
-            IN_PIECES,
-            "batch[: len(batch) // micro_batches * micro_batches].chunk(micro_batches)",
-            "The rows that the division leaves over were never computed.",
-        ),
     ),
     because={
         "at once": "A stage got the whole batch at once. `torch.cat` comes last.",
-        "each stage got": "Each stage must compute each row once.",
+        "each stage got": "Each stage must compute each row once, also those that a "
+        "division leaves over.",
         "micro-batches": TOO_MANY,
         "the largest": "One micro-batch has too many rows, such as all that the "
         "division leaves over. `chunk(micro_batches)` cuts evenly.",
@@ -258,8 +247,8 @@ MICRO_BATCHES = Task(
         "stage before it did. Send one micro-batch through all stages, then the next "
         "one. Python must not wait in the loop, as it does for `.item()` and `print`. "
         "(Leave out threads: with them the order is chance.)",
-        "lists": "The result is right, but `stages` or `devices` has changed: loop "
-        "over the list, without `pop`.",
+        "lists": "The result is right, but `stages`, `devices` or a stage's mode has "
+        "changed: loop over the lists, without `pop` or `eval`.",
     },
     errors={
         "on the same device": f"{ANOTHER_DEVICE} Stage k is on `devices[k]`.",
@@ -338,6 +327,7 @@ def observe_step(answer, gpus, rows, micro_batches):
     for part, gpu in zip(model, ("cuda:0", "cuda:1"), strict=True):
         part.register_forward_pre_hook(lambda module, args, gpu=gpu: args[0].to(gpu))
     parameters = list(model.parameters())
+    before = [p.detach().clone() for p in parameters]
     seen, left = [], []  # left: bytes of activations as each micro-batch begins
     note(model, len, seen)
     note(model, lambda _: gpus.memory()["cuda:0"].now_by_kind["activations"], left)
@@ -354,8 +344,8 @@ def observe_step(answer, gpus, rows, micro_batches):
         "activations pile up": any(a < b for a, b in pairwise(left[2:])),
         "gradients": row,
         "loss": loss,
-        "the loss is a Python number": type(loss) in (int, float),
-        "the model is in training mode": model.training,
+        "the loss is a Python number": isinstance(loss, int | float),
+        "the model is as it came": model.training and are_same(parameters, before),
     }
 
 
@@ -400,6 +390,8 @@ SPOT_THE_GRADIENT = Task(
         "`backward()` inside the loop: it frees them, without `retain_graph=True`.",
         "Python number": "The gradients are right, but a Python number is wanted: "
         "`total.item()`. A tensor may hold on to its graph, and so to activations.",
+        "as it came": "Gradients and loss are right, but weights or training mode have "
+        "changed: leave `step()` and `eval()` to the caller.",
         "loss": "The gradients are right, but the loss is not the mean over all rows. "
         "Is it divided once more at the end?",
     },
@@ -428,7 +420,9 @@ SPOT_THE_GRADIENT = Task(
 
 def observe_cut(answer, seconds, nbytes, devices, capacity, best):
     """Any cut is right whose slowest stage takes at most 5 % longer than the best."""
+    before = list(seconds), list(nbytes)
     given = answer(seconds, nbytes, devices, capacity)
+    seconds, nbytes = before  # a changed list is another mistake
     try:
         sizes = list(map(operator.index, given))
     except TypeError:
@@ -450,7 +444,6 @@ DRAW = random.Random(5)
 LONG = [DRAW.choices(range(1, 99), k=60) for _ in ("seconds", "bytes")]
 MICROSECONDS = [one / 1e6 for one in LONG[0]]
 NO_CUT = "Did it find no cut? A stage may hold exactly `capacity` bytes."
-TOO_LARGE = "A stage does not fit: its layers hold more bytes than `capacity`."
 
 BALANCE = Task(
     id="02.balance",
@@ -476,7 +469,6 @@ BALANCE = Task(
     observe=observe_cut,
     misses=(
         Miss("<= capacity", "< capacity", NO_CUT),
-        Miss("<= capacity", "< math.inf", TOO_LARGE),
         Miss(
             "list(best(0, devices)[1])",
             "[(len(seconds) + k) // devices for k in range(devices)]",
@@ -489,7 +481,7 @@ BALANCE = Task(
         ),
     ),
     because={
-        "bytes": TOO_LARGE,
+        "bytes": "A stage does not fit: its layers hold more bytes than `capacity`.",
         "slowest": "Another cut that fits is more than 5 % faster. Try all cuts of "
         "the part that is left. Or try limits for the slowest stage, as fine as the "
         "seconds are, and not the average alone.",

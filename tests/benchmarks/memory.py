@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import psutil
 
 from course_utils.notebook.lessons import LESSONS
-from course_utils.setup.doctor import LESSON_MEMORY
 from tests.benchmarks._harness import Row
 from tests.benchmarks._kernel import ROOT, Kernel, code_cells, memory_of
 
@@ -67,7 +66,7 @@ def row_of(number: str, cells: list[str]) -> Row:
         round(peak.nbytes / 1e9, 1),
         "GB",
         None,
-        LESSON_MEMORY.get(number),
+        next(lesson.memory for lesson in LESSONS if lesson.number == number),
         1,
         detail={"cells": len(cells), "processes": peak.processes},
     )
