@@ -310,8 +310,8 @@ ONE_UNIT = Task(
         "them: the backward comes much later.",
         "copy of the parameters": "A copy of the parameters is still there: in an "
         "attribute, or in the graph because the module computed with the copy.",
-        "gathers in the backward": "One all-gather before the unit's backward is "
-        "enough. Register a hook on the module once, in `__init__`.",
+        "gathers in the backward": "A backward of the unit takes one all-gather, "
+        "before it. (A hook on the module is registered once, in `__init__`.)",
         "after the backward": "After each backward, free the parameters.",
         "whole gradients": "Whole ones are left: set each parameter's `.grad` to None.",
         "pieces sent": "More is sent than a reduce-scatter of one flat gradient needs. "
