@@ -164,7 +164,9 @@ for says, *pieces in (
         "if parameter.requires_grad:",
         "if True:",
     ),
-    ("or a buffer has changed", EACH, BUFFERS),
+    ("something else has changed", EACH, BUFFERS),
+    ("something else has changed", EACH, f"model.eval()\n    {EACH}"),
+    ("its requires_grad", DIVIDE, f"{DIVIDE}; parameter.requires_grad_(False)"),
 ):
     ANSWERS.wrong("05.average_gradients", "wrong", says)(Edited(*pieces))
 
@@ -320,11 +322,18 @@ for status, says, *pieces in (
         f"self.kept = {MINE} if self.epoch else getattr(self, 'kept', {MINE})\n"
         "        return iter(self.kept)",
     ),
+    ("wrong", "torch.manual_seed and", "torch.Generator().manual", "torch.manual"),
     (
         "wrong",
-        "changed the random numbers of the whole program",
-        "torch.Generator().manual_seed",
-        "torch.manual_seed",
+        "np.random.seed do that",
+        RETURN,
+        f"import numpy; numpy.random.seed(0); {RETURN}",
+    ),
+    (
+        "wrong",
+        "np.random.seed do that",
+        RETURN,
+        f"import random; random.seed(0); {RETURN}",
     ),
 ):
     ANSWERS.wrong("05.sampler", status, says)(Edited(*pieces))

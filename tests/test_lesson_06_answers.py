@@ -38,9 +38,12 @@ def new_parameters(module):
         dist.broadcast(buffer, src=0)
 
 
+TOP = "[t for n, t in module.named_parameters() if n.count('.') < 3]"
 for new, says in (
     ("(p for m in module.children() for p in m.parameters())", "rank 0's parameters"),
-    (f"[t.requires_grad_(False) for t in {ALL}]", "requires_grad has changed"),
+    (f"(*{TOP}, *module.buffers())", "rank 0's parameters"),
+    (f"({ALL}, module.eval())[0]", "or the mode has changed"),
+    (f"[t.requires_grad_(False) for t in {ALL}]", "but requires_grad or the mode"),
 ):
     ANSWERS.wrong("06.broadcast_module", "wrong", says)(Edited(ALL, new))
 
@@ -175,6 +178,8 @@ WAIT = "while self.requests:\n            self.requests.pop().wait()"
 OF_A_TENSOR = """mean = parameter / dist.get_world_size()
         self.requests.append(dist.all_reduce(mean, async_op=True))
         return mean"""
+LOGGED = "self.log = [*getattr(self, 'log', []), parameter.grad.clone()]"
+EVAL = "forward = lambda self, x: self.module.eval()(x)"
 ALL_IN_THE_LAST = f"""self.there = [*getattr(self, "there", []), parameter]
         if len(self.there) == sum(p.requires_grad for p in self.module.parameters()):
             for parameter in self.there:
@@ -202,6 +207,9 @@ for says, *pieces in (
         OF_A_TENSOR,
     ),
     ("begin too late", BOTH, ALL_IN_THE_LAST),
+    ("in which the network computes", REGISTER, f"{REGISTER}; module.first.eval()"),
+    ("in which the network computes", "def send", f"{EVAL}\n\n    def send"),
+    ("tensors of earlier steps", BOTH, f"{BOTH}\n        {LOGGED}"),
 ):
     ANSWERS.wrong("06.async_ddp", "wrong", says)(Edited(*pieces))
 ANSWERS.wrong("06.async_ddp", "crashed", "cannot have a hook")(
@@ -370,6 +378,7 @@ BACKWARD = "(loss / k).backward()"
 TOGETHER = (
     f"total = loss + (total if i else 0)\n    {BACKWARD.replace('loss', 'total')}"
 )
+NEVER_AGAIN = "model.require_backward_grad_sync = False"
 STEP = f"{BACKWARD}\n    for p in model.parameters():\n        p.data -= p.grad"
 
 for says, *pieces in (
@@ -377,6 +386,11 @@ for says, *pieces in (
     ("should go through the model once", K, f"{K}; model(micro_batches[0][0])"),
     ("in memory at the same time", BACKWARD, TOGETHER),
     ("list is not what it was", EACH, POP),
+    ("list is not what it was", K, f"{K}; micro_batches.reverse()"),
+    ("or a tensor in it", BACKWARD, f"{BACKWARD}; inputs.zero_()"),
+    ("computed in eval mode", K, f"{K}; model.module.eval()"),
+    ("requires_grad", BACKWARD, f"{BACKWARD}\n    model.requires_grad_(False)"),
+    ("DDP sends in the next", BACKWARD, f"{BACKWARD}\n    {NEVER_AGAIN}"),
     ("the mean loss over all rows", "labels)\n", 'labels, reduction="sum") / 7\n'),
     ("no `optimizer.step()` here", BACKWARD, STEP),
     ("DDP must send in the last", "model(inputs)", "model.module(inputs)"),

@@ -91,6 +91,7 @@ READY_MADE = """\
 LAYER = "fully_shard(layer)"
 HALF = "mp_policy=torch.distributed.fsdp.MixedPrecisionPolicy(torch.bfloat16)"
 NORM = "nn.utils.clip_grad_norm_(model.parameters(), 0.5)"
+OPTIMIZER = "optimizer = torch.optim.AdamW(model.parameters(), lr=lr)"
 WAIT, LOOP = "request.wait() / n", "for unit in reversed(units):"
 
 for task_id, *pieces in (
@@ -135,6 +136,9 @@ for task_id, says, *pieces in (
         A_VIEW.format("flat", "reduce_scatter(flat)"),
     ),
     (UNIT, "the module computed with the copy", MODULE, COPIES),
+    (UNIT, "computed in eval mode", MODULE, MODULE.replace("e(", "e.eval()(")),
+    (TRAIN, "A model in eval mode", OPTIMIZER, f"{OPTIMIZER}; model.eval()"),
+    (PILE, "Wait for each request before", "if on_its_way:", "if len(on_its_way) > 1:"),
     (
         TRAIN,
         "not an empty dictionary",
@@ -265,17 +269,6 @@ def in_a_ring(gradient):
 
 
 @ANSWERS.right(PART)
-def one_scatter_of_each(gradient):
-    n, rank = dist.get_world_size(), dist.get_rank()
-    total = 0
-    for source in range(n):
-        piece = gradient.new_empty(len(gradient) // n)
-        dist.scatter(piece, list(gradient.chunk(n)) if rank == source else None, source)
-        total = total + piece / n
-    return total
-
-
-@ANSWERS.right(PART)
 def in_a_batch(gradient):
     n, rank = dist.get_world_size(), dist.get_rank()
     table, calls = gradient.reshape(n, -1), []
@@ -286,6 +279,27 @@ def in_a_batch(gradient):
     for request in dist.batch_isend_irecv(calls) if calls else []:
         request.wait()
     return torch.einsum("ns->s", mine).div(n)
+
+
+@ANSWERS.right(PART)
+def pickled(gradient):
+    total, n = 0, dist.get_world_size()
+    for source in range(n):
+        pieces, mine = [piece.clone() for piece in gradient.chunk(n)], [None]
+        dist.scatter_object_list(mine, pieces, source)
+        total = total + mine[0] / n
+    return total
+
+
+@ANSWERS.wrong(PART, "wrong", "but too much was sent.")
+def by_the_store(gradient):
+    store, n = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+    store.set(f"gradient {dist.get_rank()}", gradient.numpy().tobytes())
+    dist.barrier()
+    there = [store.get(f"gradient {rank}") for rank in range(n)]
+    dist.barrier()
+    mean = np.mean([np.frombuffer(one, np.float32) for one in there], axis=0)
+    return torch.tensor(mean).chunk(n)[dist.get_rank()].clone()
 
 
 @ANSWERS.wrong(PART, "wrong", "but too much was sent. An all-reduce")

@@ -10,18 +10,23 @@ On a rank, around any code::
 Seen is what passes PyTorch's dispatcher in this thread: the collectives of
 `torch.distributed`, also what DDP and `fully_shard` call by themselves, and the
 functional ones, which DTensor uses. Not seen is what goes past it: a method of a
-process group's backend, or the store.
+process group's backend, or the store, which `everything_sent` looks at.
 
 Calls and sizes are counted, not what goes over the wire. The bytes are those of the
 best algorithm; a backend may send more. gloo's reduce-scatter is an all-reduce, which
 sends twice as much as is counted here.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_utils.measure.messages import Call, recorded
+from course_utils.measure.taps import Tapped, tap
 
 
 def _most(n: int) -> float:
@@ -79,11 +84,13 @@ class Sent(Watch):
 
     Attributes:
         calls: the name and the bytes of each, in order.
+        messages: filled by `everything_sent`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, float]] = []
+        self.messages: list[Call] = []
 
     def note(self, name: str, nbytes: float) -> None:
         """Note one call."""
@@ -97,6 +104,26 @@ class Sent(Watch):
     def count(self, name: str) -> int:
         """How many calls have this name."""
         return sum(called == name for called, _ in self.calls)
+
+
+@contextmanager
+def everything_sent() -> Iterator[Sent]:
+    """Yields a `Sent` that in the end also has what this rank has set in a store.
+
+    And the messages of all threads, which are in its `messages`, too.
+    """
+    stored: list[tuple[str, float]] = []
+
+    def around(call: Tapped) -> Any:
+        _, value = (*call.args, *call.kwargs.values())
+        stored.append(("store", len(value)))
+        return call.go()
+
+    with tap(around, ("set",), dist.Store), recorded() as messages, Sent() as sent:
+        sent.messages = messages
+        yield sent
+    sends = [("send", call.nbytes) for call in messages if call.kind == "send"]
+    sent.calls = [call for call in sent.calls if call[0] != "send"] + sends + stored
 
 
 def _nbytes(tensors: Any) -> int:

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DistributedSampler
 
+from course_utils.measure.state import random_state, state_of
 from course_utils.measure.under_way import REDUCING, Log
 from course_utils.questions.lesson_05 import PREDICT_RATE
-from course_utils.tasks.compare import are_same
 from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
 
@@ -51,8 +51,8 @@ LOCAL_BATCH = Task(
         Miss(
             ONE_MORE,
             "(global_batch % world_size > 0)",
-            "You rounded up on every rank: together that is more than the global "
-            "batch. Only some ranks take one row more.",
+            "Too many, as if every rank rounded up. Only some ranks take one row more, "
+            "and which ones must be clear from the arguments.",
         ),
         Miss(
             "rank <",
@@ -66,16 +66,10 @@ LOCAL_BATCH = Task(
             "The sum is right, but one rank has several rows more than another, and "
             "all ranks wait for the slowest. Give no rank more than one row extra.",
         ),
-        Miss(
-            f"global_batch // world_size + {ONE_MORE}",
-            "global_batch / world_size",
-            "A DataLoader wants an int. `/` makes a float even where nothing is left "
-            "over. `//` makes an int.",
-        ),
     ),
     because={
-        TYPE: "A DataLoader wants one number of type int: no list, and no float. "
-        "`int(...)` converts a NumPy number.",
+        TYPE: "A DataLoader wants one number of type int: no list, and no float. `//` "
+        "makes an int of ints, `/` a float. `int(...)` converts a NumPy number.",
         MORE: "No rank may have more than one row more than another: all ranks wait "
         "for the slowest.",
     },
@@ -268,7 +262,7 @@ class Net(nn.Module):
 WAITED = "asynchronous calls are waited for"
 NO_FROZEN = "no frozen parameter has a gradient"
 NONE_MISSING = "each trained parameter has a gradient"
-REST = "parameters and buffers are as before"
+REST = "the rest of the model is as before"
 
 
 def observe_gradients(answer, kind):
@@ -277,7 +271,7 @@ def observe_gradients(answer, kind):
     network(whole_numbers((2, 4), 10 + rank), uses_middle).sum().backward()
     trained = [p for p in network.parameters() if p.requires_grad]
     frozen = [p for p in network.parameters() if not p.requires_grad]
-    before = [tensor.clone() for tensor in network.state_dict().values()]
+    before = state_of(network)
     with Log(*REDUCING) as log:
         answer(network)
     if kind == UNUSED:  # None is as good as zeros there
@@ -289,8 +283,7 @@ def observe_gradients(answer, kind):
         NO_FROZEN: all(p.grad is None for p in frozen),
         NONE_MISSING: all(p.grad is not None for p in trained),
         **{f"gradient of {n}": p.grad for n, p in network.named_parameters()},
-        REST: are_same(network.state_dict().values(), before)
-        and not any(p.requires_grad for p in frozen),
+        REST: state_of(network) == before,
     }
 
 
@@ -352,8 +345,8 @@ AVERAGE_GRADIENTS = Task(
         NONE_MISSING: "On a rank whose rows did not pass the layer, the gradient is "
         "still None, and its model would drift away from the others. Every rank needs "
         "the mean.",
-        REST: "The gradients are right, but a parameter, its requires_grad or a buffer "
-        "has changed. Leave them as they are.",
+        REST: "The gradients are right, but something else has changed: a parameter, "
+        "its requires_grad, a buffer, or the mode (train, eval). Leave it as it is.",
     },
     errors={
         "zero-dimensional tensor": "One parameter has no dimensions, and torch.cat "
@@ -393,7 +386,7 @@ UNTOUCHED = "random numbers elsewhere are untouched"
 
 def observe_sampler(answer, n_items, world_size, rank, shuffle, seed, drop_last):
     torch.manual_seed(99)
-    before = torch.get_rng_state()
+    before = random_state()
     sampler = answer(n_items, world_size, rank, shuffle, seed, drop_last)
     seen = {"epoch 0": items_of(sampler)}
     next(iter(sampler), None)  # a loop that is left after one item
@@ -402,7 +395,7 @@ def observe_sampler(answer, n_items, world_size, rank, shuffle, seed, drop_last)
         sampler.set_epoch(epoch)
         seen[f"after set_epoch({epoch})"] = items_of(sampler)
     seen[LENGTH] = len(sampler)
-    return seen | {UNTOUCHED: torch.equal(torch.get_rng_state(), before)}
+    return seen | {UNTOUCHED: random_state() == before}
 
 
 def items_of(sampler):
@@ -497,9 +490,9 @@ SAMPLER = Task(
         "with seed + epoch.",
         LENGTH: "The items are right, but `len(sampler)` is not. It is how many items "
         "this rank gets.",
-        UNTOUCHED: "The items are right, but a seed such as torch.manual_seed has "
-        "changed the random numbers of the whole program, those of dropout for "
-        "example. Use a `torch.Generator` of your own.",
+        UNTOUCHED: "The items are right, but the random numbers of the whole program "
+        "have changed, those of dropout for example: torch.manual_seed and "
+        "np.random.seed do that. Use a `torch.Generator` of your own.",
     },
     errors={
         "non-iterator": "A DataLoader iterates over the sampler. `__iter__` must "
@@ -560,9 +553,9 @@ ACCURACY = Task(
             "parts = [torch.empty_like(right) for _ in range(world_size)]\n"
             "    dist.all_gather(parts, right)\n"
             "    count = torch.cat(parts)[:n_items].sum() / world_size",
-            "You put the items of all ranks one after another and cut at n_items. But "
-            "the repeated items are the last of *each* rank: item i of rank r is item "
-            "r + i × world_size of the test set.",
+            "As if the repeated items stood behind those of all ranks. But several "
+            "ranks have one at their own end: item i of rank r is item r + i × "
+            "world_size of the test set.",
         ),
         Miss(
             OWN,

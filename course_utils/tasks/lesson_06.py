@@ -7,9 +7,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from course_utils.measure.state import modes_of, settings_of, state_of, tensors_listed
 from course_utils.measure.under_way import Log
 from course_utils.questions.lesson_06 import PREDICT_BUCKET
-from course_utils.tasks.compare import are_same, plain
+from course_utils.tasks.compare import difference, plain
 from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
 
@@ -29,7 +30,8 @@ class AllSorts(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(2.0 + seed))  # in no layer
         self.frozen = linear(3, 4, seed + 1).requires_grad_(False)
-        self.wide = linear(2, 2, seed + 5, torch.float64, divided_by=3)
+        wide = linear(2, 2, seed + 5, torch.float64, divided_by=3)
+        self.deep = nn.Sequential(nn.Sequential(nn.Sequential(wide)))
         self.norm = nn.BatchNorm1d(2)
         self.norm.running_mean.fill_(seed)
         self.norm.num_batches_tracked.fill_(2**60 + 1 + seed)  # too long for a float
@@ -42,15 +44,11 @@ def tensors_of(module):
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def trained_in(module):
-    return [p for p in module.parameters() if p.requires_grad]
-
-
 def observe_broadcast(answer, kind):
     rank = dist.get_rank()
     two = nn.Sequential(linear(3, 4, rank + 1), nn.ReLU(), linear(4, 2, rank + 9))
     module = two if kind == "two linear layers" else AllSorts(rank)
-    before, trained = tensors_of(module), trained_in(module)
+    before, settings = tensors_of(module), settings_of(module)
     with Log("broadcast") as log:
         answer(module)
     after = tensors_of(module)
@@ -58,7 +56,7 @@ def observe_broadcast(answer, kind):
         "broadcasts are waited for": log.missing() == 0,
         **after,
         "the same tensors as before": all(after[n] is t for n, t in before.items()),
-        "requires_grad is kept": [*map(id, trained_in(module))] == [*map(id, trained)],
+        "requires_grad and the mode are kept": settings_of(module) == settings,
     }
 
 
@@ -103,7 +101,7 @@ BROADCAST_MODULE = Task(
         "more digits than a float.",
         "same tensors": "The values are right, but these are new tensors. An optimizer "
         "may hold the old ones: overwrite them in place.",
-        "requires_grad": "The values are right, but requires_grad has changed.",
+        "mode": "The values are right, but requires_grad or the mode has changed.",
         "": "Every rank must end with rank 0's parameters and buffers, in its own "
         "tensors.",  # said of any other tensor
     },
@@ -237,12 +235,13 @@ class Net(nn.Module):
 def observe_wrapper(answer, kind, zero, *bucket_bytes):
     """Some steps with the learner's wrapper: what is sent when, and the gradients."""
     rank = dist.get_rank()
-    network, ranks_0 = Net(kind, seed=rank), tensors_of(Net(kind, seed=0))
+    network, ranks_0 = Net(kind, seed=rank), Net(kind, seed=0)
+    modes, tensors_0, listed = modes_of(network), tensors_of(ranks_0), []
     with Log() as log:
         log.watch(network)
         wrapped = answer(network, *bucket_bytes)
         seen = {
-            f"starts with rank 0's {name}": torch.equal(tensor, ranks_0[name])
+            f"starts with rank 0's {name}": torch.equal(tensor, tensors_0[name])
             for name, tensor in tensors_of(network).items()
         }
         for step in range(3):
@@ -255,14 +254,18 @@ def observe_wrapper(answer, kind, zero, *bucket_bytes):
             began = list(log.after)
             wrapped.finish()
             name = f"later, in step {step}: " if step else ""
-            of_step = seen_in_step(network, log, began, bool(bucket_bytes))
+            as_it_was = state_of(network) == state_of(ranks_0) and False not in modes
+            of_step = seen_in_step(network, log, began, bool(bucket_bytes), as_it_was)
+            listed.append(tensors_listed(vars(wrapped)))
+            of_step["tensors of earlier steps are let go"] = listed[2:] <= listed[1:2]
             seen |= {f"{name}{what}": value for what, value in of_step.items()}
     return seen
 
 
-def seen_in_step(network, log, began, in_buckets):
+def seen_in_step(network, log, began, in_buckets, as_it_was):
     """What a step shows; `began`: how many gradients each all-reduce came after."""
-    trained, sizes = trained_in(network), [one.numbers for one in log.now]
+    trained = [p for p in network.parameters() if p.requires_grad]
+    sizes = [one.numbers for one in log.now]
     sent = {tensor.data_ptr() for one in log.now for tensor in one.tensors}
     numbers = sum(p.numel() for p in trained)
     seen = {
@@ -270,6 +273,7 @@ def seen_in_step(network, log, began, in_buckets):
         "finish() awaits each all-reduce": log.missing() == 0,
         "tensors under way are left alone": not any(one.changed for one in log.now),
         "no parameter is sent": sent.isdisjoint(p.data_ptr() for p in trained),
+        "but for gradients, the network is as it was": as_it_was,
         "numbers in gradients that were not sent": max(0, numbers - sum(sizes)),
         "each trained parameter has a .grad": all(p.grad is not None for p in trained),
     }
@@ -288,14 +292,16 @@ def seen_in_step(network, log, began, in_buckets):
 BECAUSE = {
     "starts with": "Not all ranks begin with rank 0's model. The first thing a wrapper "
     "does is to broadcast all parameters and all buffers.",
-    "let go": "Requests of earlier steps are still kept, more with every step: "
-    "finish() must empty the list.",
+    "let go": "Requests or tensors of earlier steps are still kept, more with every "
+    "step: finish() must empty its lists.",
     "finish() awaits": "finish() returned while an all-reduce was under way. Call "
     "`wait()` of each request: `then()` does not wait.",
     "under way": "A tensor was changed while its all-reduce was under way. Divide "
     "before it, or after the wait(), and send each gradient once.",
+    "as it was": "Something else has changed: a parameter, a buffer, a requires_grad, "
+    "or the mode in which the network computes. A wrapper changes gradients only.",
     "later": "Step 0 is right, a later one is not. Lists and counters must be as new "
-    "when the next backward begins, with and without zero_grad().",
+    "when the next backward begins. Without zero_grad(), it adds to the last means.",
     "not sent": "Not all gradients are sent. Each trained parameter needs a hook, and "
     "that sends the .grad of its own argument.",
     "no parameter": "A parameter itself is sent. The hook gets the *parameter*: the "
@@ -494,7 +500,7 @@ class Classifier(nn.Module):
 def observe_accumulate(answer, k):
     rank, rows = dist.get_rank(), 4 if k == 5 else 7  # not k times the world size
     network = Classifier()
-    model, sent = DistributedDataParallel(network), []
+    model, modes, sent = DistributedDataParallel(network), modes_of(network), []
 
     def hook(state, bucket):
         sent.append(network.backwards)
@@ -503,21 +509,24 @@ def observe_accumulate(answer, k):
         return request.get_future().then(lambda future: mean)
 
     model.register_comm_hook(None, hook)
-    before = [p.detach().clone() for p in network.parameters()]
+    before = state_of(model)
     labels = torch.arange(rows) + rank
     batches = [
         (whole_numbers((rows, 3), 40 + 7 * rank + i) / 8, labels * (i + 2) % 4)
         for i in range(k)
     ]
+    copies = plain(batches)
     answer(model, batches)
+    hooks = sum(len(p._backward_hooks or ()) for p in network.parameters())
     return {
         "the last backward sends": sent[-1:] == [network.backwards],
         "the gradients": [p.grad for p in network.parameters()],
         "rows that went through the model": network.rows,
         "backwards that send": len(sent),
-        "parameters are as before": are_same(network.parameters(), before),
         "most rows at a time": network.most,
-        "micro-batches in the list afterwards": len(batches),
+        "all parts computed in training mode": False not in modes,
+        "the model is as before": state_of(model) == before and not hooks,
+        "micro_batches is what it was": difference(plain(batches), copies, 0.0) is None,
     }
 
 
@@ -550,7 +559,7 @@ ACCUMULATE = Task(
             'labels, reduction="sum")\n            loss',
             "You added up the rows of a micro-batch. The task asks for the mean.",
         ),
-        Miss(BACKWARD, "model.zero_grad(); loss", "Only the last micro-batch is left."),
+        Miss(BACKWARD, f"model.zero_grad(); {BACKWARD}", "Only the last one is left."),
     ),
     because={
         "the last": "DDP must send in the last backward. Forward and backward of the "
@@ -558,11 +567,14 @@ ACCUMULATE = Task(
         "the gradients": "Each gradient must be that of the mean loss over all rows of "
         "all micro-batches of all ranks: each loss is divided by k.",
         "that send": "Only the backward of the last micro-batch should send.",
-        "parameters": "The parameters have changed: no `optimizer.step()` here.",
         "went through": "Each micro-batch should go through the model once.",
         "most rows": "Several micro-batches are in memory at the same time: the "
         "backward of each comes before the next forward.",
-        "in the list": "The caller's list is not what it was: `pop()` takes away.",
+        "training mode": "The model computed in eval mode: leave its mode as it is.",
+        "as before": "The model has changed: parameters (no `optimizer.step()` here), "
+        "requires_grad, the mode, hooks, or whether DDP sends in the next step.",
+        "micro_batches": "The caller's list is not what it was, or a tensor in it: "
+        "`pop()` takes away, and operations in place overwrite.",
     },
     errors={"context manager protocol": NO_SYNC, "__enter__": NO_SYNC},  # Python 3.10
     hints=(

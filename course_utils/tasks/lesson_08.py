@@ -5,8 +5,8 @@ import torch.distributed as dist
 from torch import nn
 
 from course_utils.measure.alive import alive, listed_in, new_bytes, settled
-from course_utils.measure.messages import recorded
-from course_utils.measure.traffic import Sent
+from course_utils.measure.state import modes_of
+from course_utils.measure.traffic import Sent, everything_sent
 from course_utils.questions.lesson_08 import PREDICT_PEAK
 from course_utils.tasks import sharding
 from course_utils.tasks.compare import difference
@@ -157,17 +157,16 @@ def gradient_of(size, rank, n):
 
 def observe_part(answer, gradient):
     with sharding.called("recv_anysource", "barrier") as methods:
-        with Sent() as sent, recorded() as calls:
+        with everything_sent() as sent:
             part = answer(gradient)
     if not torch.is_tensor(part):
         return part
-    nbytes = sharding.sent_bytes(sent, calls)
-    sources = {call.peer for call in calls if call.kind == "recv"}
+    sources = {call.peer for call in sent.messages if call.kind == "recv"}
     from_anybody = "recv_anysource" in methods and len(sources) > 1  # not in a ring
     return {
         "its part": part,
         "torch's own reduce-scatters": sent.count("reduce-scatter"),
-        "bytes sent": AtMost(nbytes),
+        "pieces sent, of 4,000 bytes": AtMost(sent.nbytes // 4000),  # but for trifles
         "each recv names its source": not from_anybody or "barrier" in methods,
         "bytes of memory that it holds on to": AtMost(part.untyped_storage().nbytes()),
     }
@@ -194,7 +193,7 @@ REDUCE_SCATTER = Task(
     ),
     because={
         "torch's own": "That is what you build here. Send the pieces.",
-        "bytes sent": "The result is right, but too much was sent. An all-reduce "
+        "pieces sent": "The result is right, but too much was sent. An all-reduce "
         "brings every rank the whole sum, an all-gather all gradients. Send each rank "
         "only the piece that it needs.",
         "its source": "The result is right here, but a recv without a source may take "
@@ -227,7 +226,7 @@ REDUCE_SCATTER = Task(
 def observe_unit(answer, kind):
     rank, before, module = dist.get_rank(), alive(), sharding.module_of(kind)
     numbers = sum(p.numel() for p in module.parameters())
-    unit, report = answer(module), {}
+    modes, unit, report = modes_of(module), answer(module), {}
     room = unit.shard.nbytes + 2 * numbers  # half as much as the whole, for trifles
 
     def is_large(*known):  # what is there beside the parameters and these
@@ -250,15 +249,14 @@ def observe_unit(answer, kind):
         }
         if step == 0 and kind == sharding.TWO_LAYERS:  # larger than what layers note
             seen["a copy of the parameters"] = is_large()
-        with Sent() as backward, recorded() as calls:
+        with everything_sent() as backward:
             output.sum().backward()
-        gathered = sum(part for name, part in backward.calls if name == "all-gather")
-        sent = sharding.sent_bytes(backward, calls) - round(gathered)
+        sent = sum(part for name, part in backward.calls if name != "all-gather")
         seen |= {
             "all-gathers in the backward": backward.count("all-gather"),
             "whole bytes after the backward": sharding.bytes_behind(module),
             "whole gradients": sum(p.grad is not None for p in module.parameters()),
-            "bytes sent in the backward": AtMost(sent),
+            "pieces sent in the backward": AtMost(round(sent) // unit.shard.nbytes),
         }
         result, of_input, grad = output.detach().clone(), batch.grad, unit.shard.grad
         del output, batch
@@ -267,6 +265,7 @@ def observe_unit(answer, kind):
         seen |= {
             "gradient of the shard": None if grad is None else grad.clone(),
             "the output": result,
+            "the module computes in training mode": False not in modes,
             "gradient of the input": of_input,
         }
         if grad is not None:
@@ -311,15 +310,16 @@ ONE_UNIT = Task(
         "them: the backward comes much later.",
         "copy of the parameters": "A copy of the parameters is still there: in an "
         "attribute, or in the graph because the module computed with the copy.",
-        "gathers in the backward": "One all-gather before the unit's backward is "
-        "enough. Register a hook on the module once, in `__init__`.",
+        "gathers in the backward": "A backward of the unit takes one all-gather, "
+        "before it. (A hook on the module is registered once, in `__init__`.)",
         "after the backward": "After each backward, free the parameters.",
         "whole gradients": "Whole ones are left: set each parameter's `.grad` to None.",
-        "bytes sent": "More was sent than a reduce-scatter of one flat gradient needs. "
+        "pieces sent": "More is sent than a reduce-scatter of one flat gradient needs. "
         "Call yours of task 4 once. (An all-reduce sends twice as much.)",
         "copy of all": "Something as large as all gradients is left. Is it an "
         "attribute? Or is the shard's gradient a view of it? `clone()` it.",
         "the output": "forward must return what the module returns, as it is.",
+        "training mode": "The module has computed in eval mode: leave its mode alone.",
         "of the input": "The layers before get no gradient: is the input cut off?",
     },
     errors={
@@ -357,6 +357,7 @@ def observe_training(answer):
     first, middle = [nn.Linear(6, 16), nn.LayerNorm(16), nn.Tanh()], nn.Linear(16, 16)
     model = nn.Sequential(*first, middle, nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 3))
     largest = 4 * 17 * n * -(-16 // n)  # weight and bias of the middle one, padded
+    modes = modes_of(model)
     torch.manual_seed(rank)
     labels = torch.arange(rank, rank + 8) % 3
     batches = [(torch.randn(8, 6), (labels + step) % 3) for step in range(3)]
@@ -375,6 +376,7 @@ def observe_training(answer):
         },
         # In 3 steps, of five layers; the last may stay whole: its backward comes next.
         "layers are gathered again": gathers.in_backward >= 3 * 4,
+        "the model trains in training mode": False not in modes,
         "the result of the other ranks": others,
         "whole tensors that others keep": AtMost(max([4, *kept]) if rank else 0),
     }
@@ -418,6 +420,7 @@ SPOT_THE_OPTIMIZER = Task(
         "should be a unit, and so should the model: the outermost unit stays whole.",
         "in float32": "The largest layer was never gathered whole and in float32. Is "
         "the model still sharded? Or is there a MixedPrecisionPolicy?",
+        "training mode": "A model in eval mode does not train as it should.",
         "largest all-gather": "Several layers were gathered together. Call "
         "`fully_shard(layer)` for each layer first, then for the model.",
         "other ranks": "All ranks call full_tensor(), but only rank 0 keeps the "
@@ -482,8 +485,9 @@ SPOT_THE_PILE = Task(
         Miss(
             "reduce_scatter(gradient)",
             "reduce_scatter(gradient / n)",
-            "`gradient / n` is a copy, as large as what the unit returned. With the "
-            "next unit's there are three. Divide what wait() returns.",
+            "Three whole gradients are in memory at once. Wait for each request before "
+            "you start the next. And `gradient / n` is one more: divide what wait() "
+            "returns.",
         ),
         Miss(" / n", "", "wait() returns the sum over the ranks: divide it."),
         Miss(" / n", " / len(units)", "It is divided by the number of units."),

@@ -36,15 +36,6 @@ def module_of(kind):
     return nn.Sequential(first, nn.Tanh(), last, nn.Tanh())
 
 
-def sent_bytes(sent, calls):
-    """What a rank sent: by collectives, and by messages, also those of its threads.
-
-    `sent` is what `Sent` has noted, and `calls` what `recorded()` has.
-    """
-    messages = sum(call.nbytes for call in calls if call.kind == "send")
-    return messages + round(sum(part for name, part in sent.calls if name != "send"))
-
-
 def bytes_behind(module):
     """Bytes of the memory of the module's parameters, each memory counted once."""
     storages = [p.untyped_storage() for p in module.parameters()]
