@@ -400,8 +400,9 @@ _ABSENT = (
 )
 
 
-def explain(output: str, root: Path = ROOT) -> str:
+def explain(output: str, root: Path = ROOT, where: str = "") -> str:
     """Turn what uv, pip or venv wrote into one line that says what to do, or ''."""
+    where = where or f"Python {PYTHON} on {platform.system()} ({platform.machine()})"
     if re.search(r"(?i)No space left on device|quota exceeded|WinError 112", output):
         return _disk_full(root)
     if module := re.search(r"No module named '?(venv|ensurepip)\b", output):
@@ -422,9 +423,9 @@ def explain(output: str, root: Path = ROOT) -> str:
         )
     if absent := re.search(_ABSENT, output):
         return (
-            f"{next(filter(None, absent.groups()))} cannot be found for Python "
-            f"{PYTHON} on {platform.system()} ({platform.machine()}). The course needs "
-            "a 64-bit Python 3.10 to 3.14 on Linux, Windows or a Mac with Apple silicon"
+            f"{next(filter(None, absent.groups()))} cannot be found for {where}. The "
+            "course needs a 64-bit Python 3.10 to 3.14 on Linux, Windows or a Mac with "
+            "Apple silicon"
         )
     if re.search(r"Permission denied|Read-only file system|WinError 5\b", output):
         return f"Cannot write in {root}: the folder must be yours and writable"

@@ -46,8 +46,7 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("folder", metavar="FOLDER", type=Path)
-    version = PYTHON
-    parser.add_argument("--python", default=version, help="its version")
+    parser.add_argument("--python", default=PYTHON, help="its version")
     parser.add_argument(
         "--platform", choices=PLATFORMS, default=HERE, help="the system"
     )
@@ -57,38 +56,46 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
 
-    index = torch_index(options.torch, system[0])
-    wanted = f"{requirements(root)}\nuv=={UV}\nsetuptools\n".replace("-e .", "")
-    if index:
-        exact = rf"\1+{LOCAL[options.torch]}"
-        wanted = re.sub(r"(?m)^(torch(?:vision)?==[\w.]+)", exact, wanted)
-    # All that these need: pip would ask for what they need on this computer.
-    say(f"Looking up the packages for {options.platform}, Python {options.python}.")
+    env = tool_environment(root)
+    env.update(told_to_pip(python, env), MACOSX_DEPLOYMENT_TARGET="14.0")
+    where = f"Python {options.python} on {options.platform}"
+    say(f"Looking up the packages for {where}.")
+    # All that they need there: pip would ask for what they need on this computer.
     uv = ["uv", "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"]
     uv += ["--python-version", options.python, "--python-platform", options.platform]
-    from_index = ["--index", index, "--index-strategy", "unsafe-best-match"]
-    env = tool_environment(root)
-    env.update(told_to_pip(python, env))
-    everything = _run([python, "-m", *uv, *from_index * bool(index)], env, wanted)
+    wanted = f"{requirements(root)}\nuv=={UV}\nsetuptools\n".replace("-e .", "")
+    index, everything = torch_index(options.torch, system[0]), ""
+    if index:
+        local = rf"\1+{LOCAL[options.torch]}"
+        exact = re.sub(r"(?m)^(torch(?:vision)?==[\w.]+)", local, wanted)
+        from_index = ["--index", index, "--index-strategy", "unsafe-best-match"]
+        try:
+            everything = _run([python, "-m", *uv, *from_index], env, where, exact)
+        except SetupError:
+            say(
+                f"{index} does not give the {options.torch} build. PyPI's takes its place."
+            )
+            index = ""
+    everything = everything or _run([python, "-m", *uv], env, where, wanted)
     (folder / "requirements.txt").write_text(everything)
     say(f"Downloading {len(everything.split())} packages into {folder}.")
     pip = ["pip", "download", "--no-deps", "--only-binary=:all:", "--dest", folder]
     pip += ["--python-version", options.python, "--implementation", "cp"]
     pip += [word for tag in system[1] for word in ("--platform", tag)]
     pip += ["--extra-index-url", index] * bool(index)
-    _run([python, "-m", *pip, "-r", folder / "requirements.txt"], env)
+    _run([python, "-m", *pip, "-r", folder / "requirements.txt"], env, where)
     shutil.rmtree(env["UV_CACHE_DIR"], ignore_errors=True)
     size = sum(file.stat().st_size for file in folder.glob("*.whl")) / 1e9
     say(f"Done: {size:.2f} GB. python3 -m course_utils start --wheels {folder}")
     return 0
 
 
-def _run(command: Sequence[str | Path], env: dict[str, str], given: str = "") -> str:
+def _run(command: list[str | Path], env: dict, where: str, given: str = "") -> str:
     Path(env["TMPDIR"]).mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         command, input=given, env=env, capture_output=True, text=True, check=False
     )
     if done.returncode:
         said = done.stderr or done.stdout
-        raise SetupError(explain(said) or last_line(said))
+        raise SetupError(explain(said, where=where) or last_line(said))
     return done.stdout
