@@ -72,9 +72,7 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
         try:
             everything = _run([python, "-m", *uv, *from_index], env, where, exact)
         except SetupError:
-            say(
-                f"{index} does not give the {options.torch} build. PyPI's takes its place."
-            )
+            say(f"{index} does not give that build. PyPI's takes its place.")
             index = ""
     everything = everything or _run([python, "-m", *uv], env, where, wanted)
     (folder / "requirements.txt").write_text(everything)
