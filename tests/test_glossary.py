@@ -193,9 +193,11 @@ def test_an_entry_says_what_a_word_means(entry):
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.anchor)
 def test_an_entry_leads_to_a_lesson_that_uses_the_word(entry):
-    lesson = next(x for x in LESSONS if x.notebook.name == entry.lesson)
-    assert entry.label == f"{lesson.number} · {lesson.title}"
-    text = "\n".join(sources_of(lesson.notebook).values())
+    page = ROOT / "notebooks" / entry.lesson
+    lesson = next(x for x in LESSONS if page in (x.notebook, x.in_depth))
+    deeper = ", in depth" if page == lesson.in_depth else ""
+    assert entry.label == f"{lesson.number} · {lesson.title}{deeper}"
+    text = "\n".join(sources_of(page).values())
     names = "|".join(pattern_of(x.strip("`")) for x in (entry.term, *entry.also))
     assert re.search(rf"(?<![\w-])(?:{names})(?![\w-])", without_links(text))
 

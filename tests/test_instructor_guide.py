@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from test_lessons import cells_of, stated_minutes, stated_optional_minutes
+from test_lessons import cells_of, further_minutes, stated_minutes
 
 from course_utils import ROOT, questions
 from course_utils.__main__ import COMMANDS
@@ -109,7 +109,8 @@ def day(title: str) -> list[Row]:
             (_, first), *others = LINK.findall(what)
             (lesson,) = (one for one in LESSONS if one.notebook.name == first)
             sections = tuple(text for text, _ in others)
-            assert {target.partition("#")[0] for _, target in others} == {first}, what
+            files = {target.partition("#")[0] for _, target in others}
+            assert files <= {first, lesson.in_depth.name}, what
         rows.append(Row(int(minutes), lesson, sections, demonstrated, done))
     return rows
 
@@ -120,7 +121,10 @@ def test_the_numbers_of_a_plan_are_those_of_its_rows(title):
     rows = [row for one in days for row in one]
     assert sum(row.minutes for row in rows) == int(re.search(r"\d+", title)[0])
     for row in filter(lambda row: row.lesson, rows):
-        asked = {q for one in row.sections for q in asked_in(row.lesson.notebook)[one]}
+        sections = dict(asked_in(row.lesson.notebook))
+        if row.lesson.in_depth.exists():
+            sections |= asked_in(row.lesson.in_depth)
+        asked = {question for one in row.sections for question in sections[one]}
         assert row.sections and set(ids_in(row.demonstrated)) <= asked, row
         assert set(ids_in(row.done)) <= set(row.lesson.tasks), row
     if title.startswith("The "):  # one of two days: the sentences stand above both
@@ -152,7 +156,7 @@ def test_the_times_are_those_that_lessons_and_exercises_state():
     assert numbers == [
         [
             stated_minutes(lesson.notebook),
-            stated_optional_minutes(lesson.notebook),
+            further_minutes(lesson),
             stated_minutes(lesson.solution),
             len(lesson.tasks),
             len(questions.load(lesson.number)),

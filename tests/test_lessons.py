@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAST_HEADINGS = ["Recap", "What goes wrong", "On real GPUs", "Sources"]
 OPTIONAL = " (optional)"  # ends the heading of a section that can be left out
 
+DEEPER = [lesson.in_depth for lesson in LESSONS if lesson.in_depth.exists()]
+
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda one: one.slug)
 
 
@@ -29,6 +31,8 @@ def cells_of(path: Path, kind: str | None = None) -> list[dict]:
 
 
 def sources(path: Path, kind: str) -> str:
+    if not path.exists():
+        return ""
     return "\n".join("".join(cell["source"]) for cell in cells_of(path, kind))
 
 
@@ -41,7 +45,8 @@ def test_lessons_are_numbered_without_a_gap():
 @pytest.mark.parametrize("folder", ["notebooks", "solutions", "exercises"])
 def test_every_notebook_of_a_lesson_is_on_the_map(folder):
     found = {path.stem for path in (ROOT / folder).glob("[0-9][0-9]_*.ipynb")}
-    assert found == {lesson.slug for lesson in LESSONS}
+    deeper = {path.stem for path in DEEPER} if folder == "notebooks" else set()
+    assert found == {lesson.slug for lesson in LESSONS} | deeper
 
 
 def test_the_readme_lists_every_lesson():
@@ -73,14 +78,15 @@ def test_every_lesson_has_questions():
 
 @each_lesson
 def test_every_question_is_asked_in_its_lesson(lesson: Lesson):
-    asked = re.findall(r"\bquiz\(\s*\"([^\"]+)\"", sources(lesson.notebook, "code"))
+    code = sources(lesson.notebook, "code") + sources(lesson.in_depth, "code")
+    asked = re.findall(r"\bquiz\(\s*\"([^\"]+)\"", code)
     assert set(asked) == set(load(lesson.number))
     assert len(asked) == len(set(asked)), "a question is asked twice"
 
 
 @each_lesson
 def test_every_prediction_is_explained_after_it_was_made(lesson: Lesson):
-    code = sources(lesson.notebook, "code")
+    code = sources(lesson.notebook, "code") + sources(lesson.in_depth, "code")
     uses = re.findall(r"\b(quiz|why)\(\s*\"([^\"]+)\"", code)
     explained = [name for what, name in uses if what == "why"]
     asked = load(lesson.number)
@@ -105,6 +111,15 @@ def test_a_lesson_opens_and_closes_like_the_others(lesson: Lesson):
     assert f"notebooks/{lesson.slug}.ipynb" in first
 
 
+@pytest.mark.parametrize("notebook", DEEPER, ids=lambda one: one.stem)
+def test_a_notebook_in_depth_belongs_to_its_lesson(notebook: Path):
+    lesson = next(lesson for lesson in LESSONS if lesson.in_depth == notebook)
+    first = "".join(cells_of(notebook)[0]["source"])
+    assert first.splitlines()[0] == f"# {lesson.number} · {lesson.title}, in depth"
+    assert f"]({lesson.notebook.name})" in first
+    assert f"]({notebook.name})" in sources(lesson.notebook, "markdown")
+
+
 def stated_minutes(notebook: Path) -> int:
     """The time that a lesson or an exercise states, without optional sections."""
     first = "".join(cells_of(notebook)[0]["source"])
@@ -118,6 +133,12 @@ def stated_optional_minutes(notebook: Path) -> int:
         r"minutes, and (\d+) more for the sections? marked \*\(optional\)\*", first
     )
     return int(said[1]) if said else 0
+
+
+def further_minutes(lesson: Lesson) -> int:
+    """The time that its optional sections and its notebook in depth state."""
+    deeper = stated_minutes(lesson.in_depth) if lesson.in_depth.exists() else 0
+    return stated_optional_minutes(lesson.notebook) + deeper
 
 
 def in_sections(notebook: Path) -> Iterator[tuple[str, str, str]]:
@@ -140,6 +161,18 @@ def in_sections(notebook: Path) -> Iterator[tuple[str, str, str]]:
             yield (optional or [""])[0], cell["cell_type"], piece
 
 
+def minutes_of(notebook: Path) -> float:
+    """130 words and 15 lines of code a minute, 1 for a question, 0.2 for a cell."""
+    takes = 0.0
+    for _, kind, text in in_sections(notebook):
+        if kind == "code":
+            questions = len(re.findall(r"\bquiz\(\s*\"", text))
+            takes += len(text.splitlines()) / 15 + questions + 0.2
+        else:
+            takes += len(re.sub(r"\]\(.*?\)", "]", text).split()) / 130
+    return takes
+
+
 @each_lesson
 def test_the_stated_times_are_what_reading_and_running_takes(lesson: Lesson):
     """130 words and 15 lines of code a minute, 1 for a question, 0.2 for a cell."""
@@ -151,6 +184,9 @@ def test_the_stated_times_are_what_reading_and_running_takes(lesson: Lesson):
         else:
             words = re.sub(r"\]\(.*?\)", "]", text).split()
             takes[bool(section)] += len(words) / 130
+    if lesson.in_depth.exists():
+        said, real = stated_minutes(lesson.in_depth), minutes_of(lesson.in_depth)
+        assert real / 1.25 <= said < real * 1.35 + 5, real
     stated = stated_minutes(lesson.notebook), stated_optional_minutes(lesson.notebook)
     for minutes, is_optional in zip(stated, (False, True), strict=True):
         least, most = takes[is_optional] / 1.25, takes[is_optional] * 1.35 + 5
@@ -250,25 +286,33 @@ def test_the_readme_says_how_long_all_takes():
     )
     minutes = [
         sum(stated_minutes(lesson.notebook) for lesson in LESSONS),
-        sum(stated_optional_minutes(lesson.notebook) for lesson in LESSONS),
+        sum(map(further_minutes, LESSONS)),
         sum(stated_minutes(lesson.solution) for lesson in LESSONS),
     ]
     hours = [round(each / 60) for each in minutes]
     assert [int(n) for n in said.groups()] == hours, "below the table in README.md"
 
 
-@each_lesson
-def test_cells_of_a_lesson_fit_a_screen(lesson: Lesson):
-    for cell in cells_of(lesson.notebook, "code"):
+@pytest.mark.parametrize(
+    "notebook",
+    [*(lesson.notebook for lesson in LESSONS), *DEEPER],
+    ids=lambda one: one.stem,
+)
+def test_cells_of_a_lesson_fit_a_screen(notebook: Path):
+    for cell in cells_of(notebook, "code"):
         lines = "".join(cell["source"]).splitlines()
         assert len(lines) <= 25, cell["id"]
         assert max(map(len, lines)) <= 88, cell["id"]
 
 
-@each_lesson
-def test_paragraphs_are_short(lesson: Lesson):
-    for path in (lesson.notebook, lesson.solution):
-        for cell in cells_of(path, "markdown"):
-            for paragraph in re.split(r"\n\s*\n", "".join(cell["source"])):
-                if not paragraph.lstrip().startswith(("|", "- ", "1. ", "    ")):
-                    assert len(paragraph.split()) <= 120, (path.name, cell["id"])
+@pytest.mark.parametrize(
+    "notebook",
+    [path for lesson in LESSONS for path in (lesson.notebook, lesson.solution)]
+    + DEEPER,
+    ids=lambda one: f"{one.parent.name}-{one.stem}",
+)
+def test_paragraphs_are_short(notebook: Path):
+    for cell in cells_of(notebook, "markdown"):
+        for paragraph in re.split(r"\n\s*\n", "".join(cell["source"])):
+            if not paragraph.lstrip().startswith(("|", "- ", "1. ", "    ")):
+                assert len(paragraph.split()) <= 120, cell["id"]

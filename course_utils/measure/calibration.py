@@ -4,6 +4,7 @@
     ping_pong_seconds       the same between two ranks, while nobody else does anything
     measured_link           the latency and the bandwidth that follow from one of these
     slowest_seconds         any work of all ranks
+    seconds_in_turns        several works of all ranks, which take turns
     EmulatedLink            a network as slow as you want, on one machine
     free_medians            work in the notebook itself, while no other program runs
 
@@ -54,6 +55,22 @@ def slowest_seconds(work: Callable[[], object], rounds: Count = 5) -> list[float
         seconds[number] = time.perf_counter() - start
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return seconds.tolist()
+
+
+@checked
+def seconds_in_turns(
+    ways: Mapping[str, Callable[[], object]], rounds: Count = 5
+) -> dict[str, list[float]]:
+    """The seconds of each way in each round; they take turns, on the same machine.
+
+    Every rank calls it, with the same ways in the same order. A machine is now busier,
+    now less: where ways take turns, each meets both. Each is `slowest_seconds`.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            times[name] += slowest_seconds(way, 1)
+    return times
 
 
 @checked

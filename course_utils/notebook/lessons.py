@@ -36,6 +36,11 @@ class Lesson:
         return _root() / "notebooks" / f"{self.slug}.ipynb"
 
     @property
+    def in_depth(self) -> Path:
+        """What goes beyond the lesson, if there is such a notebook."""
+        return _root() / "notebooks" / f"{self.slug}_in_depth.ipynb"
+
+    @property
     def exercise(self) -> Path:
         """The tasks to solve."""
         return _root() / "exercises" / f"{self.slug}.ipynb"

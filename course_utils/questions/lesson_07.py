@@ -194,8 +194,8 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "07.tree_wins",
-        "By this table and its formula: which all-reduce is faster with a tree than "
-        "with a ring?",
+        "By this formula: which all-reduce is faster with a tree than with a ring? α·B "
+        "is 0.48 MB for the InfiniBand here, and 1.53 MB for the NVLink.",
         [
             Choice(
                 "The loss, 4 bytes, on 1,024 GPUs.",
