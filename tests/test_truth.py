@@ -30,6 +30,7 @@ from pathlib import Path
 
 import pytest
 
+from course_utils.measure import steps
 from course_utils.notebook.lessons import LESSONS
 from course_utils.questions import Number, Question, load
 from course_utils.ranks import Ranks
@@ -85,7 +86,10 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("05", "unequal-explain", "3.4"): 34 / 10,
     ("05", "limit-explain", "2.3"): math.log(10),
     ("05", "05.divide_batch", "1,024"): 4 * 256,
-    ("06", "time-explain", "20 ms"): 10 + 10,
+    ("06", "rung2-md", "4 ms"): steps.FORWARD,
+    ("06", "rung2-md", "8 ms"): steps.BACKWARD,
+    ("06", "rung2-md", "4 MiB"): 4 * default(steps.SleepingLayer.__init__, "elements"),
+    ("06", "large-md", "4 MiB"): 4 * default(steps.SleepingLayer.__init__, "elements"),
     ("06", "buckets-explain", "4 KiB"): 4 * 1024,
     ("06", "views-explain", "4 GB"): 4 * 1e9,
     ("06", "sync-norm-explain", "2.71"): 10 * (1 - 0.9**3),
@@ -93,6 +97,8 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("06", "scale-md", "1.6 billion"): GPT_2_XL.parameters,
     ("06", "06.scaling", "2,046"): 2 * (1024 - 1),
     ("06", "06.scaling", "1.2 seconds"): 145 * 0.0085,
+    ("07", "whatif-explain", "2,046"): 2 * (1024 - 1),
+    ("07", "slow-md", "10 ns"): 1e9 / 100e6,
     ("07", "sim-md", "50 GB/s"): POD.between.bandwidth / costs.GB,
     ("07", "busbw-explain", "25"): POD.inside.bandwidth / 18 / costs.GB,
     ("07", "sim-md", "400 GB/s"): POD.between_nodes(1).bandwidth / costs.GB,
@@ -336,8 +342,11 @@ def text_of(lines: str | list[str]) -> str:
 
 @cache
 def cells_of(number: str) -> list[dict]:
-    path = next(lesson.notebook for lesson in LESSONS if lesson.number == number)
-    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+    """Those of the lesson, and of its notebook in depth."""
+    lesson = next(lesson for lesson in LESSONS if lesson.number == number)
+    there = [one for one in (lesson.notebook, lesson.in_depth) if one.exists()]
+    texts = [path.read_text(encoding="utf-8") for path in there]
+    return [cell for text in texts for cell in json.loads(text)["cells"]]
 
 
 @cache

@@ -56,8 +56,11 @@ class Watch(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def note(self, name: str, nbytes: float) -> None:
-        """Called with a name such as "all-gather", and the bytes to send at least."""
+    def note(self, name: str, nbytes: float, size: int) -> None:
+        """Called with a name such as "all-gather", and the bytes to send at least.
+
+        The size is that of the tensors of the call, in bytes.
+        """
         raise NotImplementedError
 
     def __torch_dispatch__(
@@ -70,8 +73,8 @@ class Watch(TorchDispatchMode):
                 name, share = _COLLECTIVES[known]
                 given = zip(operation._schema.arguments, args, strict=False)
                 inputs = [value for what, value in given if "input" in what.name]
-                nbytes = _nbytes(inputs[0] if inputs else args[0])
-                self.note(name, nbytes * share(dist.get_world_size()))
+                size = _nbytes(inputs[0] if inputs else args[0])
+                self.note(name, size * share(dist.get_world_size()), size)
         return operation(*args, **(kwargs or {}))
 
 
@@ -84,17 +87,20 @@ class Sent(Watch):
 
     Attributes:
         calls: the name and the bytes of each, in order.
+        tensors: the name of each, and the bytes of the tensors that it was given.
         messages: filled by `everything_sent`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[str, float]] = []
+        self.tensors: list[tuple[str, int]] = []
         self.messages: list[Call] = []
 
-    def note(self, name: str, nbytes: float) -> None:
+    def note(self, name: str, nbytes: float, size: int) -> None:
         """Note one call."""
         self.calls.append((name, nbytes))
+        self.tensors.append((name, size))
 
     @property
     def nbytes(self) -> int:

@@ -34,7 +34,7 @@ INSTEAD = "Build it from send and recv, or isend and irecv."
 class MessagesOnly(Watch):
     """Stops the learner's code where it calls a collective, under whatever name."""
 
-    def note(self, name, nbytes):
+    def note(self, name, nbytes, size):
         if name != "send":
             frames = [(torch.__file__, 0, name)]
             for frame, line in traceback.walk_stack(sys._getframe(2)):

@@ -62,7 +62,7 @@ class Gathers(Watch):
         super().__init__()
         self.nbytes = self.in_backward = 0
 
-    def note(self, name, nbytes):
+    def note(self, name, nbytes, size):
         n = dist.get_world_size()
         if name == "all-gather":  # a rank sends its part to n - 1 others
             self.nbytes = max(self.nbytes, round(nbytes * n / (n - 1)))
