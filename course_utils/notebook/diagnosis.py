@@ -90,8 +90,7 @@ def about_error(root: RankFailure, on_ranks: bool) -> str:
     # A call that does not fit, of the learner's function itself or of a hook of theirs.
     is_call = root.error == "TypeError" and not root.traceback
     if is_call and WRONG_ARGUMENTS.search(root.message):
-        is_inner = "." in root.message.partition("()")[0]
-        return TAKES + A_HOOK_TAKES * is_inner
+        return TAKES + A_HOOK_TAKES * ("." in root.message.partition("()")[0])
     return ""
 
 

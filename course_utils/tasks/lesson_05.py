@@ -687,6 +687,7 @@ SPOT_THE_LOADER = Task(
     errors={
         "batch_size should be a positive integer": "A batch has a whole number of "
         "rows. `/` makes a float even where nothing is left over. `//` makes an int.",
+        "attribute 'set_epoch'": "The sampler has `set_epoch`, the DataLoader none.",
     },
     otherwise="Each rank gets batches of global_batch // world_size items, other ones "
     "in every epoch.",
