@@ -186,6 +186,10 @@ def by_all_the_names(network, devices):
     return list(map(replica_on, devices))
 
 
+MOVED = "nn.parallel._functions.Broadcast.apply([devices[0], device], tensor)[1]"
+ANSWERS.right("03.replicate")(  # as PyTorch does it
+    Edited("tensor.to(device)", f"{MOVED} if device != devices[0] else tensor")
+)
 ANSWERS.wrong("03.replicate", "wrong", "A module of the network stands in a replica")(
     Edited("replicas = []", "replicas = [network]", "in devices:", "in devices[1:]:")
 )

@@ -212,6 +212,9 @@ for says, *pieces in (
     ("tensors of earlier steps", BOTH, f"{BOTH}\n        {LOGGED}"),
 ):
     ANSWERS.wrong("06.async_ddp", "wrong", says)(Edited(*pieces))
+ANSWERS.wrong("06.async_ddp", "crashed", "And a hook must take what PyTorch gives")(
+    Edited("def send(self, parameter)", "def send(self)")
+)
 ANSWERS.wrong("06.async_ddp", "crashed", "cannot have a hook")(
     Edited("if parameter.requires_grad:", "if True:")
 )

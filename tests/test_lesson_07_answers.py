@@ -41,6 +41,7 @@ IN_FLOAT32 = (
 for says, *pieces in (
     ("an int, not the chunk itself", RETURN, "return chunks[(rank + 1) % n]"),
     ("Digits were lost", *IN_FLOAT32),
+    ("the last of the n - 1", "range(n - 1)", "range(n)", RETURN, "return rank"),
     # A right sum on each rank, but `all_gather` cannot go on from there.
     ("rank r + 1 must finish chunk k + 1", "chunks[(", "chunks[-(")
     + (RETURN, "return -(rank + 1) % n"),

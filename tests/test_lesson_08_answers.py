@@ -296,18 +296,24 @@ def by_the_store(gradient):
     store, n = dist.distributed_c10d._get_default_store(), dist.get_world_size()
     store.set(f"gradient {dist.get_rank()}", gradient.numpy().tobytes())
     dist.barrier()
-    there = [store.get(f"gradient {rank}") for rank in range(n)]
-    dist.barrier()
-    mean = np.mean([np.frombuffer(one, np.float32) for one in there], axis=0)
-    return torch.tensor(mean).chunk(n)[dist.get_rank()].clone()
+    there = [np.frombuffer(store.get(f"gradient {r}"), "f4") for r in range(n)]
+    return torch.tensor(np.mean(there, axis=0)).chunk(n)[dist.get_rank()].clone()
 
 
-@ANSWERS.wrong(PART, "wrong", "but too much was sent. An all-reduce")
-def all_reduced(gradient):
-    total = gradient.clone()
-    dist.all_reduce(total)
-    n = dist.get_world_size()
-    return total.chunk(n)[dist.get_rank()] / n
+@ANSWERS.right(PART)
+def by_numbered_keys(gradient, calls=[]):  # noqa: B006
+    store, n = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+    rank, rows = dist.get_rank(), gradient.reshape(n, -1).numpy()
+    calls.append(others := {*range(n)} - {rank})
+    for r in others:
+        store.set(f"{len(calls)} {rank} {r}", rows[r].tobytes())
+    got = [np.frombuffer(store.get(f"{len(calls)} {r} {rank}"), "f4") for r in others]
+    return torch.tensor(sum(got, rows[rank]) / n)
+
+
+ANSWERS.wrong(PART, "wrong", "but too much was sent. An all-reduce")(
+    Edited("rows.mean(0)", "dist.all_reduce(g := gradient / n) or g.chunk(n)[rank] + 0")
+)
 
 
 # ----------------------------------------------------------------- 08.spot_the_pile

@@ -50,6 +50,7 @@ WARNING = re.compile(r"^\S.*:\d+: (\w*Warning: .*\n)(  .*\n)?", re.MULTILINE)
 NEED_ALL = ("all_reduce", "all_gather", "barrier")  # the last one lets all go
 # A rank that is found in one of these runs in a loop around it.
 INQUIRIES = ("get_rank", "get_world_size")
+_cases = itertools.count()  # that have been run: each has other keys in the store
 
 
 class Different(Exception):
@@ -160,6 +161,7 @@ def look(task: Task, ranks: Ranks, packed: bytes, number: int, seconds: float) -
                 task.observe,
                 forbidden_names(task),
                 1000 * (number + 1),  # the seed
+                f"case {next(_cases)}",
                 timeout=seconds,
             )
         except RanksError as raised:

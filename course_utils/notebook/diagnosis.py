@@ -70,6 +70,8 @@ ERRORS = {
     "'NoneType' object": "Something is None there. Does a call work in place and "
     "return nothing, as `all_reduce` does? Or has a tensor no gradient?",
 }
+TAKES = "When called, it must take the arguments of the stub, in the same order."
+A_HOOK_TAKES = " And a hook must take what PyTorch gives it, such as the gradient."
 # What Python says of a call that does not fit, and not of another TypeError.
 WRONG_ARGUMENTS = re.compile(r"(takes|missing|unexpected|multiple values) .*argument")
 FEW = 20  # of so small a count, twice as many says nothing
@@ -85,10 +87,10 @@ def about_error(root: RankFailure, on_ranks: bool) -> str:
     text = f"{root.error}: {root.message}"
     if said := next((said for part, said in ERRORS.items() if part in text), ""):
         return said
-    # A call that does not fit, of the learner's function itself.
+    # A call that does not fit, of the learner's function itself or of a hook of theirs.
     is_call = root.error == "TypeError" and not root.traceback
     if is_call and WRONG_ARGUMENTS.search(root.message):
-        return "When called, it must take the arguments of the stub, in the same order."
+        return TAKES + A_HOOK_TAKES * ("." in root.message.partition("()")[0])
     return ""
 
 

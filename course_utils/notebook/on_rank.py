@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import functools
 import importlib
@@ -12,10 +13,11 @@ import pkgutil
 import sys
 import traceback
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import cloudpickle
+import torch.distributed as dist
 
 from course_utils.ranks.rank import seed_here
 from course_utils.ranks.report import is_learners, place
@@ -35,6 +37,7 @@ def call_on_rank(
     observe: Callable[..., Any],
     forbids: tuple[str, ...],
     seed: int,
+    keys: str,
 ) -> tuple[Any, tuple]:
     """Run one case on this rank; return its result and its arguments afterwards.
 
@@ -47,13 +50,14 @@ def call_on_rank(
         observe: ``observe(answer, *args)``.
         forbids: full names of what the learner's code must not call.
         seed: ranks draw different random numbers, the same ones at every check.
+        keys: where the answer's keys are in the ranks' store; for each case another.
     """
     rank = int(os.environ["RANK"])
     seed_here(seed + rank)
     # In a notebook it is there without an import, and shows what print shows.
     vars(builtins).setdefault("display", print)
     args = pickle.loads(packed_inputs[rank])
-    with Guards(forbids) as guards:
+    with own_keys(keys), Guards(forbids) as guards:
         answer = cloudpickle.loads(packed_answer)
         guards.refuse(answer)
         try:
@@ -69,6 +73,20 @@ def call_on_rank(
     if guards.caught:  # the learner's code has caught the exception
         raise ForbiddenCall(guards.caught[0])
     return plain(result), tuple(plain(arg) for arg in args)
+
+
+@contextlib.contextmanager
+def own_keys(keys: str) -> Iterator[None]:
+    """Let the ranks' store be as new: the answer is, and counts its calls anew."""
+    stores, group = dist.distributed_c10d._world.pg_map, dist.group.WORLD
+    backend, store = stores.get(group, (None, None))
+    if store:
+        stores[group] = backend, dist.PrefixStore(keys, store)
+    try:
+        yield
+    finally:
+        if group in stores:  # the answer may have ended it
+            stores[group] = backend, store
 
 
 def raised_by_learner(error: BaseException) -> tuple[str, str] | None:

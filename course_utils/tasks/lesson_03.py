@@ -369,7 +369,7 @@ REPLICATE = Task(
         (SHARED, [2, 0]),
         (PLAIN, [1, 3]),
     ),
-    forbids=(f"{P}.replicate.replicate", f"{P}.comm.broadcast_coalesced"),
+    forbids=(f"{P}.replicate.replicate",),
     instead="Copy the tensors with `.to(device)`.",
     because={
         "device of": "The network itself has moved. `module.to(device)` changes "
@@ -534,9 +534,8 @@ PARALLEL_APPLY = Task(
         "had not run": "A module had not run to its end when you returned or raised. "
         "`join()` all threads first. Or did an exception end a thread before it called "
         "its module?",
-        "same time": "The modules did not all run at the same time. Start all threads "
-        "first, and `join()` them in a second loop: `start(); join()` in one loop "
-        "waits for each thread before it starts the next.",
+        "same time": "Not all modules ran at the same time. Start all threads, then "
+        "`join()` them in a second loop: in one, each waits for the one before it.",
         "raised": "An exception ends only its own thread. Catch it there, keep it, and "
         "raise it after all threads have ended; of several, that of the first module.",
         "current devices": "The outputs are right, but in a thread the current device "
@@ -551,8 +550,9 @@ PARALLEL_APPLY = Task(
         "for +: 'int' and 'tuple'": "An input may be a tuple of several arguments: "
         "`module(*input)`. One that is no tuple is the only argument.",
         "'NoneType'": "`kwargs_tup` is None where there are no keyword arguments.",
-        "part 0 failed": "Raise the exception of the first module itself, so that the "
-        "caller can catch it by its type.",
+        "KeyError: ": "No thread wrote under this key. Did each use the variable of "
+        "your loop, which has moved on by then? Or did an exception end one?",
+        "part 0 failed": "Raise the exception itself: callers catch it by its type.",
     },
     otherwise="Return a list: output i is what module i makes of input i, and of the "
     "keyword arguments in `kwargs_tup[i]`, whichever thread ends first.",

@@ -60,18 +60,12 @@ LOCAL_BATCH = Task(
             "One rank too many takes one more. Ranks count from 0, so write `<`, not "
             "`<=`.",
         ),
-        Miss(
-            ONE_MORE,
-            "(global_batch % world_size) * (rank == world_size - 1)",
-            "The sum is right, but one rank has several rows more than another, and "
-            "all ranks wait for the slowest. Give no rank more than one row extra.",
-        ),
     ),
     because={
         TYPE: "A DataLoader wants one number of type int: no list, and no float. `//` "
         "makes an int of ints, `/` a float. `int(...)` converts a NumPy number.",
-        MORE: "No rank may have more than one row more than another: all ranks wait "
-        "for the slowest.",
+        MORE: "The sum is right, but one rank has several rows more than another, and "
+        "all ranks wait for the slowest. Give no rank more than one row extra.",
     },
     otherwise="The batches of all ranks together must be the global batch, and no rank "
     "may have more than one row more than another.",
@@ -190,12 +184,6 @@ PARTITION = Task(
             "Some items are there twice, and others are missing. Cut all shares from "
             "*one* order that has each item once: torch.randperm draws one.",
         ),
-        Miss(
-            "[order[rank::world_size] for rank in range(world_size)]",
-            "[list(c) for c in torch.tensor(order).chunk(world_size)]",
-            "The lengths differ by more than 1, and all ranks wait for the longest "
-            "list. (`torch.chunk` rounds up, and the last chunk gets what is left.)",
-        ),
     ),
     because={
         LISTS: "Return one list of whole numbers (int) for each rank: share r is for "
@@ -205,7 +193,7 @@ PARTITION = Task(
         TOO_MANY: "An item is there twice, or there is no such item. Items are 0 to "
         "n_items - 1, and no two shares overlap.",
         LONGER: "Each item is there once, but the lengths differ by more than 1, and "
-        "all ranks wait for the longest list.",
+        "all ranks wait for the longest list. (`torch.chunk` rounds up.)",
         MIXED: "Each item is there once, but a share is a stretch of the items or "
         "every n-th one. Shuffle all items before you deal them out.",
         SAME_AGAIN: "Called twice with the same seed, it gave different shares. Draw "
@@ -464,12 +452,6 @@ SAMPLER = Task(
         ),
         Miss(
             "self.seed + self.epoch",
-            "self.seed",
-            "Every epoch has the same order. Draw it anew in each `__iter__`, with a "
-            "generator that begins with seed + epoch.",
-        ),
-        Miss(
-            "self.seed + self.epoch",
             "self.seed + self.epoch + self.rank",
             "The rank is in the seed, so each rank draws another order. All ranks must "
             "draw the same one, and each takes its own part of it.",
@@ -685,11 +667,6 @@ SPOT_THE_LOADER = Task(
             "The sampler decides the order already, so the DataLoader must not "
             "shuffle. Let the sampler do it: its own shuffle is True by default.",
         ),
-        Miss(
-            "sampler.set_epoch",
-            "loader.set_epoch",
-            "The sampler has `set_epoch`, the DataLoader has none.",
-        ),
     ),
     because={
         AS_BATCHES: "Return a list with one entry for each epoch, and that entry a "
@@ -710,6 +687,7 @@ SPOT_THE_LOADER = Task(
     errors={
         "batch_size should be a positive integer": "A batch has a whole number of "
         "rows. `/` makes a float even where nothing is left over. `//` makes an int.",
+        "attribute 'set_epoch'": "The sampler has `set_epoch`, the DataLoader none.",
     },
     otherwise="Each rank gets batches of global_batch // world_size items, other ones "
     "in every epoch.",

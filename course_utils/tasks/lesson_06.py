@@ -301,7 +301,7 @@ BECAUSE = {
     "as it was": "Something else has changed: a parameter, a buffer, a requires_grad, "
     "or the mode in which the network computes. A wrapper changes gradients only.",
     "later": "Step 0 is right, a later one is not. Lists and counters must be as new "
-    "when the next backward begins. Without zero_grad(), it adds to the last means.",
+    "when the next backward begins. It adds to what is in .grad: send that sum.",
     "not sent": "Not all gradients are sent. Each trained parameter needs a hook, and "
     "that sends the .grad of its own argument.",
     "no parameter": "A parameter itself is sent. The hook gets the *parameter*: the "

@@ -151,7 +151,7 @@ REDUCE_SCATTER = Task(
         BEST: "No chunk on this rank is the sum over all ranks. In each of n - 1 steps "
         "k rank r sends chunk r - k, and adds what arrives to chunk r - k - 1.",
         THAT: "Another chunk is finished on this rank than the one whose number was "
-        "returned: the chunk that arrived last.",
+        "returned: the last of the n - 1 chunks that must arrive.",
         IN_LINE: "If rank r finishes chunk k, rank r + 1 must finish chunk k + 1 (mod "
         "n): the all-gather of the next task counts on it.",
         **BECAUSE,
