@@ -106,7 +106,7 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("07", "07.lower_bound", "1.998"): 2 * (1000 - 1) / 1000,
     ("08", "held-md", "16 bytes"): 4 + 4 + 8,
     ("08", "meta-md", "280 GB"): 70 * 4,
-    ("08", "time-explain", "1.6 billion"): GPT_2_XL.parameters,
+    ("08", "traffic-explain", "1.6 billion"): GPT_2_XL.parameters,
     ("08", "terminal-md", "14"): 2 + 12,
 }
 
