@@ -706,6 +706,34 @@ def test_in_a_rank():
         ]
 
 
+def test_other_threads_go_on_while_one_waits_for_a_rank():
+    def on_rank() -> float | None:
+        import threading
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        from course_utils import virtual_gpus
+
+        sign = torch.zeros(1)
+        if dist.get_rank() == 1:  # it comes when rank 0 has computed
+            dist.recv(sign, 0)
+            dist.monitored_barrier()
+            return None
+        with virtual_gpus(1, force=True):
+            waits = threading.Thread(target=dist.monitored_barrier)
+            waits.start()
+            time.sleep(0.2)
+            total = (torch.ones(3, device="cuda") + 1).sum().item()
+            dist.send(sign, 1)
+            waits.join()
+        return total
+
+    with Ranks(2, timeout=30) as ranks:
+        assert ranks.run(on_rank) == [6.0, None]
+
+
 @pytest.mark.thorough
 def test_in_a_notebook():
     """One machine for many cells, also those that wait."""

@@ -248,12 +248,29 @@ def test_the_profiler_takes_the_time_of_the_cpu(tmp_path):
 # --- threads --------------------------------------------------------------------------
 
 
-def test_it_is_compiled_afterwards_also_what_was_imported_meanwhile(tmp_path):
+def test_threads_go_on_while_the_compiler_is_imported_and_it_compiles_afterwards(
+    tmp_path,
+):
     done = in_a_process(
-        "import torch\n"
+        "import sys, threading, torch\n"
         "from course_utils import virtual_gpus\n"
+        "errors, over = [], threading.Event()\n"
+        "def work():\n"
+        "    try:\n"
+        "        while not over.is_set():\n"
+        "            x = torch.ones(2, device='cuda:1')\n"
+        "            assert str((x * 2).device) == 'cuda:1', x.device\n"
+        "            assert torch.cuda.device_count() == 2\n"
+        "    except BaseException as error:\n"
+        "        errors.append(error)\n"
         "with virtual_gpus(2, force=True):\n"
+        "    threads = [threading.Thread(target=work) for _ in range(2)]\n"
+        "    [thread.start() for thread in threads]\n"
+        "    assert 'torch._dynamo' not in sys.modules\n"
         "    import torch._dynamo\n"
+        "    over.set()\n"
+        "    [thread.join() for thread in threads]\n"
+        "assert not errors, errors\n"
         "model = torch.nn.Linear(3, 3)\n"
         "def step(x):\n"
         "    y = model(torch.as_tensor(x) + torch.tensor([1.0, 2.0, 3.0]))\n"
