@@ -8,6 +8,7 @@ import socket
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from ranks_support import (
     LINUX,
     failure_of,
     four,  # noqa: F401 - a fixture
-    listening_beyond_loopback,
     own_descriptors,
     ranks,  # noqa: F401 - a fixture
     watch,  # noqa: F401 - a fixture
@@ -29,6 +29,7 @@ from ranks_support import (
 from course_utils.ranks import RankFailure, Ranks, RanksError, RequestWarning, agreement
 from course_utils.ranks.magic import run_on_ranks
 from course_utils.ranks.output import HEAD_LINES, choose_output
+from course_utils.ranks.round import QUIET_SAMPLES, Round
 
 pytestmark = pytest.mark.usefixtures("watch")
 
@@ -418,6 +419,13 @@ else: dist.recv(x.view(2, 1), rank - 1, tag=3)
     assert failure_of(ranks, cell).cause == "mismatch"
 
 
+def test_an_error_while_calls_are_collected_puts_off_no_later_call(ranks):  # noqa: F811
+    cell = "with dist.distributed_c10d._coalescing_manager():\n"
+    cell += "    dist.all_reduce(torch.ones(2))\n    1 / 0"
+    assert str(failure_of(ranks, cell)).endswith(GROUP_STAYS)
+    ranks.run_cell("x = torch.ones(1); dist.all_reduce(x); assert x == 4")
+
+
 def test_a_view_with_gaps_is_refused_and_one_in_one_piece_is_sent(ranks):  # noqa: F811
     """gloo would give wrong numbers without a word, and NCCL refuses it."""
     ranks.run_cell(
@@ -643,6 +651,20 @@ def test_a_pause_between_two_tries_to_connect_is_no_deadlock(by_hand):
     works(by_hand)
 
 
+def test_a_rank_that_finishes_while_all_are_asked_is_progress(by_hand, monkeypatch):
+    ask = Round.ask_where
+
+    def ask_until_one_finishes(self, seconds):
+        ask(self, seconds)
+        pending, end = set(self.pending), time.monotonic() + 10
+        while len(self.samples) == QUIET_SAMPLES and self.pending == pending:
+            assert time.monotonic() < end
+            self.step(0.02)
+
+    monkeypatch.setattr(Round, "ask_where", ask_until_one_finishes)
+    by_hand.run_cell(f"{PAUSE}pause(5 - rank)")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a port can't be held there")
 def test_nobody_else_gets_the_port_while_the_ranks_live(watch):  # noqa: F811
     with Ranks(2, init=False, quiet=True) as two:
@@ -664,15 +686,6 @@ def test_an_interface_of_a_cluster_is_not_used(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_interface")
     with Ranks(2, quiet=True) as two:
         works(two)
-
-
-@pytest.mark.skipif(not LINUX, reason="the watch looks at sockets on Linux only")
-def test_the_watch_sees_who_listens():
-    # The machine's own address would be seen by others: this one stands for it.
-    for address, seen in (("127.0.0.2", True), ("127.0.0.1", False)):
-        with socket.create_server((address, 0)) as server:
-            inode = str(os.fstat(server.fileno()).st_ino)
-            assert (inode in listening_beyond_loopback()) == seen
 
 
 # ------------------------------------------------------------------------- several

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ranks_support import (
     failure_of,
     four,  # noqa: F401 - a fixture
     kept,
+    listening_beyond_loopback,
     marked_processes,
     ranks,  # noqa: F401 - a fixture
     watch,  # noqa: F401 - a fixture
@@ -157,6 +159,7 @@ def test_a_rank_that_computes_after_its_end_is_no_help(ranks):  # noqa: F811
 
 ENDLESS = [  # what rank 1 does, and who may have lost its variables
     ("import subprocess; subprocess.run(['sleep', '1000'])", [()]),
+    ("while True: print('more', rank)", [()]),
     # Whether an interrupt gets through is a matter of luck.
     ("while True:\n  try:\n    while True: pass\n  except: pass", [(), (1,)]),
 ]
@@ -457,3 +460,11 @@ def test_the_mark_reaches_the_ranks(ranks):  # noqa: F811
     """Without it none of these tests would see what is left."""
     assert ranks.run(lambda: os.environ[MARK]) == [os.environ[MARK]] * 4
     assert {status.pid for status in ranks.status()} <= set(marked_processes())
+
+
+def test_the_watch_sees_who_listens():
+    # The machine's own address would be seen by others: this one stands for it.
+    for address, seen in (("127.0.0.2", True), ("127.0.0.1", False)):
+        with socket.create_server((address, 0)) as server:
+            inode = str(os.fstat(server.fileno()).st_ino)
+            assert (inode in listening_beyond_loopback()) == seen
