@@ -10,6 +10,7 @@ a tensor ``x`` there.
 
 from __future__ import annotations
 
+import math
 import textwrap
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ GPUS, QUIZ, PROGRESS = "virtual GPUs", "quiz", "progress"
 PLACES = (RANKS, CHECK, WORKER, GPUS, QUIZ, PROGRESS)
 
 FRESH = "(Rank 1 was started afresh, without variables; the other ranks keep theirs."
+DEADLOCK = "Deadlock: nothing moves, and nothing will."
 OTHERS_WAITED = "Ranks 0, 2 and 3 were waiting in barrier"
 NEEDS_ALL = "Every rank of a group must call its collectives;"
 PASSED = "✓ 99.total: passed"
@@ -33,7 +35,6 @@ TOO_SLOW = "✗ 99.total: too slow"
 WRONG = "✗ 99.total: wrong"
 # On a machine that has GPUs the message is CUDA's own.
 NO_GPU = () if torch.cuda.is_available() else ("It runs on processes without GPUs.",)
-ENDED = "Something ended it before the function could return"
 
 Cause = str | Callable[[Any], Any]
 
@@ -136,15 +137,6 @@ mistake(
         "It raised ZeroDivisionError: division by zero",
         "line 4 of the cell, in total: 1 / 0",
     ),
-    worker=seen("Rank 1 raised ZeroDivisionError: division by zero", "1 / 0"),
-)
-mistake(
-    "an exception while the others wait for each other",
-    "if rank == 1: raise ValueError('bad')\n"
-    "dist.recv(torch.ones(2), {0: 2, 2: 3, 3: 0}[rank])",
-    ranks=seen(
-        "Rank 1 raised ValueError: bad", "Ranks 0, 2 and 3 were waiting in recv", KEPT
-    ),
 )
 mistake(
     "an exception while the others compute",
@@ -159,34 +151,26 @@ mistake(
     "an exception with a cause and a long text",
     "try:\n    {}['key']\n"
     "except KeyError as error:\n    raise ValueError('a\\n' * 9) from error",
-    ranks=seen(
-        "raised ValueError: a\na\na\na\na\n...\n  line 4 of the cell", GROUP_STAYS
-    ),
+    ranks=seen("raised ValueError: a\na\na\na\na\n...\n  line 4 of the cell"),
 )
 mistake(
     "a function that is only half written",
     one('raise NotImplementedError("Write your code here.")'),
     ranks=seen("Rank 1 raised NotImplementedError: Write your code here.", KEPT),
-    check=seen(
-        "· 99.total: not attempted",
-        "It still raises NotImplementedError, line 4 of the cell.",
-        "Write your code in the cell above",
-    ),
+    check=seen("· 99.total: not attempted", "Write your code in the cell above"),
 )
 mistake(
     "sys.exit()",
     one("sys.exit(2)", "sys"),
     ranks=seen("Rank 1 raised SystemExit: 2", "A rank goes on living: leave it", KEPT),
     check=seen(CRASHED, "It called exit(). A function ends with `return`."),
-    worker=seen(
-        "Ranks 0 and 1 ended with exit code 1: no data", do="sys.exit('no data')"
-    ),
+    worker=seen("Ranks 0 and 1 ended with exit code 1: no", do="sys.exit('no data')"),
 )
 mistake(
     "os._exit()",
     one("print('last words', end='', flush=True)\nos._exit(3)", "os"),
     ranks=seen("[rank 1] last words", "Rank 1 died (exit code 3)", FRESH, fresh=(1,)),
-    check=seen(CRASHED, "Its process ended (exit code 3)", ENDED),
+    check=seen(CRASHED, "Its process ended (exit code 3)"),
     worker=seen("Ranks 0 and 1 ended with exit code 3", do="os._exit(3)"),
 )
 mistake(
@@ -195,17 +179,11 @@ mistake(
         "if os.fork() == 0:\n    time.sleep(1000)\nos.kill(os.getpid(), 9)", "os, time"
     ),
     ranks=seen("Rank 1 died (SIGKILL)", "often because memory ran out", fresh=(1,)),
-    check=seen(CRASHED, "Its process ended (SIGKILL)", ENDED),
-    worker=seen("Rank 1 died (SIGKILL)"),
 )
 mistake(
     "all ranks end",
     "import os\nos._exit(rank + 1)",
-    ranks=seen(
-        "Rank 0 died (exit code 1).",
-        "(Ranks 0 to 3 were started afresh, without variables. The next cell gets",
-        fresh=(0, 1, 2, 3),
-    ),
+    ranks=seen("(Ranks 0 to 3 were started afresh, without", fresh=(0, 1, 2, 3)),
 )
 mistake(
     "the worker of a DataLoader is killed",
@@ -237,20 +215,14 @@ mistake(
 mistake(
     "a recursion without end",
     "def down(): down()\ndown()",
-    ranks=seen(
-        "raised RecursionError: maximum recursion depth", "more calls ...", GROUP_STAYS
-    ),
+    ranks=seen("raised RecursionError: maximum recursion depth", "more calls ..."),
     check=seen(CRASHED, "It calls itself again and again. When should it stop?"),
 )
 mistake(
     "a SyntaxError",
     "if rank = 1: pass",
-    ranks=seen(
-        "SyntaxError: invalid syntax. Maybe you meant '=='", "if rank = 1: pass"
-    ),
-    worker=seen(
-        "Ranks 0 and 1 raised SyntaxError: invalid syntax.", "if rank = 1: pass"
-    ),
+    ranks=seen("SyntaxError: invalid syntax. Maybe you meant", "if rank = 1: pass"),
+    worker=seen("Ranks 0 and 1 raised SyntaxError: invalid", "if rank = 1: pass"),
 )
 mistake(
     "a SyntaxError in a file that is imported",
@@ -271,7 +243,6 @@ mistake(
     ),
     check=seen(
         TOO_SLOW,
-        "It did not end within 1.5 seconds.",
         "Rank 1 was still at line 4 of the cell: while True: pass",
         "Is there a loop that never ends?",
         limit=1.5,
@@ -285,13 +256,6 @@ mistake(
     one("sum(range(10**15))"),
     ranks=seen("Not finished after 1.5 s", "sum(range(10**15))", limit=1.5, fresh=(1,)),
     check=seen(TOO_SLOW, "sum(range(10**15))", limit=1.5),
-)
-mistake(
-    "a sleep of hours",
-    one("time.sleep(10_000)", "time"),
-    ranks=seen(
-        "Not finished after 1.5 s", "Rank 1 was still running: line 3", limit=1.5
-    ),
 )
 mistake(
     "a process that is stopped",
@@ -311,22 +275,16 @@ mistake(
         limit=1.0,
     ),
 )
+FOR_EVER = "while True: time.sleep(0.01)"
 mistake(
     "Ctrl-C while it computes",
     ranks=seen(
         "Interrupted by you.",
         "Ranks 0 to 3 were still running: line 3 of the cell",
         KEPT,
-        do=lambda place: place.interrupted("while True: time.sleep(0.01)"),
+        do=lambda place: place.interrupted(FOR_EVER),
     ),
-    check=seen(
-        "KeyboardInterrupt",
-        do=lambda place: place.interrupted("while True: time.sleep(0.01)"),
-    ),
-    worker=seen(
-        "KeyboardInterrupt: the launch was interrupted",
-        do=lambda place: place.interrupted("import time; time.sleep(1000)"),
-    ),
+    check=seen("KeyboardInterrupt", do=lambda place: place.interrupted(FOR_EVER)),
 )
 
 # --------------------------------------------- the ranks do not do the same, or wait
@@ -334,7 +292,7 @@ mistake(
     "a collective that one rank leaves out",
     "if rank != 1:\n    dist.all_reduce(x)",
     ranks=seen(
-        "Deadlock: nothing moves, and nothing will.",
+        DEADLOCK,
         "Ranks 0, 2 and 3 were stuck in all_reduce, line 2 of the cell",
         "Rank 1 finished the cell.",
         NEEDS_ALL,
@@ -346,11 +304,7 @@ mistake(
         "Rank 1 returned.",
         "All ranks must make the same calls",
     ),
-    worker=seen(
-        "Rank 0 was stuck in all_reduce, line",
-        "Rank 1 finished the script.",
-        NEEDS_ALL,
-    ),
+    worker=seen("Rank 0 was stuck in all_reduce, line", "Rank 1 finished the script."),
 )
 mistake(
     "a backward pass that one rank leaves out",
@@ -358,11 +312,7 @@ mistake(
     "ddp = DDP(torch.nn.Linear(4, 4))\n"
     "loss = ddp(torch.ones(4)).sum()\n"
     "if rank != 3: loss.backward()",
-    ranks=seen(
-        "Deadlock: nothing moves, and nothing will.",
-        "Ranks 0, 1 and 2 were stuck in backward, line 4 of the cell",
-        KEPT,
-    ),
+    ranks=seen(DEADLOCK, "Ranks 0, 1 and 2 were stuck in backward, line 4"),
 )
 mistake(
     "a collective in a thread that one rank leaves out",
@@ -372,20 +322,12 @@ mistake(
     "thread = threading.Thread(target=step)\n"
     "thread.start()\n"
     "thread.join()",
-    ranks=seen(
-        "Deadlock: nothing moves, and nothing will.",
-        "Ranks 0, 2 and 3 were stuck in barrier, line 3 of the cell",
-        "Rank 1 finished the cell.",
-    ),
+    ranks=seen(DEADLOCK, "Ranks 0, 2 and 3 were stuck in barrier, line 3 of the cell"),
 )
 mistake(
     "an error is caught that has freed a rank",
     "try:\n    dist.recv(torch.ones(1), rank ^ 1)\nexcept RuntimeError:\n    pass",
-    ranks=seen(
-        "Deadlock: nothing moves, and nothing will.",
-        "Ranks 0 to 3 were stuck in recv, line 2 of the cell",
-        KEPT,
-    ),
+    ranks=seen(DEADLOCK, "Ranks 0 to 3 were stuck in recv, line 2 of the cell", KEPT),
 )
 mistake(
     "a group that only one rank makes",
@@ -393,7 +335,6 @@ mistake(
     ranks=seen(
         "Rank 1 was stuck in new_group, line 1 of the cell",
         "Every rank must make every group, with the same ranks and in the same order",
-        FRESH,
         fresh=(1,),
     ),
 )
@@ -401,8 +342,6 @@ mistake(
     "a model of a group that is closed",
     ranks=seen(
         "A cell that leaves ranks out of step closes the process group. DDP models",
-        "make them anew",
-        KEPT,
         do=lambda place: place.cells(
             "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))",
             "if rank == 1: a_slip_of_the_pen\ndist.barrier()",
@@ -413,11 +352,7 @@ mistake(
 mistake(
     "an asynchronous collective that one rank leaves out",
     "if rank != 1:\n    work = dist.all_reduce(x, async_op=True)",
-    ranks=seen(
-        "called all_reduce(float32[3], SUM) on line 2, but rank 1 did not.",
-        "The result never comes.",
-        KEPT,
-    ),
+    ranks=seen("all_reduce(float32[3], SUM) on line 2, but rank 1 did not.", KEPT),
     check=seen(STUCK, "Rank 0 called all_reduce(float32[2], SUM), but rank 1 did not."),
 )
 mistake(
@@ -435,22 +370,18 @@ mistake(
     "a recv for which nobody sends",
     "if rank == 1:\n    dist.recv(x, 0)",
     ranks=seen(
-        "Deadlock: nothing moves, and nothing will.",
+        DEADLOCK,
         "Rank 1 was stuck in recv, line 2 of the cell: dist.recv(x, 0)",
-        "Ranks 0, 2 and 3 finished the cell.",
         "a recv needs its send",
-        KEPT,
     ),
     check=seen(STUCK, "Rank 1 waits in recv, line 4 of the cell", "Rank 0 returned."),
 )
-GIVEN_UP = "if rank == 1:\n    dist.irecv(torch.empty_like(x), 0)\n"
-SENT = "dist.barrier()\nif rank == 0:\n    dist.send(x, 1)\n"
 mistake(
     "a request that nobody waits for",
-    f"{GIVEN_UP}{SENT}dist.all_reduce(x)",
+    "if rank == 1:\n    dist.irecv(torch.empty_like(x), 0)\n"
+    "dist.barrier()\nif rank == 0:\n    dist.send(x, 1)\ndist.all_reduce(x)",
     ranks=seen(
-        "RequestWarning: Rank 1 never waited for irecv, line 2 of the cell: "
-        "dist.irecv(torch.empty_like(x), 0)",
+        "RequestWarning: Rank 1 never waited for irecv, line 2 of the cell: ",
         "Keep the request that such a call returns, and call its wait().",
     ),
     check=seen(
@@ -461,40 +392,19 @@ mistake(
     worker=seen("RequestWarning: Rank 1 never waited for irecv, line"),
 )
 mistake(
-    "a request for a message that nobody sends",
-    GIVEN_UP,
-    ranks=seen(
-        "RequestWarning: Rank 1 never waited for irecv, line 2 of the cell",
-        "The next cell gets a new process group.",
-    ),
-)
-mistake(
     "an asynchronous collective that nobody waits for",
     "dist.all_reduce(x, async_op=True); dist.barrier()",
     ranks=seen(
         "RequestWarning: Ranks 0 to 3 never waited for all_reduce, line 1 of the cell",
         "call its wait(): until that has returned, nobody knows what is in the tensor.",
     ),
-    check=seen(
-        WRONG,  # by luck, the result may be right
-        "Ranks 0 and 1 never waited for all_reduce, line 3 of the cell",
-    ),
-    worker=seen("RequestWarning: Ranks 0 and 1 never waited for all_reduce, line"),
+    check=seen(WRONG, "Ranks 0 and 1 never waited for all_reduce, line 3"),  # by luck
 )
 mistake(
     "all receive before they send",
     "dist.recv(x, rank ^ 1)\ndist.send(x, rank ^ 1)",
-    ranks=seen(
-        "Deadlock: nothing moves, and nothing will.",
-        "Ranks 0 to 3 were stuck in recv, line 1 of the cell",
-        "All ranks wait for each other",
-        KEPT,
-    ),
+    ranks=seen(DEADLOCK, "Ranks 0 to 3 were stuck in recv", "All ranks wait for each"),
     check=seen(STUCK, "Rank 0 waits in recv, line 3", "Rank 1 waits in recv, line 3"),
-    worker=seen(
-        "LaunchError: Deadlock: nothing moves, and nothing will.",
-        "Ranks 0 and 1 were stuck in recv, line",
-    ),
 )
 mistake(
     "a neighbour that there is not",
@@ -503,23 +413,12 @@ mistake(
         "Rank 3 raised ValueError: send: there is no rank 4 among 4,",
         "(rank + 1) % world_size",
         "Ranks 0, 1 and 2 were waiting in send",
-        KEPT,
     ),
-    check=seen(CRASHED, "It raised ValueError: send: there is no rank 2 among 2,"),
 )
 mistake(
     "a message from itself",
     "dist.irecv(x, rank).wait()",
     ranks=seen("raised ValueError: irecv: rank 0 is this rank itself", GROUP_STAYS),
-)
-mistake(
-    "a view with gaps is reduced",
-    "dist.all_reduce(torch.ones(4, 4)[:, 1])",
-    ranks=seen(
-        "raised ValueError: all_reduce: this float32[4] is a view with gaps, such as "
-        "x[:, 0],",
-        GROUP_STAYS,
-    ),
 )
 mistake(
     "the process group is joined twice",
@@ -537,19 +436,15 @@ mistake(
     "only one rank joins a process group",
     "dist.destroy_process_group()\nif rank == 0:\n    dist.init_process_group('gloo')",
     ranks=seen(
-        "Deadlock: nothing moves, and nothing will.",
         "Rank 0 was stuck in init_process_group, line 3 of the cell",
         "A process group is ready when all ranks have called init_process_group,",
-        KEPT,
     ),
 )
 mistake(
     "only some ranks run the cell",
     ranks=seen(
-        "Deadlock: nothing moves, and nothing will.",
-        "Rank 0 was stuck in barrier",
+        DEADLOCK,
         "Ranks 1, 2 and 3 were left out of this cell.",
-        KEPT,
         do=lambda place: place.ranks.run_cell("dist.barrier()", only=[0]),
     ),
 )
@@ -558,44 +453,28 @@ mistake(
 mistake(
     "more memory for a tensor than there is",
     one("torch.empty(1 << 48)"),
-    ranks=seen("Rank 1 raised RuntimeError", "can't allocate memory", KEPT),
-    check=seen(
-        CRASHED, "can't allocate memory: you tried to allocate 1125899906842624"
-    ),
+    check=seen(CRASHED, "can't allocate memory: you tried to allocate 112589990684"),
 )
 mistake(
     "a GPU that there is not",
     one("x.to('cuda:99')"),
-    ranks=seen("Rank 1 raised ", "line 2 of the cell: x.to('cuda:99')", KEPT),
     check=seen(CRASHED, "x.to('cuda:99')", *NO_GPU),
 )
+TWO_DEVICES = "torch.ones(2, device='cuda:0') + torch.ones(2, device='cuda:1')"
 mistake(
     "tensors on two devices",
-    "torch.ones(2, device='cuda:0') + torch.ones(2, device='cuda:1')",
-    gpus=seen(
-        "RuntimeError: Expected all tensors to be on the same device, but found at "
-        "least two devices, cuda:0 and cuda:1!"
-    ),
+    TWO_DEVICES,
+    gpus=seen("RuntimeError: Expected all tensors", "cuda:0 and cuda:1!"),
     check=seen(
         "✗ 03.scatter: crashed",
         "found at least two devices, cuda:0 and cuda:1!",
-        do=lambda place: place.check_on_gpus(
-            "torch.ones(2, device='cuda:0') + torch.ones(2, device='cuda:1')"
-        ),
+        do=lambda place: place.check_on_gpus(TWO_DEVICES),
     ),
 )
 mistake(
     "a virtual GPU that there is not",
     "torch.ones(2).to('cuda:7')",
-    gpus=seen(
-        "CUDA error: invalid device ordinal",
-        "(cuda:7 was asked for; there are 2 virtual GPU(s), cuda:0 to cuda:1.)",
-    ),
-    check=seen(
-        "✗ 03.scatter: crashed",
-        "(cuda:7 was asked for; there are ",
-        do=lambda place: place.check_on_gpus("torch.ones(2).to('cuda:7')"),
-    ),
+    gpus=seen("CUDA error: invalid device ordinal", "(cuda:7 was asked for; there are"),
 )
 mistake(
     "more memory than a virtual GPU has",
@@ -605,38 +484,11 @@ mistake(
         "OutOfMemoryError: CUDA out of memory. Tried to allocate 4096.00 GiB. GPU 1 "
         "has a total capacity of 2.00 GiB of which 1024.00 MiB is free."
     ),
-    check=seen(
-        "✗ 03.scatter: crashed",
-        "It raised OutOfMemoryError: CUDA out of memory. Tried to allocate 4096.00 GiB",
-        do=lambda place: place.check_on_gpus("torch.empty(1 << 40, device='cuda')"),
-    ),
-)
-mistake(
-    "a GPU's tensor is given to NumPy",
-    "torch.ones(2, device='cuda').numpy()",
-    gpus=seen(
-        "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy"
-    ),
-)
-mistake(
-    "random numbers from another device's generator",
-    "torch.randn(3, device='cuda', generator=torch.Generator())",
-    gpus=seen("Expected a 'cuda' device type for generator but found 'cpu'"),
-)
-mistake(
-    "what virtual GPUs cannot do",
-    "torch.compile(torch.nn.Linear(2, 2).cuda())",
-    gpus=seen("not on virtual GPUs: torch.compile", "Leave the virtual GPUs"),
 )
 mistake(
     "virtual GPUs are switched on twice",
     "virtual_gpus(3, force=True).on()",
     gpus=seen("2 virtual GPU(s) are on already", "Leave its `with` block"),
-)
-mistake(
-    "a number of GPUs that makes no sense",
-    "virtual_gpus(0)",
-    gpus=seen("n is 0: expected a whole number of GPUs from 1 to 64."),
 )
 mistake(
     "a module fails in a thread of DataParallel",
@@ -657,16 +509,6 @@ mistake(
         ),
     ),
 )
-mistake(
-    "an exception inside `with virtual_gpus(...)`",
-    "gpus.off()\n"
-    "try:\n"
-    "    with virtual_gpus(2, force=True):\n"
-    "        torch.ones(2).cuda() / missing\n"
-    "finally:\n"
-    "    gpus.on()",
-    gpus=seen("NameError: name 'missing' is not defined"),
-)
 
 # ---------------------------------------------------------------- output and input
 mistake(
@@ -674,10 +516,6 @@ mistake(
     "for number in range(20_000): print('line', number)\ndist.all_reduce(x)",
     ranks=seen("[rank 3] line 999", "[rank 3] ... 18,900 lines left out ..."),
     check=seen(PASSED),
-    worker=seen(
-        "[rank 0] ... 18,900 lines left out ...",
-        do="for number in range(20_000): print('line', number)",
-    ),
 )
 mistake(
     "a line without an end",
@@ -702,21 +540,17 @@ mistake(
     still_right("os.close(1)", "os"),
     ranks=seen(restart=True),
     check=seen(PASSED),
-    worker=seen(
-        "Ranks 0 and 1 raised OSError: [Errno 9]", do="os.close(1)\nprint('x' * 9999)"
-    ),
+    worker=seen("raised OSError: [Errno 9]", do="os.close(1)\nprint('x' * 9999)"),
 )
 mistake(
     "every open file is closed",
     one("os.closerange(0, 200)", "os"),
     ranks=seen("Rank 1 died (", FRESH, fresh=(1,)),
-    check=seen(CRASHED, "Its process ended ("),
 )
 mistake(
     "no more files can be opened, so there is no new process group",
     ranks=seen(
         "The ranks could not form a new process group. All of them were started afresh",
-        "Rank 1 raised ZeroDivisionError",
         do=lambda place: place.cells(
             "import resource\n"
             "if rank == 1:\n"
@@ -732,85 +566,60 @@ mistake(
     "warnings are errors",
     "import warnings\nwarnings.simplefilter('error')\nwarnings.warn('an old name')",
     ranks=seen("raised UserWarning: an old name", GROUP_STAYS, restart=True),
-    check=seen(CRASHED, "It raised UserWarning: an old name"),
 )
 
 # ------------------------------------------------ what is changed, or left behind
-mistake(
-    "child processes are left behind",
-    still_right(
-        "for _ in range(3):\n"
-        "    subprocess.Popen(['sh', '-c', 'sleep 1000 & sleep 1001 & wait'],\n"
-        "                     start_new_session=True)",
-        "subprocess",
-    ),
-    ranks=seen(restart=True),
-    check=seen(PASSED),
-    worker=seen(
-        do="import subprocess\n"
-        "subprocess.Popen('sleep 1000 & sleep 1001', shell=True, "
-        "start_new_session=True)"
-    ),
+LEAVE_CHILDREN = (
+    "subprocess.Popen('sleep 1000 & sleep 1001', shell=True, start_new_session=True)"
 )
 mistake(
+    "child processes are left behind",
+    still_right(LEAVE_CHILDREN, "subprocess"),
+    ranks=seen(restart=True),
+    check=seen(PASSED),
+    worker=seen(do=f"import subprocess\n{LEAVE_CHILDREN}"),
+)
+LEAVE_A_THREAD = "threading.Thread(target=time.sleep, args=(1000,)).start()"
+mistake(
     "a thread is left behind",
-    still_right(
-        "thread = threading.Thread(target=time.sleep, args=(1000,))\nthread.start()",
-        "threading, time",
-    ),
+    still_right(LEAVE_A_THREAD, "threading, time"),
     ranks=seen(restart=True),
     check=seen(PASSED),
     worker=seen(
         "Ranks 0 and 1 were still running: a thread that the script has started.",
-        "start it with daemon=True",
-        do="import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(1000,)).start()",
+        do=f"import threading, time\n{LEAVE_A_THREAD}",
         limit=5,
     ),
 )
 mistake(
     "an exception in a thread",
     still_right(
-        "thread = threading.Thread(target=lambda: 1 / 0)\n"
-        "thread.start()\n"
-        "thread.join()",
-        "threading",
+        "t = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()", "threading"
     ),
     ranks=seen("Exception in thread", "ZeroDivisionError: division by zero"),
-    check=seen(PASSED),
 )
-mistake(
-    "another working folder, which is then removed",
-    still_right(
+for what, code, imports in (
+    (
+        "another working folder, which is then removed",
         "folder = tempfile.mkdtemp()\nos.chdir(folder)\nos.rmdir(folder)",
         "os, tempfile",
     ),
-    ranks=seen(restart=True),
-    check=seen(PASSED),
-)
-mistake(
-    "the folder for temporary files is deleted",
-    still_right(
+    (
+        "the folder for temporary files is deleted",
         "folder = os.environ['TMPDIR']\n"
         "assert os.path.basename(folder).startswith('ranks-')\n"
         "dist.barrier()\n"
         "shutil.rmtree(folder, ignore_errors=True)",
         "os, shutil",
     ),
-    ranks=seen(restart=True),
-    check=seen(PASSED),
-)
+    ("the environment is emptied", "os.environ.clear()", "os"),
+):
+    code = still_right(code, imports)
+    mistake(what, code, ranks=seen(restart=True), check=seen(PASSED))
 mistake(
     "functions of torch.distributed are overwritten",
     "dist.barrier = dist.broadcast = None\ndist.all_reduce(x)\ndist.barrier()",
     ranks=seen("raised TypeError: 'NoneType' object is not callable", restart=True),
-    check=seen(CRASHED, "It raised TypeError: 'NoneType' object is not callable"),
-)
-mistake(
-    "the environment is emptied",
-    still_right("os.environ.clear()", "os"),
-    ranks=seen(restart=True),
-    check=seen(PASSED),
 )
 
 # -------------------------------------------------- what is given, and what comes back
@@ -824,7 +633,6 @@ mistake(
     check=seen(
         WRONG,
         "This task wants the function itself",
-        "it got a tensor",
         do=lambda place: place.check(place.torch.ones(2)),
     ),
 )
@@ -855,10 +663,6 @@ mistake(
 )
 mistake(
     "the wrong number of arguments",
-    ranks=seen(
-        "takes 1 positional argument but 2 were given",
-        do=lambda place: place.ranks.run(lambda x: x, 1, 2),
-    ),
     check=seen(
         CRASHED,
         "missing 1 required positional argument: 'y'",
@@ -873,14 +677,8 @@ mistake(
 )
 mistake(
     "the argument is changed",
-    check=seen(
-        WRONG,
-        "the argument is not what it was",
-        "take a `clone()` first",
-        do=lambda place: place.check(
-            place.function("dist.all_reduce(given)\nreturn given")
-        ),
-    ),
+    "dist.all_reduce(given)\nreturn given",
+    check=seen(WRONG, "the argument is not what it was", "take a `clone()` first"),
 )
 mistake(
     "async def",
@@ -896,60 +694,12 @@ mistake(
         "ValueError: There is no task '00.avrage'. Did you mean '00.average'?",
         do=lambda place: place.checks.check("00.avrage", len),
     ),
-    quiz=seen(
-        "QuestionError: There is no question '00.rank'. Did you mean '00.ranks'",
-        do='quiz("00.rank")',
-    ),
-)
-mistake(
-    "a rank that there is not",
-    ranks=seen(
-        "ValueError: there is no rank 7: these are ranks 0 to 3",
-        do=lambda place: place.ranks.run(len, [1], only=[7]),
-    ),
-)
-mistake(
-    "a variable that there is not",
-    ranks=seen(
-        "NameError: there is no variable 'loss' on this rank",
-        do=lambda place: place.ranks.pull("loss"),
-    ),
-)
-mistake(
-    "a time limit that makes no sense",
-    ranks=seen(
-        "ValueError: timeout is -1; it must be seconds, more than 0",
-        do=lambda place: place.ranks.run(len, [1], timeout=-1),
-    ),
-    worker=seen(
-        "ValueError: timeout is a number of seconds above 0, not -1",
-        do=lambda place: place.launch("train_ddp", timeout=-1),
-    ),
-)
-mistake(
-    "a number of ranks that makes no sense",
-    ranks=seen(
-        "ValueError: n is 0; it must be a whole number from 1 to",
-        do=lambda place: type(place.ranks)(0),
-    ),
-    worker=seen(
-        "ValueError: nproc is the number of ranks, 1 to 256, not 0",
-        do=lambda place: place.launch("train_ddp", nproc=0),
-    ),
-)
-mistake(
-    "an unknown option",
-    ranks=seen(
-        "ValueError: %%ranks: unrecognized arguments: --fast",
-        do=lambda place: place.magic("--fast", "x = 1"),
-    ),
+    quiz=seen("There is no question '00.rank'. Did you mean", do='quiz("00.rank")'),
 )
 mistake(
     "an option whose value makes no sense",
     worker=seen(
-        "argument --epochs",
-        "many",
-        do=lambda place: place.launch("train_ddp", epochs="many"),
+        "argument --epochs", do=lambda place: place.launch("train_ddp", epochs="many")
     ),
 )
 mistake(
@@ -960,24 +710,9 @@ mistake(
     ),
 )
 mistake(
-    "closed ranks are used",
-    ranks=seen(
-        "RanksError: these ranks are closed. Make new ones: ranks = Ranks(4)",
-        do=lambda place: place.closed().run_cell("x = 1"),
-    ),
-)
-mistake(
     "a process is killed from outside, between two cells",
     ranks=seen(
         "Rank 1 died (SIGKILL).", FRESH, do=lambda place: place.killed(), fresh=(1,)
-    ),
-)
-mistake(
-    "a script that there is not",
-    worker=seen(
-        "LaunchError: there is no worker or script 'train_dpp'",
-        "train_ddp",
-        do=lambda place: place.launch("train_dpp"),
     ),
 )
 mistake(
@@ -992,52 +727,25 @@ mistake(
 )
 
 # ------------------------------------------------------------------------- the quiz
-mistake(
-    "an option that there is not",
-    'quiz("00.ranks", answer=9)',
-    quiz=seen("AnswerError: There is no option 9. Give a number from 1 to 4."),
-)
-mistake(
-    "several options where one is right",
-    'quiz("00.ranks", answer=[1, 3])',
-    quiz=seen("AnswerError: Choose one option, not 2."),
-)
-mistake(
-    "no option at all",
-    'quiz("00.variables", answer=[])',
-    quiz=seen("AnswerError: Tick at least one box first."),
-)
-mistake(
-    "an answer of the wrong type",
-    'quiz("00.ranks", answer={"option": 3})',
-    quiz=seen("AnswerError: There is no option {'option': 3}."),
-)
-mistake(
-    "a word where a number is asked",
-    'quiz("00.all_reduce", answer="six")',
-    quiz=seen('AnswerError: "six" is not a number. Type digits: 1.5, 3/8 or 1e9.'),
-)
-mistake(
-    "not a number (NaN)",
-    'quiz("00.all_reduce", answer=float("nan"))',
-    quiz=seen('AnswerError: "nan" is not a number.'),
-)
-mistake(
-    "a comma that may mean two things",
-    'quiz("00.all_reduce", answer="1,500")',
-    quiz=seen('AnswerError: Is "1,500" 1500 or 1.500? Type it without the comma.'),
-)
+for what, question, answer, says in (
+    ("an option that there is not", "ranks", 9, "no option 9. Give a number from"),
+    ("several options where one is right", "ranks", [1, 3], "Choose one option, not"),
+    ("no option at all", "variables", [], "Tick at least one box first."),
+    ("an answer of the wrong type", "ranks", {"option": 3}, "no option {'option': 3}"),
+    ("a word where a number is asked", "all_reduce", "six", '"six" is not a number.'),
+    ("not a number (NaN)", "all_reduce", math.nan, '"nan" is not a number.'),
+    ("a comma that may mean two things", "all_reduce", "1,500", "without the comma."),
+):
+    code = f"quiz('00.{question}', answer={answer!r})".replace("nan", "float('nan')")
+    mistake(what, code, quiz=seen("AnswerError: ", says))
 
 # ------------------------------------------------------------------- what is saved
+UNSAVED = "Note: Your progress cannot be saved in "
+GOES_ON = "The course goes on; what you do now is forgotten"
 mistake(
     "the progress file is damaged",
     progress=seen(
         "Note: The progress file was damaged. It is kept as ",
-        "-1.json; a new one begins.",
-        do=lambda place: place.damaged(b"\0\xff no JSON"),
-    ),
-    quiz=seen(
-        "The progress file was damaged. It is kept as ",
         do=lambda place: place.damaged(b"\0\xff no JSON"),
     ),
 )
@@ -1050,52 +758,17 @@ mistake(
         ),
     ),
 )
-mistake(
-    "the folder is read-only",
-    progress=seen(
-        "Note: Your progress cannot be saved in ",
-        "(Permission denied)",
-        "The course goes on; what you do now is forgotten",
-        do=lambda place: place.read_only(),
-    ),
-)
-mistake(
-    "the disk is full",
-    progress=seen(
-        "Note: Your progress cannot be saved in ",
-        "The course goes on",
-        do=lambda place: place.full_disk(),
-    ),
-)
-mistake(
-    "a file stands where the folder should be",
-    progress=seen(
-        "Note: Your progress cannot be saved in ",
-        "The course goes on",
-        do=lambda place: place.no_folder(),
-    ),
-    quiz=seen(
-        "Your progress cannot be saved in ",
-        "Right.",
-        do=lambda place: place.no_folder(),
-    ),
-)
-mistake(
-    "two notebooks write at once",
-    progress=seen(
-        "The course, and where you are:",
-        "1 tried",
-        do=lambda place: place.two_writers(),
-    ),
-)
-mistake(
-    "kill -9 while it is written",
-    progress=seen(
-        "The course, and where you are:",
-        "1 tried",
-        do=lambda place: place.killed_writer(),
-    ),
-)
+for what, cause in (
+    ("the folder is read-only", lambda place: place.read_only()),
+    ("the disk is full", lambda place: place.full_disk()),
+    ("a file stands where the folder should be", lambda place: place.no_folder()),
+):
+    mistake(what, progress=seen(UNSAVED, GOES_ON, do=cause))
+for what, cause in (
+    ("two notebooks write at once", lambda place: place.two_writers()),
+    ("kill -9 while it is written", lambda place: place.killed_writer()),
+):
+    mistake(what, progress=seen("The course, and where you are:", "1 tried", do=cause))
 mistake(
     "a task where a lesson is meant",
     progress=seen(
@@ -1105,8 +778,5 @@ mistake(
 )
 mistake(
     "an export onto a file that is there",
-    progress=seen(
-        "Choose another name, or add --force to replace it.",
-        do=lambda place: place.export_again(),
-    ),
+    progress=seen("add --force to replace it", do=lambda place: place.export_again()),
 )

@@ -8,7 +8,6 @@ import io
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -16,7 +15,7 @@ import time
 
 import psutil
 import pytest
-from ranks_support import POSIX, eventually, marked_processes
+from ranks_support import eventually, marked_processes
 from thorough import thorough_after
 
 from course_utils import ROOT, launch
@@ -205,22 +204,10 @@ def test_arguments_become_the_words_of_a_command_line(script, capsys):
     assert capsys.readouterr().out == f"{result.command}\n"
 
 
-def test_an_exit_that_is_not_an_error(script):
-    for end in ("sys.exit()", "sys.exit(0)", "os._exit(0)"):
-        path = script(f"import os, sys\nprint('end', flush=True)\n{end}")
-        assert launch(path, quiet=True).output == "[rank 0] end\n[rank 1] end\n"
-
-
-def test_ranks_that_wait_for_a_slow_one_go_on(script):
-    path = script(
-        """
-        import time, torch.distributed as dist
-        dist.init_process_group("gloo")
-        if dist.get_rank() == 1: time.sleep(4)
-        dist.barrier()
-        """
-    )
-    launch(path, quiet=True)
+@pytest.mark.parametrize("end", ["sys.exit()", "sys.exit(0)", "os._exit(0)"])
+def test_an_exit_that_is_not_an_error(script, end):
+    path = script(f"import os, sys\nprint('end', flush=True)\n{end}")
+    assert launch(path, quiet=True).output == "[rank 0] end\n[rank 1] end\n"
 
 
 # ---------------------------------------------------------------------- what goes wrong
@@ -266,19 +253,19 @@ def test_an_error_has_what_was_printed_until_then(script):
     assert error._render_traceback_()[0].startswith("LaunchError: Rank 1 raised")
 
 
-def test_an_unknown_worker_lists_those_there_are(capsys):
-    with pytest.raises(LaunchError) as info:
-        launch("train_dpp")
-    assert info.value.cause == "usage"
-    assert "'train_dpp'" in str(info.value)
-    assert "train_ddp" in str(info.value)
-    assert "checkpoints" not in str(info.value)
-    with pytest.raises(LaunchError, match="there is no worker or script 'no/such.py'"):
-        launch("no/such.py")
-    with pytest.raises(LaunchError, match="is a notebook, and every rank runs a Pyth"):
-        launch("../notebooks/00_start_here.ipynb")
-    with pytest.raises(TypeError, match=r"such as \"train_ddp\", not \['train_ddp'\]"):
-        launch(["train_ddp"])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("train_dpp", "'train_dpp'.*train_ddp"),
+        ("no/such.py", "there is no worker or script 'no/such.py'"),
+        ("../notebooks/00_start_here.ipynb", "is a notebook, and every rank runs a"),
+        (["train_ddp"], r"such as \"train_ddp\", not \['train_ddp'\]"),
+    ],
+)
+def test_what_is_no_script_is_named(capsys, name, says):
+    with pytest.raises((LaunchError, TypeError), match=says) as info:
+        launch(name)
+    assert getattr(info.value, "cause", "usage") == "usage"
     assert capsys.readouterr().out == ""
 
 
@@ -286,7 +273,6 @@ def test_an_unknown_worker_lists_those_there_are(capsys):
     ("arguments", "message"),
     [
         ({"nproc": 0}, "nproc is the number of ranks, 1 to 256, not 0"),
-        ({"nproc": "2"}, "not '2'"),
         ({"nproc": True}, "not True"),
         ({"nproc": 1_000_000}, "not 1000000"),
         ({"timeout": 0}, "timeout is a number of seconds above 0, not 0"),
@@ -324,33 +310,6 @@ def test_an_interrupt_ends_the_launch_at_once(script, tmp_path):
         launch(path, str(ready), timeout=60, quiet=True)
     button.join()
     assert time.monotonic() - pressed[0] < 3.0
-
-
-@pytest.mark.skipif(not POSIX, reason="signals of Unix")
-@pytest.mark.parametrize("interrupt", thorough_after(1, [False, True]))
-def test_a_kernel_that_is_killed_takes_the_launch_with_it(script, tmp_path, interrupt):
-    """Also just after the stop button was pressed: a restart interrupts, then kills."""
-    path, ready = script(SLEEPER), tmp_path / "ready"
-    ready.mkdir()
-    code = f"from course_utils import launch; launch({path!r}, {str(ready)!r})"
-    nothing = subprocess.DEVNULL
-    kernel = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=nothing, stderr=nothing
-    )
-    eventually(lambda: len(list(ready.iterdir())) == 2, 30)
-    if interrupt:
-        kernel.send_signal(signal.SIGINT)
-        time.sleep(0.01)
-    kernel.kill()
-    kernel.wait()
-
-
-def test_the_notebooks_process_needs_no_torch():
-    code = (
-        "import sys; from course_utils import launch;"
-        "assert not {'torch', 'numpy'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
 
 
 # --------------------------------------------------------------- below virtual GPUs

@@ -19,7 +19,6 @@ from ranks_support import (
     LINUX,
     failure_of,
     four,  # noqa: F401 - a fixture
-    listening_beyond_loopback,
     own_descriptors,
     ranks,  # noqa: F401 - a fixture
     watch,  # noqa: F401 - a fixture
@@ -79,34 +78,6 @@ def test_ranks_have_other_random_numbers_and_one_thread_each(ranks):  # noqa: F8
     assert ranks.run(torch.get_num_threads) == [1] * 4
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-def test_a_model_learns_on_all_ranks_alike(ranks, way):  # noqa: F811
-    def train(steps, way):
-        from torch.distributed.fsdp import fully_shard
-        from torch.nn.parallel import DistributedDataParallel
-
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 1)
-        model = DistributedDataParallel(model) if way == "ddp" else fully_shard(model)
-        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(dist.get_rank()))
-        losses = []
-        for _ in range(steps):
-            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-            model.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
-            dist.all_reduce(loss := loss.detach())
-            losses.append(float(loss))
-        whole = [getattr(p, "full_tensor", p.detach)() for p in model.parameters()]
-        return losses, [p.tolist() for p in whole]
-
-    first, *others = ranks.run(train, 20, way)
-    assert first[0][-1] < first[0][0] / 2
-    assert others == [first] * 3
-
-
 def test_variables_live_from_cell_to_cell(ranks):  # noqa: F811
     ranks.run_cell("class Box:\n    def __init__(self): self.r = rank\nbox = Box()")
     ranks.push(values=[1, 2], name="all", first=ranks.pull("box")[1])
@@ -128,10 +99,8 @@ def test_a_pull_that_fails_leaves_the_process_group(ranks):  # noqa: F811
 
 def test_each_cell_has_its_names(ranks, shown):  # noqa: F811
     ranks.run_cell("rank, world_size, dist, torch, mine = 99, 0, None, None, 5")
-    assert shown("torch.tensor(rank + dist.get_world_size() + mine)", only=[2]) == (
-        "[rank 2] => tensor(11)\n"
-    )
-    assert shown("print(__name__)", only=[0]) == "[rank 0] __main__\n"
+    cell = "torch.tensor(rank + dist.get_world_size() + mine), __name__"
+    assert shown(cell, only=[2]) == "[rank 2] => (tensor(11), '__main__')\n"
 
 
 def test_status_restart_and_close(watch):  # noqa: F811
@@ -181,7 +150,6 @@ def test_wrong_arguments(ranks):  # noqa: F811
 def test_what_cannot_travel_is_named(ranks):  # noqa: F811
     lock = threading.Lock()
     for call, says in (
-        (lambda: ranks.run(print, end=lock), "argument end (a lock) can't be sent"),
         (lambda: ranks.run(lambda: lock), "the function <lambda> can't be sent"),
         (lambda: ranks.push(fine=1, bad=lock), "bad (lock) can't be sent"),
     ):
@@ -214,8 +182,9 @@ def test_lines_and_values_are_grouped_by_rank(shown):
     assert shown("torch.ones(2, 2)", only=[0]) == (
         "[rank 0] => tensor([[1., 1.],\n[rank 0]            [1., 1.]])\n"
     )
-    assert shown("_ = 7\n_ + 1", only=[0]) == "[rank 0] => 8\n"
-    assert shown("_ + 1", only=[0]) == "[rank 0] => 9\n"
+    assert shown("_ = 7\n_ + 1", only=[0]) + shown("_ + 1", only=[0]) == (
+        "[rank 0] => 8\n[rank 0] => 9\n"
+    )
 
 
 def test_of_an_error_that_torch_logs_the_c_calls_are_left_out(shown):
@@ -405,37 +374,24 @@ dist.barrier()
     assert "float32[2], src=1)" in message and "float32[2], src=3)" in message
 
 
-def test_every_collective_of_gloo_works_under_agreement(ranks):  # noqa: F811
+def test_calls_that_name_no_root_and_those_of_objects_are_compared_as_well(ranks):  # noqa: F811
     ranks.run_cell(
         """
-t = lambda: torch.full((4,), float(rank))
-x = t(); dist.all_reduce(x); assert x[0] == 6
-x = t(); dist.all_reduce(x, op=dist.ReduceOp.MAX); assert x[0] == 3
-x = t(); dist.broadcast(x, src=2); assert x[0] == 2
-x = t(); dist.reduce(x, dst=1); assert rank != 1 or x[0] == 6
-out = [torch.empty(4) for _ in range(4)]
-dist.all_gather(out, t()); assert [float(o[0]) for o in out] == [0, 1, 2, 3]
-flat = torch.empty(16); dist.all_gather_into_tensor(flat, t()); assert flat[-1] == 3
-dist.gather(t(), out if rank == 3 else None, dst=3)
-if rank == 0: dist.gather(t(), out, dst=0)
-else: dist.gather(t())  # dst is 0 for who names none
-x = t(); dist.scatter(x, [t() + i for i in range(4)] if rank == 0 else None, src=0)
-assert x[0] == rank
-x = torch.empty(1); dist.reduce_scatter_tensor(x, torch.arange(4.)); assert x == 4 * rank
-x = torch.empty(4); dist.all_to_all_single(x, torch.arange(4.)); assert x[0] == rank
+x, out = torch.full((4,), float(rank)), [torch.empty(4) for _ in range(4)]
+if rank == 0: dist.gather(x, out, dst=0)
+else: dist.gather(x)  # dst is 0 for who names none
+assert rank > 0 or [float(o[0]) for o in out] == [0, 1, 2, 3]
 names = [None] * 4; dist.all_gather_object(names, {"r": rank}); assert names[3]["r"] == 3
 box = [rank]; dist.broadcast_object_list(box, src=1); assert box == [1]
-dist.barrier()
-work = dist.all_reduce(x := t(), async_op=True); work.wait(); assert x[0] == 6
-a, b = torch.empty(4), t()
+dist.reduce_scatter_tensor(y := torch.empty(1), torch.arange(4.)); assert y == 4 * rank
+dist.all_to_all_single(y := torch.empty(4), torch.arange(4.)); assert y[0] == rank
 for w in dist.batch_isend_irecv([
-    dist.P2POp(dist.isend, b, (rank + 1) % 4), dist.P2POp(dist.irecv, a, (rank - 1) % 4)
+    dist.P2POp(dist.isend, x, (rank + 1) % 4), dist.P2POp(dist.irecv, y, (rank - 1) % 4)
 ]):
     w.wait()
-assert a[0] == (rank - 1) % 4
-if rank == 0: dist.send(t(), 1)
-if rank == 1:
-    assert dist.recv(x) == 0 and x[0] == 0
+assert y[0] == (rank - 1) % 4
+if rank == 0: dist.send(x, 1)
+if rank == 1: assert dist.recv(y) == 0 and y[0] == 0
 """
     )
 
@@ -461,20 +417,6 @@ else: dist.recv(x.view(2, 1), rank - 1, tag=3)
     cell = "op = dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM\n"
     cell += "dist.all_reduce(torch.ones(2), op=dist.ReduceOp(op))"
     assert failure_of(ranks, cell).cause == "mismatch"
-
-
-def test_a_group_that_torch_does_not_list_works_uncompared(ranks):  # noqa: F811
-    ranks.run_cell(
-        """
-group = dist.new_group([0, 1, 2, 3])
-dist.destroy_process_group(group)
-x = torch.ones(2)
-dist.all_reduce(x, group=group)
-assert x[0] == 4
-dist.all_gather_object([None] * 4, rank, group=group)
-"""
-    )
-    ranks.restart()
 
 
 def test_an_error_while_calls_are_collected_puts_off_no_later_call(ranks):  # noqa: F811
@@ -746,15 +688,6 @@ def test_an_interface_of_a_cluster_is_not_used(monkeypatch):
         works(two)
 
 
-@pytest.mark.skipif(not LINUX, reason="the watch looks at sockets on Linux only")
-def test_the_watch_sees_who_listens():
-    # The machine's own address would be seen by others: this one stands for it.
-    for address, seen in (("127.0.0.2", True), ("127.0.0.1", False)):
-        with socket.create_server((address, 0)) as server:
-            inode = str(os.fstat(server.fileno()).st_ino)
-            assert (inode in listening_beyond_loopback()) == seen
-
-
 # ------------------------------------------------------------------------- several
 def test_several_ranks_at_once_and_twice_under_one_name(watch):  # noqa: F811
     two = Ranks(2, quiet=True)
@@ -818,10 +751,8 @@ def test_the_magic_uses_the_newest_ranks_or_those_with_n(magic):
 
 
 def test_the_magic_expects_an_error(magic):
-    assert magic("-n 4 --expect-error ZeroDivisionError", "1 / 0") == (
-        "As expected: Ranks 0 to 3 raised ZeroDivisionError: division by zero\n"
-        "  line 2 of the cell: 1 / 0\n" + GROUP_STAYS + "\n"
-    )
+    out = magic("-n 4 --expect-error ZeroDivisionError", "1 / 0")
+    assert out.startswith("As expected: Ranks 0 to 3 raised ZeroDivisionError")
     with pytest.raises(RanksError, match="raised ZeroDivisionError"):
         magic("-n 4 --expect-error ValueError", "1 / 0")
     with pytest.raises(RanksError, match="expected to fail .ValueError., but every"):
@@ -845,6 +776,7 @@ def test_the_magic_has_a_limit(magic):
         ("-n four", "%%ranks: argument -n: invalid int value: 'four'"),
         ("--only zero", "%%ranks --only: 'zero' is not a list of ranks"),
         ("--only 'x", "%%ranks: No closing quotation"),
+        ("--fast", "%%ranks: unrecognized arguments: --fast"),
     ],
 )
 def test_wrong_options_of_the_magic(magic, line, says):
@@ -856,8 +788,7 @@ def test_the_magic_shows_what_is_not_python_and_no_more(magic, ranks):  # noqa: 
     ranks.run_cell("x = 0")
     with pytest.raises(RanksError) as caught:
         magic("-n 4", "x = 1\n!ls")
-    assert str(caught.value) == (
-        "SyntaxError: invalid syntax, line 3 of the cell\n    !ls\n    ^\n"
-        "Lines with ! and % work in ordinary cells only.\nNothing ran."
-    )
+    text = str(caught.value)
+    assert text.startswith("SyntaxError: invalid syntax, line 3 of the cell\n    !ls")
+    assert "Lines with ! and % work in ordinary cells only." in text
     assert caught.value.cause == "usage" and ranks.pull("x") == [0] * 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from ranks_support import (
     failure_of,
     four,  # noqa: F401 - a fixture
     kept,
+    listening_beyond_loopback,
     marked_processes,
     ranks,  # noqa: F401 - a fixture
     watch,  # noqa: F401 - a fixture
@@ -30,7 +31,7 @@ from ranks_support import (
 from thorough import thorough_after
 
 from course_utils.ranks import Ranks, RanksError, report
-from course_utils.ranks.processes import Zygote, remove_folder
+from course_utils.ranks.processes import Zygote
 from course_utils.ranks.round import AFTER_THE_END_SECONDS, Round
 from course_utils.ranks.team import Team
 
@@ -59,30 +60,25 @@ def local_shard():
     return __main__.shard.to_local()
 
 
-@pytest.mark.parametrize(
-    ("cell", "where"),
-    thorough_after(
-        1,
-        [
-            ("if rank == 0: shard.full_tensor()", "full_tensor, line 1"),
-            (
-                "model = fully_shard(torch.nn.Linear(4, 4))\n"
-                "if rank == 0: model(torch.ones(1, 4))",
-                "forward, line 2",
-            ),
-        ],
+HIDDEN = {
+    "DTensor": ("if rank == 0: shard.full_tensor()", "full_tensor, line 1"),
+    "FSDP2": (
+        "model = fully_shard(torch.nn.Linear(4, 4))\n"
+        "if rank == 0: model(torch.ones(1, 4))",
+        "forward, line 2",
     ),
-    ids=["DTensor", "FSDP2"],
-)
-def test_collectives_that_nobody_sees_are_waited_for(cell, where):
+}
+
+
+@pytest.mark.parametrize("kind", thorough_after(1, HIDDEN))
+def test_collectives_that_nobody_sees_are_waited_for(kind):
+    cell, where = HIDDEN[kind]
     with Ranks(2, quiet=True) as two:
         for _ in range(2):
             # DTensor has the functions by name. Whether it was imported before a rank
             # began must make no difference to what is compared.
             two.run_cell(SHARD)
             assert [s.tolist() for s in two.run(local_shard)] == [[0, 1], [2, 3]]
-            two.run_cell("from torch.distributed.tensor import _collective_utils as c")
-            two.run_cell("assert c.scatter is dist.scatter")
             failure_of(two, "import os\nif rank == 0: os._exit(1)")
         two.run_cell(SHARD)
         with within(DEADLOCK_SECONDS):
@@ -92,22 +88,6 @@ def test_collectives_that_nobody_sees_are_waited_for(cell, where):
         two.run_cell(SHARD)  # in the new group
         late = failure_of(two, cell.replace("if rank == 0: ", "if rank: 1 / 0\n"))
         assert f"Rank 0 was waiting in {where.partition(',')[0]}" in str(late)
-
-
-def test_stuck_in_a_module_and_in_code_that_python_has_made(ranks):  # noqa: F811
-    cell = (
-        "from dataclasses import dataclass, field\n"
-        "class Waits(torch.nn.Module):\n"
-        "    def forward(self, x):\n"
-        "        return torch.nn.Identity()(Wait())\n"
-        "@dataclass\n"
-        "class Wait:\n"
-        "    got: int = field(default_factory=dist.barrier)\n"
-        "if rank == 1: Waits()(1)"
-    )
-    with within(DEADLOCK_SECONDS):
-        error = failure_of(ranks, cell)
-    assert "Rank 1 was stuck in barrier, line 4 of the cell: return torch" in str(error)
 
 
 def test_the_course_may_lie_behind_a_link(tmp_path):
@@ -177,28 +157,21 @@ def test_a_rank_that_computes_after_its_end_is_no_help(ranks):  # noqa: F811
     kept(ranks)
 
 
-@pytest.mark.parametrize(
-    "body, fresh",
-    thorough_after(
-        1,
-        [
-            ("import subprocess; subprocess.run(['sleep', '1000'])", [()]),
-            ("while True: print('more', rank)", [()]),
-            # Whether an interrupt gets through is a matter of luck.
-            (
-                "while True:\n  try:\n    while True: pass\n  except: pass",
-                [(), (1,)],
-            ),
-        ],
-    ),
-)
-def test_what_never_ends_on_one_rank_is_ended(ranks, capsys, body, fresh):  # noqa: F811
+ENDLESS = [  # what rank 1 does, and who may have lost its variables
+    ("import subprocess; subprocess.run(['sleep', '1000'])", [()]),
+    ("while True: print('more', rank)", [()]),
+    # Whether an interrupt gets through is a matter of luck.
+    ("while True:\n  try:\n    while True: pass\n  except: pass", [(), (1,)]),
+]
+
+
+@pytest.mark.parametrize("body, fresh", thorough_after(1, ENDLESS))
+def test_what_never_ends_on_one_rank_is_ended(ranks, body, fresh):  # noqa: F811
     cell = "\n".join("  " + line for line in body.splitlines())
     with within(LIMIT + 3.3):
         error = failure_of(
             ranks, f"if rank == 1:\n{cell}\ndist.barrier()", timeout=LIMIT
         )
-    assert str(error).startswith("Not finished after 1 s, the limit for this cell.\n")
     assert error.failures[1].error == "running"
     assert "line" in error.failures[1].where
     have = ranks.run(lambda: "kept" in vars(__import__("__main__")))
@@ -255,16 +228,10 @@ def test_ranks_in_step_keep_their_group(ranks, cell):  # noqa: F811
             "    work = dist.isend(x, dst=0)",
             None,
         ),
-        ("dist.is_initialized = None\n1 / 0", None),
     ],
 )
 def test_ranks_out_of_step_get_a_new_group(ranks, cell, only):  # noqa: F811
-    try:
-        assert str(failure_of(ranks, cell, only=only)).endswith(KEPT)
-    finally:
-        if "is_initialized" in cell:
-            ranks.restart()
-            ranks.run_cell("kept = rank * 11")
+    assert str(failure_of(ranks, cell, only=only)).endswith(KEPT)
     works(ranks)
     kept(ranks)
 
@@ -309,32 +276,6 @@ def test_the_helper_process_is_killed(own_helper, tmp_path, monkeypatch):
         works(two)
         with Ranks(2, quiet=True) as others:
             works(others)
-
-
-CRASH = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("deaf", [False, True])
-def test_ranks_crash_while_the_helper_imports(own_helper, tmp_path, monkeypatch, deaf):
-    begun = tmp_path / "begun"
-    held_back = "{signal.SIGCHLD}" if deaf else "()"
-    (tmp_path / "takes_its_time.py").write_text(
-        "import signal, time\n"
-        f"signal.pthread_sigmask(signal.SIG_BLOCK, {held_back})\n"
-        f"open({str(begun)!r}, 'w').close()\n"
-        "time.sleep(2.5)\n"
-        "signal.pthread_sigmask(signal.SIG_SETMASK, ())\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Ranks(2, output="grouped", quiet=True) as two:
-        two.team.zygote.import_first("takes_its_time")
-        eventually(begun.exists)
-        error = failure_of(two, CRASH)
-        assert str(error).startswith("Ranks 0 and 1 died (SIGSEGV)")
-        assert "helper" not in str(error)
-        assert deaf or error.root.seconds < 1 * LOAD
-        works(two)
 
 
 # ------------------------------------------------------------ processes made by ranks
@@ -400,17 +341,6 @@ seen = sum(float(x.sum()) for x, in loader)
 
 
 # --------------------------------------------------------------------- odd things to do
-def test_output_is_replaced(ranks):  # noqa: F811
-    ranks.run_cell(
-        "import io, sys\n"
-        "if rank == 1: sys.stdout = io.StringIO()\n"
-        "if rank == 2: sys.stdout = None\n"
-        "if rank == 3: del sys.stdout\n"
-    )
-    works(ranks)
-    ranks.restart()
-
-
 def test_the_folder_of_the_kernel_is_gone(ranks, tmp_path, monkeypatch):  # noqa: F811
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -422,22 +352,18 @@ def test_the_folder_of_the_kernel_is_gone(ranks, tmp_path, monkeypatch):  # noqa
     ranks.restart()
 
 
-STRANGE = {
-    "an interrupt": (
-        "if rank == 1: raise KeyboardInterrupt('mine')",
-        "KeyboardInterrupt: mine\n",
-    ),
-    "a value that cannot be shown": (
-        "class Odd:\n    def __repr__(self): raise ValueError('no picture')\n"
-        "Odd() if rank == 1 else None",
-        "ValueError: no picture\n",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", STRANGE)
-def test_strange_exceptions(ranks, kind):  # noqa: F811
-    cell, says = STRANGE[kind]
+@pytest.mark.parametrize(
+    "cell, says",
+    [
+        ("if rank == 1: raise KeyboardInterrupt('mine')", "KeyboardInterrupt: mine\n"),
+        (
+            "class Odd:\n    def __repr__(self): raise ValueError('no picture')\n"
+            "Odd() if rank == 1 else None",
+            "ValueError: no picture\n",
+        ),
+    ],
+)
+def test_an_own_interrupt_and_a_value_that_cannot_be_shown(ranks, cell, says):  # noqa: F811
     error = failure_of(ranks, cell)
     assert error.cause == "raised"
     assert str(error).startswith("Rank 1 raised " + says)
@@ -536,18 +462,9 @@ def test_the_mark_reaches_the_ranks(ranks):  # noqa: F811
     assert {status.pid for status in ranks.status()} <= set(marked_processes())
 
 
-def test_a_folder_is_removed_although_somebody_still_writes_there(tmp_path):
-    folder = tmp_path / "ranks"
-    folder.mkdir()
-    end = time.monotonic() + 0.3
-
-    def write():
-        while time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                (folder / "cache").mkdir(exist_ok=True)
-
-    thread = in_a_thread(write)
-    thread.join(0.05)
-    remove_folder(str(folder))
-    thread.join()
-    assert not folder.exists()
+def test_the_watch_sees_who_listens():
+    # The machine's own address would be seen by others: this one stands for it.
+    for address, seen in (("127.0.0.2", True), ("127.0.0.1", False)):
+        with socket.create_server((address, 0)) as server:
+            inode = str(os.fstat(server.fileno()).st_ino)
+            assert (inode in listening_beyond_loopback()) == seen

@@ -190,36 +190,6 @@ def test_functions_and_classes_of_the_notebook(kernel):
     assert kernel.value("all(isinstance(box, Box) for box in boxes)") is True
 
 
-def test_output_and_a_bar_stream_into_the_notebook(kernel, tmp_path):
-    # The cell ends only when the test has seen what it printed first.
-    go_on = tmp_path / "go on"
-    kernel.run_well("ranks.output = 'stream'")
-    started = kernel.send(
-        "%%ranks --only 1 --timeout 20\n"
-        "import os, time\nprint('first')\n"
-        f"while not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
-        "print('second')"
-    )
-    channel = kernel._client.iopub_channel
-    seen = ""
-    while "first" not in seen:
-        message = channel.get_msg(timeout=20)
-        if message["msg_type"] == "stream":
-            seen += message["content"]["text"]
-    go_on.touch()
-    assert seen == "[rank 1] first\n"
-    assert kernel.receive(started).text == "[rank 1] second\n"
-    reply = kernel.run_well(
-        "%%ranks --only 0\nfrom tqdm import tqdm\n"
-        "for _ in tqdm(range(20)): time.sleep(0.05)"
-        .replace("time.", "__import__('time').")
-    )  # fmt: skip
-    kernel.run_well("ranks.output = 'grouped'")
-    text = reply.text.replace("\n\r", "\r")  # the parts of a stream, joined by lines
-    assert text.count("\n") <= 2
-    assert "100%|" in text.rpartition("\r")[2]
-
-
 # -------------------------------------------------------------------- restart and death
 @pytest.mark.parametrize(
     "now", thorough_after(1, [False, True]), ids=["restart", "restart at once"]

@@ -13,7 +13,6 @@ import textwrap
 import threading
 from collections import namedtuple
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -36,7 +35,6 @@ from thorough import thorough_after
 from course_utils.ranks import Ranks, RanksError, team
 from course_utils.ranks.output import MARK_BYTES, output_mark
 from course_utils.ranks.processes import SpawnedRank, start_method
-from course_utils.ranks.round import Round
 
 pytestmark = pytest.mark.skipif(not POSIX, reason="needs Unix signals")
 
@@ -70,7 +68,6 @@ MISTAKES = (
     "Ctrl-C while it computes",
     "a request that nobody waits for",
     "standard output is closed",
-    "a variable that there is not",
     "a process is killed from outside, between two cells",
 )
 TABLE = {row.mistake: row for row in rows() if row.place == RANKS}
@@ -93,26 +90,6 @@ def test_each_rank_is_a_python_of_its_own(ranks, watch):  # noqa: F811
         listening = {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
         assert listening <= {"127.0.0.1"}
     assert not watch.exposed, watch.exposed
-
-
-def test_functions_classes_and_variables(ranks, capsys):  # noqa: F811
-    notebook = {"__name__": "__main__"}
-    exec(
-        "class Point:\n"
-        "    def __init__(self, x): self.x = x\n"
-        "def move(point, *, by):\n"
-        "    import torch\n"
-        "    return Point(point.x + by * torch.distributed.get_rank()), torch.rand(1)",
-        notebook,
-    )
-    moved = ranks.run(notebook["move"], notebook["Point"](5), by=2)
-    assert [point.x for point, _ in moved] == [5, 7, 9, 11]
-    assert all(isinstance(point, notebook["Point"]) for point, _ in moved)
-    assert len({float(number) for _, number in moved}) == 4
-    ranks.push(values=[1])
-    ranks.run_cell("values.append(rank)\nrank", only=[1])
-    assert capsys.readouterr().out == "[rank 1] => 1\n"
-    assert ranks.pull("values")[:2] == [[1], [1, 1]]
 
 
 @pytest.mark.thorough
@@ -154,16 +131,6 @@ def test_all_output_is_there_when_the_cell_ends(ranks, capsys):  # noqa: F811
     for words in (b"a\0b", b"\0\0ranks ", b"\0\0", output_mark(0)[: MARK_BYTES - 1]):
         ranks.run_cell(f"import os\nos.write(1, {words!r});", only=[0])
         assert capsys.readouterr().out == f"[rank 0] {words.decode()}\n"
-
-
-def test_a_rank_that_prints_faster_than_it_is_read_is_left_in_time(monkeypatch):
-    class Endless:
-        read_output = staticmethod(lambda: b"more\n" * 1000)
-        output_is_complete = staticmethod(lambda mark: False)
-
-    monkeypatch.setattr("course_utils.ranks.round.OUTPUT_SECONDS", 0.1)
-    with within(0.3):
-        Round(SimpleNamespace(processes={0: Endless()}), 1, [0], None).drain(0, 0)
 
 
 # ------------------------------------------------------------------- start, close, end

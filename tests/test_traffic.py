@@ -41,11 +41,7 @@ def check_collectives():
         ("send", 24, to_the_next),
         ("reduce", share, lambda: dist.reduce(part.clone(), 0)),
         ("broadcast", share, lambda: dist.broadcast(part.clone(), 0)),
-        (
-            "scatter",
-            others if rank == 0 else 0,
-            lambda: dist.scatter(torch.empty(6), mine),
-        ),
+        ("scatter", others * (rank == 0), lambda: dist.scatter(torch.empty(6), mine)),
         ("gather", share, lambda: dist.gather(part, mine)),
         ("all-gather", others, lambda: dist.all_gather(parts, part)),
         ("all-gather", others, lambda: dist.all_gather_into_tensor(whole, part)),

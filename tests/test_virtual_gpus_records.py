@@ -9,7 +9,7 @@ from torch import nn
 
 from course_utils import virtual_gpus
 from course_utils.virtual_gpus import records
-from course_utils.virtual_gpus.records import Memory, Timeline
+from course_utils.virtual_gpus.records import Timeline
 
 # Every op takes 1 ms, a copy 2 ms, whatever its size.
 STEADY = {
@@ -97,8 +97,6 @@ def test_transfers_say_what_why_and_when():
     assert str(between) == (
         "cuda:0 -> cuda:1: 8.00 KiB, 18.19 us, to (forward in Split.rest.second)"
     )
-    outside = gpus.transfers[2]
-    assert str(outside) == "cpu -> cuda:1: 64 bytes, 10.03 us, to (forward)"
 
 
 def test_records_hold_what_happens_inside(gpus):
@@ -199,6 +197,7 @@ def test_the_host_runs_ahead_until_it_has_to_wait(gpus):
     for wait in (
         lambda x: torch.cuda.synchronize(0),
         lambda x: torch.cuda.current_stream(0).synchronize(),
+        *(print, repr, str, "{}".format),
     ):
         assert spans(run(wait), "cuda:1") == [(1, 2, "compute")]
     assert spans(run(lambda x: torch.cuda.synchronize(2)), "cuda:1") == [
@@ -312,32 +311,10 @@ def test_threads_keep_the_place_in_time_and_the_label(gpus):
     x = torch.ones(6, 4).cuda()
     with gpus.record() as log, gpus.label("step"):
         model(x)
-    computing = [
-        i
-        for row in log.timeline().intervals.values()
-        for i in row
-        if i.kind == "compute" and i.ops == 1
-    ]
+    rows = log.timeline().intervals
+    computing = [i for row in rows.values() for i in row if i.kind == "compute"]
     assert len({i.device for i in computing}) == 3
     assert {i.label for i in computing} == {"step"}
-
-
-def test_a_broadcast_of_many_tensors_packs_them_once(gpus):
-    """One flat tensor goes to each of the others, as in PyTorch's comm.cpp."""
-    tensors = [torch.ones(2, 3, device="cuda:0"), torch.zeros(4, device="cuda:0")]
-    with gpus.record() as log:
-        copies = torch.nn.parallel.comm.broadcast_coalesced(tensors, [0, 1, 2])
-    kinds = [kind for _, _, kind in spans(log.timeline(), "cuda:0")]
-    assert kinds.count("compute") == 1 and kinds[0] == "compute"
-    assert [(t.source, t.destination, t.bytes) for t in log.transfers] == [
-        ("cuda:0", "cuda:1", 40),
-        ("cuda:0", "cuda:2", 40),
-    ]
-    assert all(x is y for x, y in zip(copies[0], tensors, strict=True))
-    for i in (1, 2):
-        assert {str(x.device) for x in copies[i]} == {f"cuda:{i}"}
-        assert torch.equal(copies[i][0].cpu(), torch.ones(2, 3))
-        assert torch.equal(copies[i][1].cpu(), torch.zeros(4))
 
 
 def test_a_rate_gives_the_same_times_everywhere():
@@ -373,21 +350,13 @@ def test_a_rate_gives_the_same_times_everywhere():
         assert twice[0] < twice[1]  # the second one adds to the gradients
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)),
-        lambda: nn.TransformerEncoderLayer(64, 4, batch_first=True),
-        lambda: nn.LSTM(64, 8),
-    ],
-)
-def test_inference_mode_takes_the_time_of_no_grad(make):
+def test_inference_mode_takes_the_time_of_no_grad():
     spent = []
     for mode in (torch.no_grad, torch.inference_mode):
         with virtual_gpus(1, compute="1 TFLOP/s", force=True) as gpus:
-            model, x = make().cuda().eval(), torch.ones(2, 64, 64, device="cuda")
+            model = nn.TransformerEncoderLayer(64, 4, batch_first=True).cuda().eval()
             with gpus.record() as log, mode():
-                model(x)
+                model(torch.ones(2, 64, 64, device="cuda"))
             spent.append((log.timeline().seconds, gpus.memory()[0].peak))
     assert spent[0] == pytest.approx(spent[1])
 
@@ -449,16 +418,6 @@ def test_memory_by_what_holds_it(gpus):
     assert gpus.memory()[0].now == 0
 
 
-def test_a_peak_inside_the_backward_knows_its_gradients(gpus):
-    layers = [nn.Linear(256, 256, bias=False) for _ in range(4)]
-    model = nn.Sequential(*layers).to("cuda:0")
-    x = torch.randn(8, 256, device="cuda:0")
-    model(x).sum().backward()
-    peak = gpus.memory()[0].peak_by_kind
-    assert peak["parameters"] == 4 * 256 * 256 * 4
-    assert peak["gradients"] == 4 * 256 * 256 * 4
-
-
 def test_what_came_after_the_peak_is_not_in_it(gpus):
     x = torch.zeros(4096, device="cuda:0")
     del x
@@ -474,19 +433,13 @@ def test_gradients_of_micro_batches_are_gradients_before_they_are_complete(gpus)
     """Autograd keeps them until the last micro-batch; `.grad` comes after that."""
     model = nn.Sequential(nn.Linear(64, 512), nn.Linear(512, 32)).to("cuda:0")
     x = torch.randn(4, 64, device="cuda:0")
+    x.requires_grad_()  # no parameter, but it gets a gradient, too
     sum(model(part).sum() for part in x.chunk(4)).backward()
     row = gpus.memory()[0]
     weights = row.now_by_kind["parameters"]
-    assert row.now_by_kind["gradients"] == weights
+    assert row.now_by_kind["gradients"] == weights + 4 * 64 * 4
     assert row.peak_by_kind["gradients"] >= weights
     assert row.peak_by_kind["activations"] < weights / 2
-
-
-def test_gradients_of_leaves_that_are_no_parameters(gpus):
-    x = torch.randn(1024, device="cuda:0").requires_grad_()
-    y = torch.randn(1024, device="cuda:0", requires_grad=True)
-    (x * y).sum().backward()
-    assert gpus.memory()[0].now_by_kind["gradients"] == 2 * 4096
 
 
 def test_a_storage_that_is_freed_and_filled_again(gpus):
@@ -494,27 +447,22 @@ def test_a_storage_that_is_freed_and_filled_again(gpus):
     storage, now = x.untyped_storage(), lambda: gpus.memory()[2].now
     storage.resize_(0)
     assert now() == 0
-    y = torch.ones(1024, device="cuda:2")
     storage.resize_(4096)
-    assert now() == 8192
+    assert now() == 4096
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 20.00 GiB"):
         storage.resize_(20 * 2**30)
-    assert (now(), storage.nbytes()) == (8192, 4096)
-    y.untyped_storage().resize_(8)
-    assert now() == 4096 + 512
-    assert gpus.memory()[2].peak == 8192
+    assert (now(), storage.nbytes()) == (4096, 4096)
+    storage.resize_(8)
+    assert (now(), gpus.memory()[2].peak) == (512, 4096)
     del x, storage
-    assert now() == 512
+    assert now() == 0
     torch.ones(2).untyped_storage().resize_(1024)  # the CPU's is not counted
 
 
 def test_the_memory_prints_as_a_table(gpus):
     keep = torch.zeros(2**18, device="cuda:1")
-    text = str(gpus.memory())
-    assert text.splitlines()[0].split()[:2] == ["MiB", "all"]
-    row = next(line.split() for line in text.splitlines() if "cuda:1" in line)
-    assert row == ["cuda:1", "now", "1.00", "0.00", "0.00", "0.00", "0.00", "1.00"]
-    assert isinstance(gpus.memory(), Memory)
+    rows = [line.split() for line in str(gpus.memory()).splitlines()]
+    assert ["cuda:1", "now", "1.00", *["0.00"] * 4, "1.00"] in rows
     assert len(gpus.memory()) == 3
     assert gpus.memory().now == {"cuda:0": 0, "cuda:1": 2**20, "cuda:2": 0}
     with pytest.raises(KeyError, match="no 'cuda:9'"):
