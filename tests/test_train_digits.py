@@ -136,7 +136,6 @@ def test_one_message_a_parameter_gives_the_same_numbers(on):
 def test_the_sum_is_a_larger_learning_rate(on):
     summed = on(2, "train_sgd", "--epochs", 2, "--sum").curve()
     assert summed == approx(on(2, "train_sgd", "--epochs", 2, "--lr", 0.1).curve())
-    assert summed != approx(reference(64, 3, drop_last=False)["loss"][:2])
 
 
 def test_the_rate_is_scaled_and_warmed_up(on):

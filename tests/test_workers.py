@@ -66,8 +66,7 @@ def test_arguments_that_make_no_sense_are_refused(on, n, words, message):
         ("train_sgd --epoch 3", "unrecognized arguments: --epoch 3"),
         ("train_fsdp --strategy fsdp3", "invalid choice: 'fsdp3'"),
         ("collectives --by", "unrecognized arguments: --by"),
-        ("bench_all_reduce -b 1kB", "'1kB' is no size: expected bytes as in 8, 64K"),
-        ("bench_all_reduce --op mean", "invalid choice: 'mean'"),
+        ("bench_all_reduce -b 1kB", "'1kB' is no size"),
     ],
 )
 def test_a_wrong_option_shows_those_there_are(on, words, message):
