@@ -80,7 +80,7 @@ Rajbhandari et al., table 2: billions of parameters in 32 GB on 64 GPUs
 Zhao et al. 2023, arXiv 2304.11277, section 3.2: 3M(W-1)/W against 2M(W-1)/W
     fsdp_sends() / ring_sends(8)                            1.5         1e-12
 Zhao et al., section 3.2.1: the sum of all shards, and the largest unit
-    costs.fsdp_memory([10] * 10, 4).parameter_peak / 400    0.35        1e-12
+    costs.fsdp_memory([8] * 10, 4).parameter_peak / 320     0.35        1e-12
 Korthikanti et al. 2022, arXiv 2205.05198, section 5: GPT-3 and MT-NLG
     selective_saves(sequence=2048, width=12288, heads=96)   0.70        5e-3
     selective_saves(sequence=2048, width=20480, heads=128)  0.65        5e-3
