@@ -10,10 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from course_utils import pictures
 from course_utils.notebook import exercises
 from course_utils.notebook.lessons import LESSONS, Lesson
-from course_utils.questions import lessons as lessons_with_questions
 from course_utils.questions import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +27,7 @@ def cells_of(path: Path, kind: str | None = None) -> list[dict]:
 
 
 def sources(path: Path, kind: str) -> str:
-    return "\n".join("".join(cell["source"]) for cell in cells_of(path, kind))
+    return "\n\n".join("".join(cell["source"]) for cell in cells_of(path, kind))
 
 
 def test_lessons_are_numbered_without_a_gap():
@@ -53,29 +51,10 @@ def test_the_readme_lists_every_lesson():
     ]
 
 
-def test_the_map_in_the_first_lesson_has_every_lesson():
-    cell = next(
-        cell
-        for cell in cells_of(LESSONS[0].notebook, "code")
-        if "course_map" in "".join(cell["source"])
-    )
-    (output,) = cell["outputs"]
-    drawn = "".join(output["data"]["text/plain"])
-    assert drawn == repr(pictures.course_map(LESSONS, here="00")), (
-        "run: python3 -m course_utils build-exercises --execute "
-        "notebooks/00_start_here.ipynb"
-    )
-
-
-def test_every_lesson_has_questions():
-    assert lessons_with_questions() == [lesson.number for lesson in LESSONS]
-
-
 @each_lesson
 def test_every_question_is_asked_in_its_lesson(lesson: Lesson):
     asked = re.findall(r"\bquiz\(\s*\"([^\"]+)\"", sources(lesson.notebook, "code"))
-    assert set(asked) == set(load(lesson.number))
-    assert len(asked) == len(set(asked)), "a question is asked twice"
+    assert sorted(asked) == sorted(load(lesson.number)) != []
 
 
 @each_lesson
@@ -209,17 +188,6 @@ def test_no_section_needs_an_optional_one(lesson: Lesson):
     assert list(used_across(code)) == []
 
 
-def test_a_section_that_needs_an_optional_one_is_noticed():
-    later = "A (optional)"
-    kernel = [("", "def f():\n    return x"), (later, "x = 1"), ("", "f()\nx")]
-    assert list(used_across(kernel)) == [("", "x", {later})]
-    assert list(used_across([*kernel[:2], (later, "x"), ("", "x = 2\nx")])) == []
-    ranks = [(later, "%%ranks -n 2\nx = rank"), ("", 'ranks.pull("x")')]
-    assert list(used_across(ranks)) == [("", "x", {later})]
-    assert list(used_across([ranks[0], ("", "x = 3\nprint(x)")])) == []
-    assert list(used_across([(later, "x = 1"), ("B (optional)", "x")])) != []
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "lesson",
@@ -258,17 +226,11 @@ def test_the_readme_says_how_long_all_takes():
 
 
 @each_lesson
-def test_cells_of_a_lesson_fit_a_screen(lesson: Lesson):
+def test_cells_and_paragraphs_fit_a_screen(lesson: Lesson):
     for cell in cells_of(lesson.notebook, "code"):
         lines = "".join(cell["source"]).splitlines()
-        assert len(lines) <= 25, cell["id"]
-        assert max(map(len, lines)) <= 88, cell["id"]
-
-
-@each_lesson
-def test_paragraphs_are_short(lesson: Lesson):
+        assert len(lines) <= 25 and max(map(len, lines)) <= 88, cell["id"]
     for path in (lesson.notebook, lesson.solution):
-        for cell in cells_of(path, "markdown"):
-            for paragraph in re.split(r"\n\s*\n", "".join(cell["source"])):
-                if not paragraph.lstrip().startswith(("|", "- ", "1. ", "    ")):
-                    assert len(paragraph.split()) <= 120, (path.name, cell["id"])
+        for paragraph in re.split(r"\n\s*\n", sources(path, "markdown")):
+            if not paragraph.lstrip().startswith(("|", "- ", "1. ", "    ")):
+                assert len(paragraph.split()) <= 120, paragraph
