@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from course_utils import pictures
 from course_utils.notebook import exercises
 from course_utils.notebook.lessons import LESSONS, Lesson
 from course_utils.questions import load
@@ -49,6 +50,19 @@ def test_the_readme_lists_every_lesson():
         (lesson.number, lesson.title, f"notebooks/{lesson.slug}.ipynb")
         for lesson in LESSONS
     ]
+
+
+def test_the_map_in_the_first_lesson_has_every_lesson():
+    shown = [
+        "".join(output["data"]["text/plain"])
+        for cell in cells_of(LESSONS[0].notebook, "code")
+        for output in cell["outputs"]
+        if "course_map" in "".join(cell["source"])
+    ]
+    assert shown == [repr(pictures.course_map(LESSONS, here="00"))], (
+        "run: python3 -m course_utils build-exercises --execute "
+        "notebooks/00_start_here.ipynb"
+    )
 
 
 @each_lesson
