@@ -271,9 +271,6 @@ SIMULATED = simulator.fsdp_step(
 p = pictures
 DRAWN = {
     "map of a learner": lambda: p.course_map(NINE, {"00"}, "01"),
-    "map, 14 lessons": lambda: p.course_map(
-        [SimpleNamespace(number=f"{n:02}", title=LONG) for n in range(14)], here="03"
-    ),
     "this machine": lambda: p.machine(inspect_machine()),
     "16 GPUs, every link": lambda: p.machine(computer(7, 16, any_link)),
     "a broken driver": lambda: p.machine(computer(1, gpu_problem=LONG)),
@@ -290,7 +287,6 @@ DRAWN = {
     "bars": lambda: p.bars(
         {"1 thread": 1.2, "2 threads": 1.3, "your guess": 9.0}, "s", "Work", "A note."
     ),
-    "long bars": lambda: p.bars({LONG: 1e12, "b": 0}, "operations", LONG, LONG),
     "all_reduce": lambda: p.collective(
         [[r, 10 + r] for r in range(4)], [[6, 46]] * 4, "all_reduce"
     ),
@@ -320,33 +316,14 @@ DRAWN = {
     "ticks": lambda: p.pipeline_ticks(ticks(2, 4)),
     "many ticks": lambda: p.pipeline_ticks(ticks(8, 17), title=LONG),
     "two ranks": lambda: p.overlap([ddp_step(*BUCKETS), ddp_step(*BUCKETS, late=2e-3)]),
-    "many at once": lambda: p.overlap(
-        {LONG: ddp_step(*((0.01 + k / 1000, 0.06) for k in range(9)))}
-    ),
     "many buckets": lambda: p.overlap(p.step_events(MANY)),
     "FSDP": lambda: p.fsdp_schedule(fsdp_step()),
-    "30 units": lambda: p.fsdp_schedule(
-        fsdp_step(units=[f"{k}: {LONG}" for k in range(30)])
-    ),
     "simulated": lambda: p.fsdp_schedule(p.fsdp_events(SIMULATED)),
     "two devices": lambda: p.device_memory(TWO, capacity=320 * MiB, title="The peak"),
     "stages": lambda: p.memory_per_gpu(STAGES, title="7.5 billion parameters"),
-    "eight bars": lambda: p.memory_per_gpu(
-        {f"{k} {LONG}": costs.zero_memory(k * 1e8) for k in range(8)}, title=LONG
-    ),
     "a record": lambda: p.memory_over_time({"FSDP": RECORD}),
-    "four records": lambda: p.memory_over_time(
-        {
-            f"{k} {LONG}": TensorBytes([*range(9)], [i * k * GB for i in range(9)])
-            for k in range(4)
-        },
-        title=LONG,
-    ),
     "10 items": lambda: p.partition(shares(10, 4, shuffle=False), 10),
     "shards": lambda: p.flat_shards([("fc.weight", 12), ("fc.bias", 3)], 4),
-    "many shards": lambda: p.flat_shards(
-        [(f"layer.{i}.weight", 17 * i + 1) for i in range(9)], 8, title=LONG
-    ),
     "two buckets": lambda: p.ddp_buckets(SMALL_BUCKETS, title="Two"),
     "30 buckets": lambda: p.ddp_buckets(
         [
@@ -387,9 +364,6 @@ DRAWN = {
     ),
     "close": lambda: p.predicted_and_measured(predictions(1.02, 0.97, 1.1, 1)),
     "five collectives": lambda: p.collective_bandwidth(measured(*FIVE)),
-    "small sizes": lambda: p.collective_bandwidth(
-        measured("all_reduce", sizes=(8, 16, 24)), title=LONG
-    ),
 }
 
 # --- what they say: the numbers that were drawn ---------------------------------------

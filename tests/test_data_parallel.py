@@ -196,36 +196,6 @@ def test_a_parameter_that_nothing_uses_has_zeros_as_with_torch():
     assert module.unused.grad.eq(0).all() and module.frozen.weight.grad is None
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.jit.script(Inner()),
-        lambda: torch.jit.trace(nn.Linear(6, 6).eval(), torch.ones(2, 6)),
-        lambda: nn.Sequential(torch.jit.script(nn.Linear(6, 6)), nn.Linear(6, 6)),
-    ],
-    ids=["scripted", "traced", "a part"],
-)
-def test_scripted_modules(make):
-    module = make().to("cuda:0")
-    x = torch.randn(5, 6, device="cuda:0")
-    own = step(module, lambda x: ours.data_parallel(module, x, [0, 1, 2]), x)
-    same(own, step(module, nn.DataParallel(module, [0, 1, 2]), x))
-
-
-class Inner(nn.Module):
-    """For torch.jit.script: modules in modules, buffers, and None for parts."""
-
-    def __init__(self):
-        super().__init__()
-        self.inside = nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU())
-        self.register_buffer("scale", torch.full((6,), 0.5))
-        self.register_buffer("none", None)
-
-    def forward(self, x):
-        return self.inside(x) * self.scale
-
-
 def test_what_is_sent_is_what_torch_sends(gpus):
     """As many bytes between the same devices, forward and backward."""
     module = Net().to("cuda:0")

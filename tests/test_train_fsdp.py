@@ -6,14 +6,12 @@ import functools
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from thorough import thorough_after
 from worker_runs import Run, one_thread, ranks_for_scripts
 
@@ -153,37 +151,6 @@ def test_saved_on_4_ranks_resumed_on_others_and_with_other_strategies(
     assert names(folder) == {"settings.json", "step_000008", "step_000010"}
     run = on(1, other, *words)
     assert run.metrics == [] and "nothing is left of --steps 10" in run.err[0]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("strategy", STRATEGIES[1:])  # DDP sorts its buckets anew
-def test_with_as_many_ranks_a_resumed_run_is_the_same_to_the_last_bit(
-    on, unbroken, tmp_path, strategy
-):
-    """What was saved in the background is the state of then, not that of later."""
-
-    def slow(replace):  # the save of step 2 waits until training has come to step 3
-        step, write_data = torch.optim.AdamW.step, dcp.FileSystemWriter.write_data
-        moved_on, steps = threading.Event(), []
-
-        def counted_step(self, *args, **kwargs):
-            steps.append(step(self, *args, **kwargs))
-            if len(steps) == 3:
-                moved_on.set()
-
-        def slow_write_data(self, *args, **kwargs):
-            if self.path.name == "step_000002.partial":
-                moved_on.wait()
-            return write_data(self, *args, **kwargs)
-
-        replace(torch.optim.AdamW, "step", counted_step)
-        replace(dcp.FileSystemWriter, "write_data", slow_write_data)
-
-    words = (strategy, "--checkpoint", tmp_path / "run", "--steps")
-    assert len(on(2, *words, 4, "--async-save", before=slow).metrics) == 2
-    shutil.rmtree(tmp_path / "run" / "step_000004")
-    losses = on(2, *words, 10, "--resume").curve()
-    assert losses == unbroken(2, strategy).curve()[1:]
 
 
 def killed_in_a_file(replace):
