@@ -35,11 +35,6 @@ def test_ranks_are_numbered_node_by_node(nodes, gpus):
     assert [costs.node_and_local_rank(rank, gpus) for rank in numbers] == places
 
 
-def test_numbers_of_numpy_are_numbers():
-    assert type(costs.rank_of(np.int64(1), 0, 4)) is int
-    assert costs.transfer_seconds(np.float64(8), latency=1, bandwidth=4) == 3
-
-
 def test_at_half_bandwidth_both_parts_take_as_long():
     link = {"latency": 10e-6, "bandwidth": costs.gigabits(400)}
     size = costs.half_bandwidth_bytes(**link)
@@ -94,14 +89,12 @@ def test_the_ladder_has_the_figures_of_the_data_sheets_in_one_direction():
 
 
 def test_cards_have_what_nvidia_smi_reports():
-    sizes = [card.nbytes for card in costs.CARDS]
-    assert sizes == sorted(sizes)
     for card in costs.CARDS:
         # NVIDIA states GB and builds in about as many GiB.
         stated = float(card.stated.removesuffix(" GB"))
         assert 0.9 < card.nbytes / (stated * 2**30) < 1.001
         assert costs.card(card.name) is card and card.source
-    assert costs.card("H100").nbytes == 81_559 * costs.MiB == 81_559 * 2**20
+    assert costs.card("H100").nbytes == 81_559 * 2**20
 
 
 # ---------------------------------------------------------------------- pipelines

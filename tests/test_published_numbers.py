@@ -2,7 +2,7 @@
 
 Each row has its source. Where ours and theirs differ, the test says by how much: a
 model of links does not know protocols. Figures of data sheets are in `test_costs.py`
-(the bandwidth ladder), sizes of language models in `test_simulator.py`.
+(the bandwidth ladder) and in `test_simulator.py` (clusters).
 """
 
 import dataclasses

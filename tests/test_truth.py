@@ -17,11 +17,9 @@ and may use what their own question says and any cell of the lesson.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import math
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -424,26 +422,14 @@ _EQUATION = re.compile(
     r"(?<![-−+×/·(] )(?<![-−+×/·(.,\w])(?P<left>\d[\d.,]*(?: [-+−×/·] \d[\d.,]*)+)"
     r" = (?P<right>\d[\d,]*(?:\.\d+)?(?: %)?)(?! ?[-+−×/·(])"
 )
-_OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
 
 
 def computed(expression: str) -> float:
     """The value of a sum, difference, product or quotient of plain numbers."""
-
-    def value(node: ast.AST) -> float:
-        if isinstance(node, ast.BinOp):
-            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-        assert isinstance(node, ast.Constant), ast.dump(node)
-        return float(node.value)
-
     for sign, python in (("−", "-"), ("×", "*"), ("·", "*"), (",", "")):
         expression = expression.replace(sign, python)
-    return value(ast.parse(expression, mode="eval").body)
+    assert re.fullmatch(r"[\d.+*/ -]+", expression)
+    return float(eval(expression))
 
 
 def equations(text: str) -> list[tuple[str, Figure, float]]:
