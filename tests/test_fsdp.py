@@ -354,6 +354,27 @@ def test_units_are_gathered_in_time(started, options, expected):
     assert started[2].run(order_of_messages, **options) == [expected] * 2
 
 
+def reduces_at_a_time(max_reduces):
+    module = new("transformer")
+    model = fsdp.FSDP(module, module.layers, max_reduces=max_reduces)
+    seen = []
+
+    class Counting(type(model.reducer.under_way)):
+        def append(self, item):
+            super().append(item)
+            seen.append(len(self))
+
+    model.reducer.under_way = Counting()
+    model(batch_of("transformer", 0)[0]).sum().backward()
+    assert not model.reducer.under_way
+    return max(seen)
+
+
+def test_reduce_scatters_are_bounded(started):
+    for bound, most in ((0, 1), (1, 1), (2, 2), (None, 4)):
+        assert started[2].run(reduces_at_a_time, bound) == [most, most]
+
+
 LAYERS, WIDTH = 4, 24
 
 
