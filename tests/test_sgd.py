@@ -215,16 +215,6 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.Tanh(), nn.Linear(16, 5))
 
 
-def cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(36, 5),
-    )
-
-
 def rows_of(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(count, 1, 6, 6, generator=generator, dtype=torch.float64)
@@ -273,19 +263,19 @@ def weighted_naively(model, rows):
     ours.average_gradients_weighted(model, rows, ours.average_gradients_naive)
 
 
-def alone(make, dtype=torch.float64, **options) -> torch.Tensor:
+def alone(dtype=torch.float64, **options) -> torch.Tensor:
     """What one process gets with the whole batch."""
     torch.manual_seed(0)
-    model = make().to(dtype)
+    model = mlp().to(dtype)
     return steps(model, lambda rows: rows, lambda *_: None, **options)
 
 
-def on_rank(make, share, average, dtype=torch.float64, **options):
+def on_rank(share, average, dtype=torch.float64):
     """The same on a rank. Only rank 0 has the seed of the start."""
     torch.manual_seed(dist.get_rank())
-    model = make().to(dtype)
+    model = mlp().to(dtype)
     ours.broadcast_parameters(model)
-    return steps(model, share, average, **options)
+    return steps(model, share, average)
 
 
 def distance(results: list[torch.Tensor], expected: torch.Tensor) -> float:
@@ -300,26 +290,25 @@ DIFFERENT = 1e-3
 
 
 @every_number
-@pytest.mark.parametrize("make", [mlp, cnn])
-def test_n_ranks_are_one_process_with_the_big_batch(on, n, make):
-    start = alone(make, count=0)
+def test_n_ranks_are_one_process_with_the_big_batch(on, n):
+    start = alone(count=0)
     for dtype in EXACT:
-        expected = alone(make, dtype)
+        expected = alone(dtype)
         assert (expected - start).abs().max() > 0.05  # it has moved: that means much
         for average in (averaged, averaged_naively, ours.average_gradients_weighted):
-            results = on(n, on_rank, make, strided, average, dtype)
+            results = on(n, on_rank, strided, average, dtype)
             assert distance(results, expected) <= EXACT[dtype]
 
 
 @several
 def test_uneven_shares_need_weights(on, n):
     """Else a row of a small share counts more than a row of a large one."""
-    expected = alone(mlp)
+    expected = alone()
     for average in (ours.average_gradients_weighted, weighted_naively):
-        results = on(n, on_rank, mlp, uneven, average)
+        results = on(n, on_rank, uneven, average)
         assert distance(results, expected) <= EXACT[torch.float64]
     for average in (averaged, averaged_naively):
-        assert distance(on(n, on_rank, mlp, uneven, average), expected) > DIFFERENT
+        assert distance(on(n, on_rank, uneven, average), expected) > DIFFERENT
 
 
 @several
@@ -330,8 +319,8 @@ def test_a_rank_without_rows_takes_part(on, n):
         return rows[dist.get_rank() :: n - 1] if dist.get_rank() < n - 1 else rows[:0]
 
     weighted = ours.average_gradients_weighted
-    results = on(n, on_rank, mlp, first_ranks_only, weighted)
-    assert distance(results, alone(mlp)) <= EXACT[torch.float64]
+    results = on(n, on_rank, first_ranks_only, weighted)
+    assert distance(results, alone()) <= EXACT[torch.float64]
 
     def given_or_nan(given):
         model = nn.Linear(1, 1, bias=False)
