@@ -217,6 +217,8 @@ def test_parameters_of_every_kind():
     check_means(module, alone)
     assert module.image.weight.grad.stride() == module.image.weight.stride()
     assert all(len({p.dtype for p in b.parameters}) == 1 for b in model.buckets)
+    sent = sum(len(bucket.parameters) for bucket in model.buckets)
+    assert sent == len([*module.parameters()])  # a tied one is sent once
 
 
 @several

@@ -285,6 +285,8 @@ def test_a_slip_names_the_mistake_also_without_all_its_digits() -> None:
 def test_an_option_by_its_number_or_text(given: object) -> None:
     assert single(TRUE, FALSE).read(given) == "a GPU"
     assert MultipleChoice("00.x", "?", [TRUE, FALSE]).read(given) == ["a GPU"]
+    question = single(Choice("2", "yes", right=True), Choice("1", "no"))
+    assert (question.read("2"), question.read(2)) == ("2", "1")  # the text goes first
 
 
 @pytest.mark.parametrize("given", [None, 0, 3, True, 1.0, "3", "a" * 5000])
