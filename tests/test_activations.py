@@ -66,18 +66,10 @@ def test_its_attention_is_that_of_torch(monkeypatch):
     other = torch.nn.TransformerEncoderLayer(
         8, 2, 32, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
     )
-    pairs = {
-        other.self_attn.in_proj_weight: layer.queries_keys_values.weight,
-        other.self_attn.in_proj_bias: layer.queries_keys_values.bias,
-        other.self_attn.out_proj.weight: layer.out.weight,
-        other.self_attn.out_proj.bias: layer.out.bias,
-        other.linear1.weight: layer.up.weight,
-        other.linear1.bias: layer.up.bias,
-        other.linear2.weight: layer.down.weight,
-        other.linear2.bias: layer.down.bias,
-    }
-    with torch.no_grad():
-        for theirs, ours in pairs.items():
+    parts = (layer.queries_keys_values, layer.out, layer.up, layer.down)
+    values = [value for part in parts for value in part.parameters()]
+    with torch.no_grad():  # the others are those of norms, as new
+        for theirs, ours in zip(other.parameters(), values, strict=False):
             theirs.copy_(ours)
     x = torch.randn(3, 5, 8)
     torch.testing.assert_close(layer(x), other(x))

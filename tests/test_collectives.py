@@ -19,7 +19,7 @@ from thorough import thorough_after
 from torch.distributed import ReduceOp
 
 from course_utils.from_scratch import collectives
-from course_utils.ranks import RanksError
+from course_utils.measure.messages import in_steps, recorded
 from course_utils.theory import costs
 
 # The ranks get the functions below as they are, and need not import this file.
@@ -247,26 +247,21 @@ def test_what_cannot_be_written_to_is_refused_before_a_message():
 
 @several
 def test_parameters_of_a_model():
-    """As lesson 05 does it with a model: parameters, and their gradients."""
+    """They stay parameters, and can be received and reduced like other tensors."""
     rank, n = dist.get_rank(), dist.get_world_size()
-    for function in (collectives.broadcast, collectives.broadcast_tree):
+    for send, total in (
+        (lambda p: collectives.broadcast(p, n - 1), n - 1),
+        (lambda p: collectives.broadcast_tree(p, n - 1), n - 1),
+        (collectives.all_reduce_naive, sum(range(n))),
+        (collectives.all_reduce, sum(range(n))),
+    ):
         parameter = torch.nn.Parameter(torch.full((2, 2), float(rank)))
-        function(parameter, n - 1)
-        same(parameter.detach(), torch.full((2, 2), n - 1.0), function.__name__)
-        assert parameter.requires_grad
-        assert parameter.is_leaf
-    for function in (collectives.all_reduce_naive, collectives.all_reduce):
-        parameter = torch.nn.Parameter(torch.full((2, 2), float(rank)))
-        function(parameter)
-        same(parameter.detach(), torch.full((2, 2), sum(range(n)) * 1.0), "all_reduce")
+        send(parameter)
+        same(parameter.detach(), torch.full((2, 2), float(total)))
         parameter.sum().backward()
         assert (parameter.grad == 1).all()
-        function(parameter.grad)
-        assert (parameter.grad == n).all()
-    parameter = torch.nn.Parameter(torch.full((2,), float(rank)))
-    tensors = [torch.zeros(2) for _ in range(n)]
+    tensors = [torch.zeros(2, 2) for _ in range(n)]
     collectives.all_gather(tensors, parameter)
-    assert [t[0].item() for t in tensors] == [float(r) for r in range(n)]
     assert not any(t.requires_grad for t in tensors)
 
 
@@ -301,12 +296,9 @@ def test_many_calls_in_a_row():
         tensor = mine.clone()
         (collectives.all_reduce, collectives.all_reduce_naive)[call % 2](tensor)
         assert tensor.item() == 100 * call * n + sum(range(n))
-        tensors = [torch.zeros(1) for _ in range(n)]
-        collectives.all_gather(tensors, mine)
-        assert torch.cat(tensors).tolist() == [100 * call + r for r in range(n)]
-        tensor = mine.clone()
-        collectives.reduce(tensor, root, ReduceOp.MAX)
+        collectives.reduce(tensor := mine.clone(), root, ReduceOp.MAX)
         assert tensor.item() == 100 * call + (n - 1 if rank == root else rank)
+        tensors = [torch.zeros(1) for _ in range(n)]
         collectives.all_to_all(tensors, [mine + 10 * r for r in range(n)])
         expected = [100.0 * call + r + 10 * rank for r in range(n)]
         assert torch.cat(tensors).tolist() == expected
@@ -343,13 +335,8 @@ def check_group(members):
             lambda: collectives.all_gather([torch.zeros(1)], torch.zeros(1), group),
             lambda: collectives.barrier(group),
         ):
-            try:
+            with pytest.raises(ValueError, match=f"Rank {rank} is not in the group"):
                 call()
-            except ValueError as error:
-                text = f"Rank {rank} is not in the group: only its members call this."
-                assert str(error) == text
-            else:
-                raise AssertionError("a stranger was let in")
         dist.barrier()
         return None
     for root in members:
@@ -378,81 +365,25 @@ def test_groups(started, members):
 # ------------------------------------------------------------------------------- costs
 
 
-def calls(name, size):
-    """Make one call of `name` with `size` float32 in all. Returns what this rank did.
-
-    Events in order: ("send" or "isend" or "recv", the other rank, bytes).
-    """
+def noted(name, size):
+    """The messages of one call of `name` with `size` float32 in all."""
     rank, n = dist.get_rank(), dist.get_world_size()
-    events = []
-    before = {kind: getattr(dist, kind) for kind in ("send", "isend", "recv")}
-
-    def counted(kind):
-        def call(tensor, group=None, group_dst=None, group_src=None):
-            other = group_src if kind == "recv" else group_dst
-            events.append((kind, other, tensor.numel() * tensor.element_size()))
-            place = {"group_src" if kind == "recv" else "group_dst": other}
-            return before[kind](tensor, group=group, **place)
-
-        return call
-
-    whole = torch.ones(size)
-    pieces = [torch.ones(size // n) for _ in range(n)]
-    piece, others = torch.ones(size // n), [torch.ones(size // n) for _ in range(n)]
+    whole, piece = torch.ones(size), torch.ones(size // n)
+    pieces, others = ([torch.ones(size // n) for _ in range(n)] for _ in range(2))
+    at_root = pieces if rank == n - 1 else None
     arguments = {
-        "broadcast": (whole, n - 1),
-        "broadcast_tree": (whole, n - 1),
-        "scatter": (piece, pieces if rank == n - 1 else None, n - 1),
-        "gather": (piece, pieces if rank == n - 1 else None, n - 1),
-        "reduce": (whole, n - 1),
+        "scatter": (piece, at_root, n - 1),
+        "gather": (piece, at_root, n - 1),
         "all_gather": (pieces, piece),
         "reduce_scatter": (piece, pieces),
         "all_to_all": (others, pieces),
         "all_reduce_naive": (whole,),
         "all_reduce": (whole,),
         "barrier": (),
-    }[name]
-    try:
-        for kind in before:
-            setattr(dist, kind, counted(kind))
+    }.get(name, (whole, n - 1))
+    with recorded() as calls:
         getattr(collectives, name)(*arguments)
-    finally:
-        for kind, function in before.items():
-            setattr(dist, kind, function)
-    return events
-
-
-def steps_of(events):
-    """How long it takes if each send and each recv takes one step of its rank.
-
-    A rank can send one message and receive one in a step; `isend` lets it go on.
-    """
-    n = len(events)
-    now, out, place = [0] * n, [0] * n, [0] * n
-    arrivals = {}  # (from, to) -> when each message has arrived
-    taken = {}
-    progress = True
-    while progress:
-        progress = False
-        for rank in range(n):
-            while place[rank] < len(events[rank]):
-                kind, other, _ = events[rank][place[rank]]
-                if kind == "recv":
-                    pair = (other, rank)
-                    index = taken.get(pair, 0)
-                    if index >= len(arrivals.get(pair, [])):
-                        break
-                    now[rank] = max(now[rank] + 1, arrivals[pair][index])
-                    taken[pair] = index + 1
-                else:
-                    out[rank] = max(now[rank], out[rank]) + 1
-                    arrivals.setdefault((rank, other), []).append(out[rank])
-                    now[rank] = out[rank] if kind == "send" else now[rank]
-                place[rank] += 1
-                progress = True
-    assert place == [len(rank_events) for rank_events in events], "nobody sends that"
-    assert {pair: len(times) for pair, times in arrivals.items()} == taken
-    return max(now + out)
+    return calls
 
 
 NAMES = (
@@ -461,101 +392,63 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "barrier"])
 def test_the_costs_are_what_is_counted(ranks, name):
     n, size = ranks.n, 60  # 60 elements: 1 to 5 ranks divide it
-    events = ranks.run(calls, name, size)
-    sent = [[b for kind, _, b in mine if kind != "recv"] for mine in events]
-    received = [[b for kind, _, b in mine if kind == "recv"] for mine in events]
-    messages, nbytes = sum(map(len, sent)), sum(map(sum, sent))
-    most_sent, most_received = max(map(sum, sent)), max(map(sum, received))
-    steps = steps_of(events)
-
+    messages = in_steps(ranks.run(noted, name, size))
+    sent, received = [0] * n, [0] * n
+    for message in messages:
+        sent[message.source] += message.nbytes
+        received[message.destination] += message.nbytes
+    if name == "barrier":  # as an all_reduce_naive of a byte
+        name, size = "all_reduce_naive", 1 / 4
     cost = costs.collective_cost(name, n, 4 * size)
-    assert (cost.messages, cost.nbytes, cost.steps) == (messages, nbytes, steps)
-    assert (cost.most_sent, cost.most_received) == (most_sent, most_received)
-    assert {b for some in sent for b in some} <= {cost.message_nbytes}
-
-
-def test_the_cost_of_a_barrier(ranks):
-    events = ranks.run(calls, "barrier", 0)
-    sent = [b for mine in events for kind, _, b in mine if kind != "recv"]
-    assert sent == [1] * (2 * (ranks.n - 1))
-    assert steps_of(events) == 2 * (ranks.n - 1)
+    assert (cost.messages, cost.nbytes) == (len(messages), sum(sent))
+    assert cost.steps == max([0, *(message.step for message in messages)])
+    assert (cost.most_sent, cost.most_received) == (max(sent), max(received))
+    assert {message.nbytes for message in messages} <= {cost.message_nbytes}
 
 
 # ---------------------------------------------------------------------------- mistakes
 
 ONE = torch.zeros(1)
 PIECES = [torch.zeros(1), torch.zeros(1), torch.zeros(1)]
-MISTAKES = {
-    "no such root": (
-        lambda rank: collectives.broadcast(torch.zeros(1), 3),
-        "src or dst is 3: expected one of the ranks [0, 1, 2].",
+C64 = torch.zeros(1, dtype=torch.complex64)
+LONG = torch.tensor([1])
+MISTAKES = [  # what rank r of 3 does, and what it is told
+    (lambda r: collectives.broadcast(ONE, 3), "is 3: expected one of the ranks"),
+    (lambda r: collectives.all_reduce(ONE, ReduceOp.BAND), "expected SUM, PRODUCT,"),
+    (lambda r: collectives.all_reduce_naive(LONG, ReduceOp.AVG), "AVG needs a dtype"),
+    (
+        lambda r: collectives.reduce_scatter(C64, [C64] * 3, ReduceOp.MAX),
+        "have an order, not torch.complex64",
     ),
-    "a bitwise op": (
-        lambda rank: collectives.all_reduce(torch.zeros(1), ReduceOp.BAND),
-        "op is RedOpType.BAND: expected SUM, PRODUCT, MIN, MAX or AVG.",
+    (lambda r: collectives.all_gather(PIECES[:2], ONE), "has 2 tensors: expected 3"),
+    (lambda r: collectives.all_gather(PIECES, LONG), "tensor_list[0] is of torch.fl"),
+    (lambda r: collectives.reduce_scatter(ONE.expand(2) * 1, PIECES), "of shape [1]: "),
+    (
+        lambda r: collectives.all_to_all(PIECES, [*PIECES[:2], LONG]),
+        "input_tensor_list[2] is of torch.int64",
     ),
-    "an average of whole numbers": (
-        lambda rank: collectives.all_reduce_naive(torch.tensor([1]), ReduceOp.AVG),
-        "AVG needs a dtype with fractions, not torch.int64: use SUM and divide.",
-    ),
-    "the largest complex number": (
-        lambda rank: collectives.reduce_scatter(
-            torch.zeros(1, dtype=torch.complex64),
-            [torch.zeros(1, dtype=torch.complex64)] * 3,
-            ReduceOp.MAX,
-        ),
-        "RedOpType.MAX needs numbers that have an order, not torch.complex64.",
-    ),
-    "a list that is too short": (
-        lambda rank: collectives.all_gather(PIECES[:2], torch.zeros(1)),
-        "tensor_list has 2 tensors: expected 3, one for each rank.",
-    ),
-    "a list of another dtype": (
-        lambda rank: collectives.all_gather(PIECES, torch.zeros(1, dtype=torch.int64)),
-        "tensor_list[0] is of torch.float32: expected torch.int64.",
-    ),
-    "an output that does not fit": (
-        lambda rank: collectives.reduce_scatter(torch.zeros(2), PIECES),
-        "this rank's own, is of shape [1]: expected [2], that of the tensor it goes",
-    ),
-    "inputs of two dtypes": (
-        lambda rank: collectives.all_to_all(PIECES, [*PIECES[:2], torch.tensor([1])]),
-        "input_tensor_list[2] is of torch.int64: expected torch.float32.",
-    ),
-    "an exchange with oneself": (
-        lambda rank: collectives.exchange(ONE, rank, torch.zeros(1), (rank + 1) % 3),
-        "cannot exchange with rank",
-    ),
-    "an exchange with nobody": (
-        lambda rank: collectives.exchange(ONE, (rank + 1) % 3, torch.zeros(1), 3),
-        "cannot exchange with rank 3: expected another rank, from 0 to 2.",
-    ),
-}
+    (lambda r: collectives.exchange(ONE, r, ONE, (r + 1) % 3), "exchange with rank"),
+    (lambda r: collectives.exchange(ONE, (r + 1) % 3, ONE, 3), "expected another rank"),
+]
 
 
 def check_mistakes(mistakes):
     """Every rank makes the same mistake: each is told so, and nothing was sent."""
-
-    def no_message(*args, **kwargs):
-        raise AssertionError("a message was sent")
-
-    before = {kind: getattr(dist, kind) for kind in ("send", "isend", "recv")}
-    for kind in before:
-        setattr(dist, kind, no_message)
-    try:
-        for name, (call, message) in mistakes.items():
-            try:
-                call(dist.get_rank())
-            except ValueError as error:
-                assert message in str(error), (name, str(error))
-            else:
-                raise AssertionError(f"{name}: no error")
-    finally:
-        for kind, function in before.items():
-            setattr(dist, kind, function)
+    rank = dist.get_rank()
+    with recorded() as sent:
+        for call, message in mistakes:
+            with pytest.raises(ValueError) as caught:
+                call(rank)
+            assert message in str(caught.value)
+        for function in (collectives.scatter, collectives.gather):
+            with pytest.raises(ValueError) as caught:  # only the root gives a list
+                function(ONE, None if rank == 1 else PIECES, 1)
+            message = "has None: expected 3" if rank == 1 else "must be None on this"
+            assert message in str(caught.value)
+    assert sent == []
     total = torch.ones(1)
     collectives.all_reduce(total)  # all is as before
     assert total.item() == dist.get_world_size()
@@ -565,28 +458,9 @@ def test_mistakes_are_told_before_anything_is_sent(started):
     started[3].run(check_mistakes, MISTAKES)
 
 
-@pytest.mark.parametrize("name", ["scatter", "gather"])
-def test_a_list_where_it_should_not_be(started, name):
-    def call(everywhere):
-        pieces = [torch.zeros(1) for _ in range(3)]
-        given = pieces if everywhere else None
-        getattr(collectives, name)(torch.zeros(1), given, 1)
-
-    root = "src" if name == "scatter" else "dst"
-    for everywhere, rank, message in (
-        (True, 0, f"{name}_list must be None on this rank: only {root}=1 gives one."),
-        (False, 1, f"{name}_list has None: expected 3, one for each rank."),
-    ):
-        with pytest.raises(RanksError) as caught:
-            started[3].run(call, everywhere)
-        failure = caught.value.failures[rank]
-        assert (failure.error, failure.message) == ("ValueError", message)
-
-
-def test_they_take_what_torch_takes():
+@pytest.mark.parametrize("name", [*NAMES, "barrier"])
+def test_they_take_what_torch_takes(name):
     """The same names of arguments, in the same order, as far as they go."""
-    for name in (*NAMES, "barrier"):
-        torchs = {"broadcast_tree": "broadcast", "all_reduce_naive": "all_reduce"}
-        theirs = getattr(dist, torchs.get(name, name))
-        own = list(inspect.signature(getattr(collectives, name)).parameters)
-        assert list(inspect.signature(theirs).parameters)[: len(own)] == own
+    theirs = getattr(dist, name.removesuffix("_tree").removesuffix("_naive"))
+    own = list(inspect.signature(getattr(collectives, name)).parameters)
+    assert list(inspect.signature(theirs).parameters)[: len(own)] == own

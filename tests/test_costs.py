@@ -35,11 +35,6 @@ def test_ranks_are_numbered_node_by_node(nodes, gpus):
     assert [costs.node_and_local_rank(rank, gpus) for rank in numbers] == places
 
 
-def test_numbers_of_numpy_are_numbers():
-    assert type(costs.rank_of(np.int64(1), 0, 4)) is int
-    assert costs.transfer_seconds(np.float64(8), latency=1, bandwidth=4) == 3
-
-
 def test_at_half_bandwidth_both_parts_take_as_long():
     link = {"latency": 10e-6, "bandwidth": costs.gigabits(400)}
     size = costs.half_bandwidth_bytes(**link)
@@ -56,78 +51,50 @@ def test_fit_finds_what_made_the_times():
     found = costs.fit_transfer(SIZES, times)
     assert (found.latency, found.bandwidth) == pytest.approx((6e-5, 2e9))
     assert [found.seconds(n) for n in SIZES] == pytest.approx(times)
-
-
-def test_no_other_latency_or_bandwidth_nearby_has_a_smaller_relative_error():
-    times = [5e-5, 7e-5, 6e-5, 9e-5, 6e-4, 9e-3]
-
-    def error(latency, slope):
-        pairs = zip(SIZES, times, strict=True)
-        return sum(((latency + n * slope) / t - 1) ** 2 for n, t in pairs)
-
+    never_below_zero = costs.fit_transfer([1e6, 2e6, 4e6], [0.5e-3, 2e-3, 5e-3])
+    assert never_below_zero.latency == 0 and never_below_zero.bandwidth > 0
+    # The relative error of times that no line explains is the least.
+    times = np.array([5e-5, 7e-5, 6e-5, 9e-5, 6e-4, 9e-3])
+    weighted = np.stack([np.ones(6), SIZES]) / times
+    latency, slope = np.linalg.lstsq(weighted.T, np.ones(6), rcond=None)[0]
     found = costs.fit_transfer(SIZES, times)
-    least = error(found.latency, 1 / found.bandwidth)
-    for up in (0.99, 1.01):
-        assert error(found.latency * up, 1 / found.bandwidth) > least
-        assert error(found.latency, up / found.bandwidth) > least
-
-
-def test_fit_never_finds_a_latency_below_zero():
-    found = costs.fit_transfer([1e6, 2e6, 4e6], [0.5e-3, 2e-3, 5e-3])
-    assert found.latency == 0 and found.bandwidth > 0
+    assert (found.latency, 1 / found.bandwidth) == pytest.approx((latency, slope))
 
 
 # ---------------------------------------------------------------- the data sheets
 
 
-def test_units():
-    decimal, binary = (costs.KB, costs.MB, costs.GB, costs.TB), ("KiB", "MiB", "GiB")
-    assert decimal == (1000, 1000**2, 1000**3, 1000**4)
-    assert [getattr(costs, name) for name in binary] == [2**10, 2**20, 2**30]
-    assert costs.TiB == 2**40
-
-
-ONE_WAY = {  # gigabytes a second
-    "in a GPU": {
-        "HBM3e (H200)": 4800,
-        "HBM3 (H100)": 3350,
-        "HBM2e (A100 80GB)": 2039,
-    },
-    "in a node": {
-        "NVLink 4 (H100, H200)": 450,
-        "NVLink 3 (A100)": 300,
-        "PCIe Gen5 x16": 63.0,
-        "PCIe Gen4 x16": 31.5,
-    },
-    "between nodes": {
-        "InfiniBand NDR": 50,
-        "InfiniBand HDR": 25,
-        "400 Gigabit Ethernet": 50,
-        "100 Gigabit Ethernet": 12.5,
-        "10 Gigabit Ethernet": 1.25,
-    },
-}
+ONE_WAY = """ gigabytes a second
+HBM3e (H200)            4800
+HBM3 (H100)             3350
+HBM2e (A100 80GB)       2039
+NVLink 4 (H100, H200)   450
+NVLink 3 (A100)         300
+PCIe Gen5 x16           63.0
+PCIe Gen4 x16           31.5
+InfiniBand NDR          50
+InfiniBand HDR          25
+400 Gigabit Ethernet    50
+100 Gigabit Ethernet    12.5
+10 Gigabit Ethernet     1.25
+"""
 
 
 def test_the_ladder_has_the_figures_of_the_data_sheets_in_one_direction():
-    rungs = [(place, *rung) for place in ONE_WAY for rung in ONE_WAY[place].items()]
-    assert [(link.place, link.name) for link in costs.LADDER] == [r[:2] for r in rungs]
-    for link, (_, name, gigabytes) in zip(costs.LADDER, rungs, strict=True):
-        assert link.one_way == pytest.approx(gigabytes * 1e9, rel=1e-3), name
-        assert costs.link(name) is link and link.source
-    assert costs.link("InfiniBand NDR").stated == "400 Gb/s"
-    assert costs.link("NVLink 3 (A100)").stated == "600 GB/s"
+    rungs = [row.rsplit(None, 1) for row in ONE_WAY.splitlines()[1:]]
+    for link, (name, gigabytes) in zip(costs.LADDER, rungs, strict=True):
+        assert (link.name, costs.link(name)) == (name, link)
+        assert link.one_way == pytest.approx(float(gigabytes) * 1e9, rel=1e-3), name
+        assert link.source
 
 
 def test_cards_have_what_nvidia_smi_reports():
-    sizes = [card.nbytes for card in costs.CARDS]
-    assert sizes == sorted(sizes)
     for card in costs.CARDS:
         # NVIDIA states GB and builds in about as many GiB.
         stated = float(card.stated.removesuffix(" GB"))
         assert 0.9 < card.nbytes / (stated * 2**30) < 1.001
         assert costs.card(card.name) is card and card.source
-    assert costs.card("H100").nbytes == 81_559 * costs.MiB == 81_559 * 2**20
+    assert costs.card("H100").nbytes == 81_559 * 2**20
 
 
 # ---------------------------------------------------------------------- pipelines
@@ -227,44 +194,6 @@ def test_ddp_buckets_are_those_of_torch():
 
 # ---------------------------------------------------------------- memory
 
-# ZeRO, arXiv 1910.02054, table 1: GB on each device with P_os, P_os+g and P_os+g+p.
-TABLE_1 = {
-    7.5e9: {
-        1: (120, 120, 120),
-        4: (52.5, 41.3, 30),
-        16: (35.6, 21.6, 7.5),
-        64: (31.4, 16.6, 1.88),
-        256: (30.4, 15.4, 0.47),
-        1024: (30.1, 15.1, 0.12),
-    },
-    128e9: {
-        1: (2048, 2048, 2048),
-        4: (896, 704, 512),
-        16: (608, 368, 128),
-        64: (536, 284, 32),
-        256: (518, 263, 8),
-        1024: (513, 257, 2),
-    },
-    1e12: {
-        1: (16000, 16000, 16000),
-        4: (7000, 5500, 4000),
-        16: (4750, 2875, 1000),
-        64: (4187, 2218, 250),
-        256: (4046, 2054, 62.5),
-        1024: (4011, 2013, 15.6),
-    },
-}
-
-
-@pytest.mark.parametrize("parameters", TABLE_1)
-@pytest.mark.parametrize("gpus", TABLE_1[7.5e9])
-def test_the_table_of_the_zero_paper(parameters, gpus):
-    """Some entries are rounded and some cut off: one in the last digit may differ."""
-    for stage, printed in enumerate(TABLE_1[parameters][gpus], start=1):
-        found = costs.zero_memory(parameters, gpus=gpus, stage=stage).total / costs.GB
-        digits = len(str(printed).partition(".")[2])
-        assert abs(found - printed) < 10**-digits, (stage, found)
-
 
 def test_a_stage_divides_one_thing_more():
     whole = {"optimizer": 90, "gradients": 15, "parameters": 15}  # figure 1, in GB
@@ -300,8 +229,6 @@ def test_parameters_are_those_of_a_real_model(sizes):
 
 
 def test_transformers_have_the_sizes_of_their_names():
-    sizes = [shape.parameters for shape in costs.TRANSFORMERS]
-    assert sizes == sorted(sizes)
     for shape in costs.TRANSFORMERS:
         assert costs.transformer_shape(shape.name) is shape
         assert shape.width % shape.heads == 0
@@ -378,47 +305,28 @@ ONE = {"latency": 0, "bandwidth": 1}
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "says"),
     [
-        (lambda: costs.gigabits("4"), "number is '4': expected a finite number from 0"),
-        (
-            lambda: costs.rank_of(0, 1.0, 4),
-            "local_rank is 1.0: expected a whole number",
-        ),
-        (lambda: costs.rank_of(0, 0, True), "gpus_per_node is True: expected a whole"),
+        (lambda: costs.gigabits("4"), "number is '4'"),
+        (lambda: costs.rank_of(0, 1.0, 4), "local_rank is 1.0"),
+        (lambda: costs.rank_of(0, 0, True), "gpus_per_node is True"),
         (lambda: costs.rank_of(0, 4, 4), "local_rank is 4, but a node with 4 GPU(s)"),
-        (lambda: costs.transfer_seconds(-1, **ONE), "nbytes is -1: expected a finite"),
-        (
-            lambda: costs.transfer_seconds(float("nan"), **ONE),
-            "nbytes is nan: expected",
-        ),
-        (lambda: costs.algorithm_bandwidth(8, 0), "seconds is 0: expected a finite"),
-        (
-            lambda: costs.algorithm_bandwidth(8, float("inf")),
-            "seconds is inf: expected",
-        ),
-        (lambda: costs.bubble_of_total(0, 4), "stages is 0: expected a whole number"),
-        (lambda: costs.shard_parts([1, -2], 2), "sizes[1] is -2: expected a whole"),
-        (lambda: costs.fit_transfer([1], [1, 2]), "There are 1 sizes and 2 times"),
+        (lambda: costs.transfer_seconds(-1, **ONE), "nbytes is -1"),
+        (lambda: costs.transfer_seconds(float("nan"), **ONE), "nbytes is nan"),
+        (lambda: costs.algorithm_bandwidth(8, 0), "seconds is 0"),
+        (lambda: costs.bubble_of_total(0, 4), "stages is 0"),
+        (lambda: costs.shard_parts([1, -2], 2), "sizes[1] is -2"),
+        (lambda: costs.fit_transfer([1], [1, 2]), "1 sizes and 2 times"),
         (lambda: costs.fit_transfer([8, 8], [1, 2]), "at least 2 different sizes"),
-        (lambda: costs.fit_transfer([1, 2], [2, 1]), "The times do not grow"),
-        (
-            lambda: costs.state_bytes("adamw"),
-            "There is no optimizer 'adamw'. There are:",
-        ),
-        (
-            lambda: costs.card("A100"),
-            "There is no card 'A100'. There are: T4, RTX 4090",
-        ),
-        (lambda: costs.fsdp_memory([], 4), "There are no units"),
-        (
-            lambda: costs.all_reduce_seconds("halving-doubling", 6, 8, **ONE),
-            "needs a power of two of ranks, not 6",
-        ),
+        (lambda: costs.fit_transfer([1, 2], [2, 1]), "do not grow"),
+        (lambda: costs.state_bytes("adamw"), "no optimizer 'adamw'"),
+        (lambda: costs.card("A100"), "There are: T4, RTX 4090"),
+        (lambda: costs.fsdp_memory([], 4), "no units"),
+        (lambda: costs.all_reduce_seconds("halving-doubling", 6, 8, **ONE), "not 6"),
     ],
 )
-def test_wrong_arguments_are_named(call, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_wrong_arguments_are_named(call, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
         call()
 
 

@@ -26,10 +26,14 @@ from course_utils.measure.data import DataError, load_data
 def test_digits_are_those_of_scikit_learn_scaled_by_the_train_images():
     from sklearn.datasets import load_digits
 
-    images, labels, test_images, test_labels = load_data("digits")
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first, again = load_data("digits"), load_data("digits")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    images, labels, test_images, test_labels = first
     assert images.shape == (1440, 1, 8, 8) and test_images.shape == (357, 1, 8, 8)
-    assert images.dtype == test_images.dtype == torch.float32
-    assert labels.dtype == test_labels.dtype == torch.int64
+    assert images.dtype == torch.float32 and labels.dtype == torch.int64
     assert images.mean().abs() < 1e-6 and (images.std() - 1).abs() < 1e-6
     assert test_images.mean().abs() > 1e-6  # by the train images' mean, not its own
     # Each of them is there once. Undo the scaling: pixels are whole numbers to 16.
@@ -41,19 +45,8 @@ def test_digits_are_those_of_scikit_learn_scaled_by_the_train_images():
         pairs = zip(images.reshape(len(labels), -1).tolist(), labels, strict=True)
         return sorted((int(label), *image) for image, label in pairs)
 
-    assert rows(found, torch.cat([labels, test_labels])) == rows(
-        original.images, original.target
-    )
-
-
-def test_digits_are_the_same_on_every_call_and_leave_the_random_state_alone():
-    torch.manual_seed(1)
-    first, drawn = load_data("digits"), torch.rand(1)
-    torch.manual_seed(2)
-    second = load_data("digits")
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    torch.manual_seed(1)
-    assert torch.equal(drawn, torch.rand(1))
+    found_labels = torch.cat([labels, test_labels])
+    assert rows(found, found_labels) == rows(original.images, original.target)
 
 
 def test_digits_do_without_importing_scikit_learn():
@@ -81,50 +74,38 @@ def idx(array: torch.Tensor) -> bytes:
     return header + sizes + array.to(torch.uint8).numpy().tobytes()
 
 
-class Mirror:
+class Mirror(http.server.ThreadingHTTPServer):
     """An HTTP server on 127.0.0.1 with a small MNIST; counts what it is asked for."""
 
     def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.files, self.asked = {}, []
         generator = torch.Generator().manual_seed(0)
-        self.files = {}
         for part, count in (("train", 30), ("t10k", 12)):
             images = torch.randint(0, 256, (count, 28, 28), generator=generator)
-            labels = torch.arange(count) % 10
-            for name, array in (
-                (f"{part}-images-idx3-ubyte.gz", images),
-                (f"{part}-labels-idx1-ubyte.gz", labels),
-            ):
-                self.files[name] = gzip.compress(idx(array))
+            self.files[f"{part}-images-idx3-ubyte.gz"] = gzip.compress(idx(images))
+            labels = gzip.compress(idx(torch.arange(count) % 10))
+            self.files[f"{part}-labels-idx1-ubyte.gz"] = labels
         self.resources = [
             (name, hashlib.md5(content).hexdigest())
             for name, content in self.files.items()
         ]
-        self.asked: list[str] = []
-        mirror = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                name = self.path.strip("/")
-                # The first request for a file only asks where it is.
-                mirror.asked.append(name)
-                content = mirror.files.get(name)
-                self.send_response(200 if content else 404)
-                self.send_header("Content-Length", str(len(content or b"")))
-                self.end_headers()
-                self.wfile.write(content or b"")
 
-            def log_message(self, *args) -> None:
-                pass
+class Answer(http.server.BaseHTTPRequestHandler):
+    """Torchvision's first request for a file only asks where it is."""
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
-        self.thread.start()
+    def do_GET(self) -> None:
+        name = self.path.strip("/")
+        self.server.asked.append(name)
+        content = self.server.files.get(name)
+        self.send_response(200 if content else 404)
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.end_headers()
+        self.wfile.write(content or b"")
 
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+    def log_message(self, *args) -> None:
+        pass
 
 
 @pytest.fixture
@@ -132,32 +113,32 @@ def mirror(monkeypatch, tmp_path):
     """MNIST comes from our own server, into a folder of this test."""
     from torchvision import datasets
 
-    mirror = Mirror()
     monkeypatch.setattr(data, "STATE", tmp_path)
-    for dataset in (datasets.MNIST, datasets.FashionMNIST):
-        monkeypatch.setattr(dataset, "mirrors", [mirror.url])
-        monkeypatch.setattr(dataset, "resources", mirror.resources)
-    yield mirror
-    mirror.close()
+    with Mirror() as mirror:
+        url = f"http://127.0.0.1:{mirror.server_port}/"
+        for dataset in (datasets.MNIST, datasets.FashionMNIST):
+            monkeypatch.setattr(dataset, "mirrors", [url])
+            monkeypatch.setattr(dataset, "resources", mirror.resources)
+        thread = threading.Thread(target=mirror.serve_forever, args=(0.01,))
+        thread.start()
+        yield mirror
+        mirror.shutdown()
+        thread.join()
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_mnist_is_downloaded_once_and_read(mirror, tmp_path, capsys, name):
     images, labels, test_images, test_labels = load_data(name)
-    assert images.shape == (30, 1, 28, 28)
-    assert test_images.shape == (12, 1, 28, 28)
-    assert images.dtype == torch.float32
+    assert (images.shape, test_images.shape) == ((30, 1, 28, 28), (12, 1, 28, 28))
+    assert (images.dtype, test_labels.dtype) == (torch.float32, torch.int64)
     assert labels.tolist() == [n % 10 for n in range(30)]
-    assert test_labels.dtype == torch.int64
     assert images.mean().abs() < 1e-5
     asked = len(mirror.asked)
     assert set(mirror.asked) == set(mirror.files)
     told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.count("\n") == 4  # one line a file, no progress bar
+    assert (told.out, told.err.count("\n")) == ("", 4)  # one line a file
     assert torch.equal(load_data(name)[0], images)
-    assert len(mirror.asked) == asked
-    assert capsys.readouterr().err == ""
+    assert (len(mirror.asked), capsys.readouterr().err) == (asked, "")
     assert not list(tmp_path.rglob("*.gz"))
 
 

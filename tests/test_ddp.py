@@ -9,19 +9,23 @@ import copy
 import sys
 
 import cloudpickle
+import fsdp_jobs
 import pytest
 import torch
 import torch.distributed as dist
+from fsdp_jobs import Transformer, largest_difference
 from on_ranks import on_ranks, shared_ranks
 from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 
 from course_utils.from_scratch import ddp
+from course_utils.measure.taps import tap
 from course_utils.theory import costs
 
-# The ranks get the functions below as they are, and need not import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+# The ranks get the functions below as they are, and need not import these files.
+for module in (fsdp_jobs, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(module)
 
 TorchDDP = nn.parallel.DistributedDataParallel
 
@@ -37,21 +41,6 @@ def ranks(request, started):
 
 
 # --------------------------------------------------------------------------- the models
-
-
-class Transformer(nn.Module):
-    """A small language model whose output layer is its embedding."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(17, 16)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.out = nn.Linear(16, 17, bias=False)
-        self.out.weight = self.embedding.weight
-
-    def forward(self, tokens):
-        return self.out(self.layers(self.embedding(tokens))).mean(dim=1)
 
 
 def mlp():
@@ -104,11 +93,6 @@ def trained(
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
-def largest_difference(one, other):
-    assert one.keys() == other.keys()
-    return max((one[k].double() - other[k].double()).abs().max().item() for k in one)
-
-
 # ---------------------------------------------------------------------------- the rungs
 
 
@@ -117,24 +101,19 @@ def without_a_wrapper(module):
     return module
 
 
-def train_rung(rung, name, dtype):
-    if rung == "average_gradients":
-        return trained(
-            name, without_a_wrapper, after_backward=ddp.average_gradients, dtype=dtype
-        )
-    if rung == "HookedDDP":
-        return trained(
-            name, ddp.HookedDDP, after_backward=lambda m: m.wait(), dtype=dtype
-        )
-    return trained(name, lambda module: ddp.DDP(module, **SMALL), dtype=dtype)
+RUNGS = {  # what a model is wrapped in, and what is called after backward()
+    "average_gradients": (without_a_wrapper, ddp.average_gradients),
+    "HookedDDP": (ddp.HookedDDP, ddp.HookedDDP.wait),
+    "DDP": (lambda module: ddp.DDP(module, **SMALL), None),
+}
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
 def test_every_rung_trains_like_one_process(ranks, name):
-    options = {"dtype": torch.float64, "alone_with": ranks.n}
-    expected = trained(name, lambda module: module, **options)
-    for rung in ("average_gradients", "HookedDDP", "DDP"):
-        for state in ranks.run(train_rung, rung, name, torch.float64):
+    options = {"dtype": torch.float64}
+    expected = trained(name, lambda module: module, alone_with=ranks.n, **options)
+    for rung, (wrap, after) in RUNGS.items():
+        for state in ranks.run(trained, name, wrap, after_backward=after, **options):
             assert largest_difference(state, expected) < 1e-12, rung
 
 
@@ -191,34 +170,71 @@ class Branches(nn.Module):
         return inputs
 
 
-def gradients_of(module):
-    return {name: p.grad for name, p in module.named_parameters()}
+def check_means(module, alone):
+    """Its gradients are those added up in `alone`, divided by n; or None as there."""
+    for (name, made), wanted in zip(
+        module.named_parameters(), alone.parameters(), strict=True
+    ):
+        mean = None if wanted.grad is None else wanted.grad / dist.get_world_size()
+        torch.testing.assert_close(made.grad, mean, msg=name)
+
+
+class Odd(nn.Module):
+    """Of several dtypes, tied, in channels_last; some are used on rank 0 alone."""
+
+    def __init__(self):
+        super().__init__()
+        dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
+        self.weights = nn.ParameterList(
+            [torch.full((3,), 1.5, dtype=dtype) for dtype in dtypes for _ in range(3)]
+        )
+        self.tied = nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(2)))
+        self.tied[1].weight = self.tied[0].weight
+        self.image = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+
+    def forward(self, rank):
+        images = torch.full((2, 3, 5, 5), rank + 1.0)
+        images = images.to(memory_format=torch.channels_last)
+        total = (
+            self.image(images).sum() + self.tied(torch.full((1, 3), rank + 1.0)).sum()
+        )
+        for place, weight in enumerate(self.weights):
+            if place % 3 < (2 if rank == 0 else 1):  # the third is used by nobody
+                total = total + (weight.cdouble() * complex(rank + 1, rank)).real.sum()
+        return total
+
+
+@several
+def test_parameters_of_every_kind():
+    n = dist.get_world_size()
+    torch.manual_seed(0)
+    module = Odd()
+    alone = copy.deepcopy(module)
+    model = ddp.DDP(module)
+    model(dist.get_rank()).backward()
+    for rank in range(n):
+        alone(rank).backward()
+    check_means(module, alone)
+    assert module.image.weight.grad.stride() == module.image.weight.stride()
+    assert all(len({p.dtype for p in b.parameters}) == 1 for b in model.buckets)
+    sent = sum(len(bucket.parameters) for bucket in model.buckets)
+    assert sent == len([*module.parameters()])  # a tied one is sent once
 
 
 @several
 def test_unused_frozen_and_differently_ordered_parameters():
     rank, n = dist.get_rank(), dist.get_world_size()
+    # Rank 0 uses a, then b; rank 1 b, then a; the others b alone. Nobody uses c.
+    names = ["ab", "ba", "b", "b"]
     for sizes in ({}, {"bucket_bytes": 1, "first_bucket_bytes": 1}):
         torch.manual_seed(0)
         module = Branches()
+        alone = copy.deepcopy(module)
         model = ddp.DDP(module, **sizes)
-        inputs = torch.full((1, 2), float(rank + 1))
-        # Rank 0 uses a, then b; rank 1 b, then a; the others b alone. Nobody uses c.
-        names = ["ab", "ba", "b", "b"]
-        model(inputs, names[rank]).sum().backward()
-        expected = {name: torch.zeros(p.shape) for name, p in module.named_parameters()}
+        model(torch.full((1, 2), rank + 1.0), names[rank]).sum().backward()
         for other in range(n):
-            torch.manual_seed(0)
-            copy = Branches()
-            copy(torch.full((1, 2), float(other + 1)), names[other]).sum().backward()
-            for name, grad in gradients_of(copy).items():
-                if grad is not None:
-                    expected[name] += grad / n
-        for name, grad in gradients_of(module).items():
-            if name.split(".")[1] in ("a", "b"):
-                torch.testing.assert_close(grad, expected[name], msg=name)
-            else:
-                assert grad is None, name
+            alone(torch.full((1, 2), other + 1.0), names[other]).sum().backward()
+        check_means(module, alone)
 
 
 @several
@@ -231,80 +247,6 @@ def test_frozen_parameters_with_hooks():
     model.wait()
     assert module.layers["a"].weight.grad is not None
     assert module.layers["d"].weight.grad is None
-
-
-@several
-def test_dtypes_do_not_share_a_bucket():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    dtypes = (torch.float32, torch.float64, torch.bfloat16)
-    module = nn.ParameterList(
-        [torch.ones(3, dtype=d) for d in dtypes for _ in range(2)]
-    )
-    model = ddp.DDP(module)
-    assert all(len({p.dtype for p in b.parameters}) == 1 for b in model.buckets)
-    sum((p.float() * (rank + 1)).sum() for p in module).backward()
-    for parameter in module:
-        assert parameter.grad.dtype == parameter.dtype
-        mean = torch.full((3,), (n + 1) / 2, dtype=parameter.dtype)
-        torch.testing.assert_close(parameter.grad, mean)
-
-
-class Complex(nn.Module):
-    """Rank 0 uses the first two parameters, the others the first, nobody the last."""
-
-    def __init__(self):
-        super().__init__()
-        start = complex(dist.get_rank(), 1)
-        self.weights = nn.ParameterList([torch.full((2,), start) for _ in range(3)])
-
-    def forward(self, factor):
-        first, second, _ = self.weights
-        value = (first * factor).real.sum()
-        return value if dist.get_rank() else value + (second * 2).imag.sum()
-
-
-@several
-def test_complex_parameters():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    module = Complex()
-    model = ddp.DDP(module)
-    first, second, unused = module.weights
-    assert all(weight.eq(1j).all() for weight in module.weights)
-    model(complex(rank + 1, rank)).backward()
-    # For autograd the gradient of (w·z).real is the conjugate of z.
-    mean = sum(complex(r + 1, -r) for r in range(n)) / n
-    torch.testing.assert_close(first.grad, torch.full((2,), mean))
-    torch.testing.assert_close(second.grad, torch.full((2,), 2j / n))
-    assert unused.grad is None
-
-
-@several
-def test_tied_weights_are_sent_once():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    module[1].weight = module[0].weight
-    model = ddp.DDP(module)
-    assert sum(len(b.parameters) for b in model.buckets) == 1
-    with torch.no_grad():
-        module[0].weight.copy_(torch.eye(3))
-    model(torch.full((1, 3), float(rank + 1))).sum().backward()
-    # d/dW of sum(W W x) at W = 1 is 2 for each element, times x.
-    torch.testing.assert_close(
-        module[0].weight.grad, torch.full((3, 3), 2 * (n + 1) / 2)
-    )
-
-
-@several
-def test_gradients_lie_in_memory_as_their_parameters_do():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    model = ddp.DDP(module)
-    images = torch.full((2, 3, 5, 5), rank + 1.0).to(memory_format=torch.channels_last)
-    model(images).sum().backward()
-    # Each weight meets 2 images, 9 places: its gradient is 18 times the pixel.
-    expected = torch.full((4, 3, 3, 3), 18 * (n + 1) / 2)
-    torch.testing.assert_close(module.weight.grad, expected, check_stride=False)
-    assert module.weight.grad.is_contiguous(memory_format=torch.channels_last)
 
 
 @several
@@ -347,36 +289,17 @@ def test_accumulated_gradients_are_those_of_the_big_batch():
     torch.manual_seed(0)
     module = mlp().double()
     model = ddp.DDP(module, **SMALL)
-    calls, all_reduce = [], dist.all_reduce
-
-    def counting(*args, **kwargs):
-        calls.append(args)
-        return all_reduce(*args, **kwargs)
-
-    dist.all_reduce = counting
-    try:
-        for step in range(3):
-            inputs, labels = batch_of("mlp", 4 * n, seed=step)
+    whole, calls = copy.deepcopy(module), []
+    batches = [batch_of("mlp", 4 * n, seed=step) for step in range(3)]
+    with tap(lambda call: (calls.append(call), call.go())[1], ["allreduce"]):
+        for step, (inputs, labels) in enumerate(batches):
             with model.no_sync() if step < 2 else contextlib.nullcontext():
                 loss = F.cross_entropy(model(inputs[rank::n].double()), labels[rank::n])
                 (loss / 3).backward()
             assert len(calls) == (0 if step < 2 else len(model.buckets))
-    finally:
-        dist.all_reduce = all_reduce
-    whole = mlp().double()
-    whole.load_state_dict(module.state_dict())
-    batches = [batch_of("mlp", 4 * n, seed=step) for step in range(3)]
     inputs, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-    F.cross_entropy(whole(inputs.double()), labels).backward()
-    for made, expected in zip(module.parameters(), whole.parameters(), strict=True):
-        torch.testing.assert_close(made.grad, expected.grad)
-
-
-@on_ranks(2)
-def test_buckets_are_as_large_as_torchs():
-    layers = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(9)])
-    sizes = [bucket.flat.nbytes >> 20 for bucket in ddp.DDP(layers).buckets]
-    assert sizes == [4, 28, 4]  # at least 1 MiB, at least 25 MiB, and the rest
+    (n * F.cross_entropy(whole(inputs.double()), labels)).backward()
+    check_means(module, whole)
 
 
 @several
@@ -433,38 +356,33 @@ def test_gradients_are_parts_of_their_bucket_zeroed_or_dropped():
 @several
 def test_a_backward_that_failed_leaves_nothing_behind():
     rank, n = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    alone = copy.deepcopy(module)
     model = ddp.DDP(module, bucket_bytes=10**6, first_bucket_bytes=10**6)
     inputs = torch.full((1, 2), rank + 1.0)
-    with contextlib.suppress(RuntimeError):
+    with pytest.raises(RuntimeError, match="on purpose"):
         module[1](Fails.apply(module[0](inputs))).sum().backward()
-        raise AssertionError("it did not fail")
     module.zero_grad()
     model(inputs).sum().backward()
-    copy = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    copy.load_state_dict(module.state_dict())
-    copy(torch.full((1, 2), (n + 1) / 2)).sum().backward()
-    for made, expected in zip(module.parameters(), copy.parameters(), strict=True):
-        torch.testing.assert_close(made.grad, expected.grad)
+    alone(torch.full((1, 2), n * (n + 1) / 2)).sum().backward()
+    check_means(module, alone)
 
 
 def check_overlap():
     """The order of what happens in a backward pass of four layers, a bucket each."""
     module = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(4)])
     model = ddp.DDP(module, bucket_bytes=1, first_bucket_bytes=1)
-    events, all_reduce = [], dist.all_reduce
+    events = []
     for number, layer in enumerate(module):
         layer.weight.register_hook(lambda grad, n=number: events.append(f"grad {n}"))
 
-    def recording(*args, **kwargs):
+    def around(call):
         events.append("send")
-        return all_reduce(*args, **kwargs)
+        return call.go()
 
-    dist.all_reduce = recording
-    try:
+    with tap(around, ["allreduce"]):
         model(torch.ones(1, 2)).sum().backward()
-    finally:
-        dist.all_reduce = all_reduce
     return events
 
 
@@ -473,15 +391,19 @@ def test_buckets_leave_during_the_backward_pass(started):
         assert events == [e for n in (3, 2, 1, 0) for e in (f"grad {n}", "send")]
 
 
-def test_buckets_are_filled_as_in_pytorch(started):
-    def sizes():
-        model = ddp.DDP(mlp(), bucket_bytes=300, first_bucket_bytes=50)
-        places = {p: i for i, p in enumerate(reversed(list(model.parameters())))}
-        return [[places[p] for p in bucket.parameters] for bucket in model.buckets]
-
-    nbytes = [4 * p.numel() for p in reversed(list(mlp().parameters()))]
-    expected = costs.ddp_buckets(nbytes, cap=300, first_cap=50)
-    assert started[2].run(sizes)[0] == expected and len(expected) > 2
+@on_ranks(2)
+def test_buckets_are_filled_as_in_pytorch():
+    large = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(9)])
+    for module, caps in ((large, {}), (mlp(), {"cap": 300, "first_cap": 50})):
+        sizes = dict(
+            zip(("bucket_bytes", "first_bucket_bytes"), caps.values(), strict=False)
+        )
+        buckets = ddp.DDP(module, **sizes).buckets
+        last_first = [4 * p.numel() for p in reversed([*module.parameters()])]
+        expected = costs.ddp_buckets(last_first, **caps)
+        found = [[4 * p.numel() for p in bucket.parameters] for bucket in buckets]
+        assert found == [[last_first[place] for place in some] for some in expected]
+        assert len(found) > 2
 
 
 # -------------------------------------------------------------------- buffers and state

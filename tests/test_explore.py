@@ -7,7 +7,6 @@ import shlex
 
 import pytest
 from ipywidgets.widgets import widget
-from matplotlib.patches import FancyArrowPatch
 from torch.distributed.run import get_args_parser
 
 from course_utils import pictures
@@ -69,14 +68,9 @@ def test_a_rank_is_where_torchrun_puts_it(nodes, gpus):
         assert f"LOCAL_RANK={local} WORLD_SIZE={nodes * gpus} " in said
         _, *words = shlex.split(said.rpartition(": ")[2])
         args = get_args_parser().parse_args(words)
-        assert (args.nnodes.split(":")[0], args.nproc_per_node) == (
-            f"{nodes}",
-            f"{gpus}",
-        )
-        assert args.node_rank == node
+        assert args.nnodes.split(":")[0] == f"{nodes}"
+        assert (args.nproc_per_node, args.node_rank) == (f"{gpus}", node)
     beyond = pictures.torchrun_ranks(nodes, gpus, 99)
-    (frame,) = [box for box in beyond.axes[0].patches if box.get_linewidth() == 3]
-    assert frame.get_bbox().bounds == beyond.labels[-1][1].get_bbox().bounds
     (note,) = [text for text in words_of(beyond) if "There is no rank 99" in text]
     assert f"Rank {nodes * gpus - 1} is local rank {gpus - 1}" in note
 
@@ -87,10 +81,6 @@ def test_a_ring_shows_what_is_held_sent_and_complete():
         "Step 0 (of 0 to 1), reduce-scatter: rank 0 sends chunk 0 to rank 1, rank "
         "1 sends chunk 1 to rank 0; 0 of 4 chunks complete. rank 0: ↑ 1, 5; rank 1: 2,"
     )
-    there, back = (
-        patch for patch in first.axes[0].patches if isinstance(patch, FancyArrowPatch)
-    )
-    assert there._posA_posB[0][0] == back._posA_posB[1][0] < there._posA_posB[1][0]
     assert words_of(first).count("chunk 0") == 3  # on two cards and on an arrow
     assert "all-gather" in second.summary
     labels = [text.get_text() for text, _ in second.labels]
@@ -115,28 +105,27 @@ def test_the_states_are_those_of_the_zero_paper():
         assert states / costs.GB == pytest.approx(paper, rel=0.02)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("gpus", [1, 8])
-def test_memory_follows_the_formulas(gpus, recompute):
-    shape = costs.transformer_shape("GPT-2 XL")
-    settings = "momentum", "float32", 2, 512, recompute
-    held = pictures.bytes_by_stage(shape.name, gpus, *settings)
-    said = pictures.memory_by_stage(shape.name, gpus, *settings).summary
+def test_memory_follows_the_formulas(gpus):
+    shape, held = costs.transformer_shape("GPT-2 XL"), {}
+    for recompute in ("none", "full"):
+        settings = shape.name, gpus, "momentum", "float32", 2, 512, recompute
+        held[recompute] = pictures.bytes_by_stage(*settings)
+        said = pictures.memory_by_stage(*settings).summary
+        for stage, (name, found) in enumerate(held[recompute].items()):
+            total = sum(found.values())
+            fits = [card.name for card in costs.CARDS if card.nbytes >= total]
+            assert f"{name} holds {total / costs.GB:.3g} GB" in said
+            assert f"S{name[1:]} fits on {listed(fits)}." in said
+            assert (found["other"] > 0) == (gpus > 1 and stage >= 2)
     sizes = 2, 512, shape.width, shape.heads
-    kept = [
-        costs.activation_bytes(*sizes, recompute=how, element_bytes=4)
-        for how in [recompute] * (shape.layers - 1) + ["none"]
-    ]
-    logits = 2 * 512 * (4 * shape.vocabulary + 8 * shape.width)
-    embedding = (shape.vocabulary + shape.positions + 2) * shape.width
-    unit = 4 * max(embedding, (shape.parameters - embedding) / shape.layers)
-    for stage, (name, found) in enumerate(held.items()):
-        assert found["activations"] == pytest.approx(sum(kept) + logits)
-        assert found["other"] == (unit * (0, 0, 1, 2)[stage] if gpus > 1 else 0)
-        total = sum(found.values())
-        fits = [card.name for card in costs.CARDS if card.nbytes >= total]
-        assert f"{name} holds {total / costs.GB:.3g} GB" in said
-        assert f"S{name[1:]} fits on {listed(fits)}." in said
+    whole, inputs = (
+        costs.activation_bytes(*sizes, recompute=how, element_bytes=4) for how in held
+    )
+    for name, found in held["none"].items():
+        less = found["activations"] - held["full"][name]["activations"]
+        # One layer at a time is computed anew, and kept meanwhile.
+        assert less == pytest.approx((shape.layers - 1) * (whole - inputs))
 
 
 @pytest.mark.parametrize("change", [{}, {"overlap": False}, {"algorithm": "tree"}])
@@ -285,11 +274,8 @@ def test_what_a_collective_costs():
     assert "all_reduce_naive: 6 messages, 6 steps; the busiest rank sends 48 b" in said
     assert "all_reduce: 24 messages, 6 steps; the busiest rank sends 24 bytes" in said
     for name, kind in COLLECTIVES.items():
-        said = pictures.collective_call(name, 4).summary
         if kind.factor:
+            said = pictures.collective_call(name, 4).summary
             shown = re.search(r"= ([\d.]+) · S / time\.$", said)
             factor = costs.bus_bandwidth_factor(name, 4)
             assert float(shown[1] if shown else 1) == pytest.approx(factor)
-        else:
-            with pytest.raises(ValueError, match="no collective"):
-                costs.bus_bandwidth_factor(name, 4)

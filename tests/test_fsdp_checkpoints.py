@@ -112,8 +112,7 @@ def test_the_state_of_each_optimizer_can_be_saved_and_loaded():
         assert again.param_groups[0]["lr"] == 0.1
         for flat in model.flats:
             expected, found = optimizer.state[flat.shard], again.state[flat.shard]
-            shapes = [{k: v.shape for k, v in s.items()} for s in (expected, found)]
-            assert shapes[0] == shapes[1], (name, flat.name)
+            assert expected.keys() == found.keys(), (name, flat.name)
         # Whole: in the padding of the shards there may be other numbers.
         found = model.optimizer_state_dict(again)["state"]
         for parameter, entries in whole["state"].items():

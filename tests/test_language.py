@@ -66,7 +66,6 @@ def test_no_position_sees_what_comes_after_it(language):
     scores, changed = model(text), model(other)
     assert torch.equal(scores[:, :12], changed[:, :12])
     assert not torch.allclose(scores[:, 12], changed[:, 12])
-    assert not torch.allclose(scores[:, 19], changed[:, 19])
 
 
 def test_the_loss_is_the_mean_of_minus_log_p(language):

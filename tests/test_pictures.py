@@ -113,48 +113,29 @@ def contrast(one, two):
     return (light + 0.05) / (dark + 0.05)
 
 
-def assert_labels_stand_out(picture):
-    for text, box in picture.labels:
-        ratio = contrast(text.get_color(), box.get_facecolor()[:3])
-        assert ratio >= 4.5, f"{text.get_text()!r}: {ratio:.1f}"
-
-
 def assert_suits_a_notebook(picture, highest):
-    """Texts, their contrast to the page and to their boxes, and size in inches."""
+    """Texts, their contrast to the page or to their boxes, and size in inches."""
     assert_texts_are_readable(picture)
     assert_labels_fit(picture)
-    assert_labels_stand_out(picture)
+    behind = {text: box.get_facecolor()[:3] for text, box in picture.labels}
     for text in texts_of(picture):
-        assert contrast(text.get_color(), (1, 1, 1)) >= 4.5
+        ratio = contrast(text.get_color(), behind.get(text, draw.MIST))
+        assert ratio >= 4.5, f"{text.get_text()!r}: {ratio:.1f}"
     width, height = picture.get_size_inches()
-    assert width <= 8.001
-    assert height <= highest
+    assert width <= 8.001 and height <= highest
 
 
 @every_picture
 def test_a_picture_can_be_read(name):
     picture = drawn(name)
-    assert_texts_are_readable(picture)
-    assert_labels_fit(picture)
-    for text, box in picture.labels:
-        ratio = contrast(text.get_color(), box.get_facecolor()[:3])
-        assert ratio >= 4.5, f"{text.get_text()!r}: {ratio:.1f}"
-    inside_boxes = [text for text, _ in picture.labels]
-    for text in texts_of(picture):
-        assert text in inside_boxes or contrast(text.get_color(), draw.MIST) >= 4.5
-
-
-@every_picture
-def test_a_picture_suits_a_notebook(name):
-    picture = drawn(name)
-    width, height = picture.get_size_inches()
-    assert width <= 8.001
-    assert height <= 8.3
+    assert_suits_a_notebook(picture, 8.3)
     assert repr(picture) == f"Picture: {picture.summary}"
     png = picture.png()
     image = Image.open(io.BytesIO(png))
     # Twice the pixels of its size on the page, so that it is crisp on dense screens.
-    assert image.size == (int(192 * width), int(192 * height))
+    assert image.size == tuple(
+        int(192 * inches) for inches in picture.get_size_inches()
+    )
     assert image.info["Description"] == picture.summary
     assert len(png) < 100_000
     seen = np.asarray(image.convert("RGB")).astype(int)
@@ -196,58 +177,34 @@ def test_summary(name):
 def test_what_cannot_be_drawn_is_refused(call, arguments, message):
     with pytest.raises((ValueError, TypeError)) as caught:
         call(*arguments)
-    assert str(caught.value).startswith(message)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("guess", "measured", "verdict"),
-    [
-        (10, 10, "The guess is exactly the measured value."),
-        (10, 10.05, "The guess is within 1 % of the measured value."),
-        (10, 4, "The guess is 2.5 times the measured value."),
-        (4, 0, "One of the two is 0, so there is no ratio."),
-        (-5, 0, "The guess is below 0, and the measured value is not."),
-    ],
+    [(10, 10.05, "within 1 %"), (10, 4, "2.5 times"), (4, 0, "no ratio")],
 )
 def test_verdict_on_a_guess(guess, measured, verdict):
     summary = pictures.guess_and_measured(guess, measured, "s", "Time").summary
-    assert summary.endswith(verdict)
-
-
-def test_lessons_without_a_notebook_are_to_come():
-    there = SimpleNamespace(number="00", title="Start here", exists=True)
-    coming = SimpleNamespace(number="01", title="More", exists=False)
-    picture = pictures.course_map([there, coming])
-    assert picture.summary.endswith("Done: none; to come: 01.")
+    assert verdict in summary
 
 
 def test_tensors_of_torch():
     before = [torch.arange(2) + 10.0 * rank for rank in range(2)]
     after = [[tensor.clone().requires_grad_() for tensor in before]] * 2
-    assert pictures.collective(before, after, "all_gather").summary == (
-        "all_gather on 2 ranks. Before: rank 0 holds [0, 1], rank 1 holds [10, 11]. "
-        "After: every rank holds [[0, 1], [10, 11]]."
-    )
-    scalars = [torch.tensor(-0.0), torch.tensor(True)]
-    assert pictures.collective(scalars, [[scalars[0]], None], "x").summary == (
-        "x on 2 ranks. Before: rank 0 holds [0], rank 1 holds [True]. "
-        "After: rank 0 holds [0], rank 1 holds nothing."
-    )
+    summary = pictures.collective(before, after, "all_gather").summary
+    assert summary.endswith("After: every rank holds [[0, 1], [10, 11]].")
 
 
 @pytest.mark.parametrize("one", [table.SLOW, table.MANY])
-def test_a_simulated_step_of_ddp_shows_its_own_figures(one):
+def test_a_simulated_step_shows_its_own_figures(one):
     summary = pictures.overlap(pictures.step_events(one)).summary
     assert f"computing {words.duration(one.compute + one.waiting)}" in summary
     assert f"communication {words.duration(one.communication)} in " in summary
-    assert f"{len(one.buckets)} all-reduces" in summary
     assert f"of which {words.duration(one.exposed)} exposed" in summary
-
-
-def test_a_simulated_step_of_fsdp_shows_its_own_figures():
-    one = table.SIMULATED
-    assert f"{words.duration(one.seconds)} in all" in drawn("simulated").summary
-    assert f"{words.duration(one.exposed)} of the" in drawn("simulated").summary
+    fsdp, summary = table.SIMULATED, drawn("simulated").summary
+    assert f"{words.duration(fsdp.seconds)} in all" in summary
+    assert f"{words.duration(fsdp.exposed)} of the" in summary
 
 
 def test_exposed_is_what_no_computing_hides():
@@ -347,11 +304,9 @@ def test_zero_and_nan_have_places_of_their_own():
     labels = [label.get_text() for label in axis.get_yticklabels()]
     places = dict(zip(labels, axis.get_yticks(), strict=True))
     mean, total = (line.get_ydata() for line in axis.lines[1:3])
-    assert {*mean} == {places["0"]}
+    assert {*mean} == {places["0"]} and places["0"] == min(places.values())
     assert [*total[2:]] == [places["not finite"]] * 3
-    assert [*total[:2]] == pytest.approx([-1, np.log10(40)])
-    powers = [y for word, y in places.items() if "1e" in word]
-    assert places["0"] < min(powers) < max(powers) < places["not finite"]
+    assert places["not finite"] == max(places.values())
 
 
 def test_a_loss_that_explodes_gets_a_logarithmic_axis_and_one_that_is_lost_a_cross():
@@ -359,15 +314,6 @@ def test_a_loss_that_explodes_gets_a_logarithmic_axis_and_one_that_is_lost_a_cro
     assert (loss.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
     (cross,) = [x for x in drawn("becomes nan").axes[1].lines if x.get_marker() == "x"]
     assert cross.get_xydata().tolist() == [[2, 8]]
-
-
-def test_a_run_looks_as_in_the_picture_that_it_is_compared_with():
-    runs = {name: table.run(3) for name in "abcd"}
-    one = pictures.training_curves(runs).axes[1].lines
-    few = pictures.learning_rates({"d": [1, 2], "b": [2, 3]}, like=runs).axes[1].lines
-    for place, line in ((3, few[0]), (1, few[1])):
-        assert line.get_color() == one[place].get_color()
-        assert line.get_marker() == one[place].get_marker()
 
 
 def test_curves_on_top_of_each_other_are_all_visible():
@@ -383,42 +329,6 @@ def test_curves_on_top_of_each_other_are_all_visible():
             color = [round(255 * part) for part in to_rgb(line.get_color())]
             seen = (inside == color).all(axis=-1).sum()
             assert seen > 500, f"{line.get_color()}: {seen} pixels"
-
-
-def test_values_keep_the_colour_of_the_rank_they_came_from():
-    colors = {}
-    for text, box in drawn("all_to_all").labels:
-        colors.setdefault(text.get_text(), set()).add(to_hex(box.get_facecolor()))
-    assert len(colors) == 9
-    assert all(len(seen) == 1 for seen in colors.values())
-    assert len(set.union(*colors.values())) == 3
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "name", "hatches"),
-    [
-        ([[1], [3]], [[3], [3]], "all_reduce", [None, "////", None, "////"]),
-        ([[1], [3]], [[4], [3]], "reduce", [None, "////", None, None]),
-        ([[1], [3]], [[3], [3]], "broadcast", [None, None, None, None]),
-    ],
-)
-def test_computed_values_are_hatched(before, after, name, hatches):
-    picture = pictures.collective(before, after, name)
-    assert [box.get_hatch() for _, box in picture.labels] == hatches
-
-
-def test_items_of_a_sampler_are_in_the_row_of_their_rank():
-    found = {}
-    for text, box in drawn("10 items").labels:
-        item = int(text.get_text()), box.get_hatch()
-        found.setdefault(round(text.get_position()[1], 3), []).append(item)
-    again = "////"  # given out before
-    assert [sorted(found[y]) for y in sorted(found, reverse=True)] == [
-        [(0, None), (4, None), (8, None)],
-        [(1, None), (5, None), (9, None)],
-        [(0, again), (2, None), (6, None)],
-        [(1, again), (3, None), (7, None)],
-    ]
 
 
 def test_messages_go_from_their_sender_to_their_receiver():
@@ -457,38 +367,23 @@ def test_jupyter_gets_an_image_with_alternative_text():
     lesson = SimpleNamespace(number="00", title='The "first" <b>lesson</b> & more')
     picture = pictures.course_map([lesson])
     shown, metadata = DisplayFormatter().format(picture)
-    assert set(shown) == {"text/plain", "text/html"}
-    assert metadata == {}
+    assert (set(shown), metadata) == ({"text/plain", "text/html"}, {})
     assert shown["text/plain"] == f"Picture: {picture.summary}"
     assert lesson.title in picture.summary
     ((tag, image),) = Images(shown["text/html"]).found
-    assert tag == "img"
-    assert image["alt"] == picture.summary
-    assert image["width"] == "768"
+    assert (tag, image["alt"], image["width"]) == ("img", picture.summary, "768")
     kind, _, source = image["src"].partition(",")
     assert kind == "data:image/png;base64"
     assert base64.b64decode(source) == picture.png()
 
 
-@pytest.mark.parametrize(
-    "name", ["map of a learner", "diverges", "a skipped all-reduce"]
-)
+@pytest.mark.parametrize("name", ["diverges", "a skipped all-reduce"])
 def test_the_same_data_give_the_same_picture_in_any_style(name):
     before = dict(matplotlib.rcParams.copy())
     plain = DRAWN[name]().png()
     assert dict(matplotlib.rcParams.copy()) == before
-    odd = {
-        "font.size": 30,
-        "font.family": "monospace",
-        "figure.facecolor": "black",
-        "axes.facecolor": "red",
-        "axes.grid": True,
-        "hatch.linewidth": 9,
-        "lines.linewidth": 9,
-        "text.color": "white",
-        "xtick.direction": "in",
-        "path.sketch": (5, 50, 5),
-    }
+    odd = {"font.size": 30, "font.family": "monospace", "axes.facecolor": "red"}
+    odd |= {"axes.grid": True, "hatch.linewidth": 9, "path.sketch": (5, 50, 5)}
     with matplotlib.rc_context(odd):
         assert DRAWN[name]().png() == plain
         assert matplotlib.rcParams["font.size"] == 30

@@ -41,32 +41,21 @@ def test_outputs_and_gradients_are_those_of_the_plain_model(sizes, micro_batches
 
 
 @pytest.mark.parametrize(
-    ("rows", "parts"), [(8, [2] * 4), (7, [2, 2, 2, 1]), (2, [1, 1]), (1, [1])]
+    ("rows", "parts"), [(8, [2] * 4), (7, [2, 2, 2, 1]), (2, [1, 1]), (0, [0])]
 )
 def test_micro_batches_cover_the_batch(rows, parts):
-    model = GPipe([nn.Identity(), nn.Identity()], ["cpu", "cpu"], micro_batches=4)
-    seen = []
+    seen, labels = [], []
+
+    def label(name):
+        labels.append(name)
+        return contextlib.nullcontext()
+
+    model = GPipe([nn.Identity(), nn.Identity()], ["cpu"] * 2, 4, label=label)
     model.stages[1].register_forward_hook(lambda m, args, out: seen.append(len(out)))
     batch = torch.arange(rows * 2.0).view(rows, 2)
     assert torch.equal(model(batch), batch)
     assert seen == parts
-
-
-def test_every_piece_of_work_is_named_after_its_micro_batch():
-    names = []
-
-    def label(name):
-        names.append(name)
-        return contextlib.nullcontext()
-
-    stages = [nn.Identity(), nn.Identity()]
-    GPipe(stages, ["cpu"] * 2, micro_batches=2, label=label)(torch.ones(4, 1))
-    assert names == [f"micro-batch {i}" for i in (0, 0, 1, 1)]
-
-
-def test_an_empty_batch_gives_an_empty_output():
-    model = GPipe(split_layers(a_row(2), (1, 1)), ["cpu", "cpu"], micro_batches=4)
-    assert model(torch.empty(0, 5)).shape == (0, 5)
+    assert sorted(labels) == sorted(2 * [f"micro-batch {i}" for i in range(len(parts))])
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
@@ -123,7 +112,6 @@ def test_parts_of_a_model_keep_its_parameters():
     [
         (lambda: split_layers(a_row(), (2, 2)), r"sizes are \[2, 2\] and there are 6"),
         (lambda: split_layers(a_row(), (6, 0)), r"sizes are \[6, 0\]"),
-        (lambda: split_layers(a_row(), ()), r"sizes are \[\] and there are 6 layers"),
         (lambda: split_layers(nn.Sequential(), ()), r"sizes are \[\] and there are 0"),
         (lambda: ModelParallel([a_row()], ["cpu"] * 2), "1 stages and 2 devices"),
         (lambda: ModelParallel([], []), "0 stages and 0 devices"),

@@ -85,18 +85,19 @@ def test_answers_keep_the_last_answer_and_the_first_verdict():
     assert answers()["00.ranks"]["tries"] == 2
 
 
-OLD_FILE = """{"version": 1,
- "questions": {
-  "00.predict_sum": {"answer": 14.0, "correct": false, "first_try_correct": false,
-                     "tries": 2},
-  "07.tree_wins": {"answer": "Never.", "correct": false, "first_try_correct": false,
-                   "tries": 1}},
- "tasks": {
-  "00.predict_sum": {"hints": 1, "passed": false, "saw_solution": false,
-                     "status": "wrong", "tries": 2},
-  "07.tree_wins": {"hints": 0, "passed": true, "saw_solution": false,
-                   "status": "passed", "tries": 1}}}
-"""
+OLD_ANSWER = {"answer": 14.0, "correct": False, "first_try_correct": False, "tries": 2}
+OLD_TASK = {"hints": 1, "passed": False, "saw_solution": False, "status": "wrong"}
+OLD_FILE = {
+    "version": 1,
+    "questions": {
+        "00.predict_sum": OLD_ANSWER,
+        "07.tree_wins": {**OLD_ANSWER, "answer": "Never."},
+    },
+    "tasks": {
+        "00.predict_sum": {**OLD_TASK, "tries": 2},
+        "07.tree_wins": {**OLD_TASK, "tries": 1},
+    },
+}
 
 
 def test_the_number_of_a_task_counts_once_also_in_a_file_that_has_it_twice(own_state):
@@ -104,7 +105,7 @@ def test_the_number_of_a_task_counts_once_also_in_a_file_that_has_it_twice(own_s
     from course_utils.questions.lesson_00 import PREDICT_SUM
 
     own_state.mkdir()
-    progress_file().write_text(OLD_FILE)
+    progress_file().write_text(json.dumps(OLD_FILE))
     assert quiz("00.predict_sum").value == 14.0
     assert attempts()["00.predict_sum"]["hints"] == 1
     row = next(line for line in course_map().splitlines() if "  00  " in line)
@@ -120,32 +121,20 @@ def test_the_number_of_a_task_counts_once_also_in_a_file_that_has_it_twice(own_s
 # --------------------------------------------------------------- several at one time
 
 
-WRITE_MANY = """
-import sys
-from course_utils.notebook.progress import record_attempt
-for number in range(100):
-    record_attempt(f"00.{sys.argv[1]}_{number}", "wrong")
-    record_attempt("00.shared", "wrong")
-"""
+def test_threads_at_once_lose_nothing():
+    """Of processes the fault matrix shows it."""
 
-
-def test_processes_and_threads_at_once_lose_nothing():
     def write(name):
         for number in range(25):
             record_answer(f"00.{name}_{number}", number, True)
             record_attempt("00.shared", "wrong")
 
-    writers = [python(WRITE_MANY, name) for name in "ab"]
-    threads = [threading.Thread(target=write, args=(name,)) for name in "cd"]
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for writer in writers:
-        assert writer.communicate(timeout=120) == ("", "")
-    assert attempts()["00.shared"]["tries"] == 250
-    assert len(attempts()) == 201
-    assert len(answers()) == 50
+    assert (attempts()["00.shared"]["tries"], len(answers())) == (100, 100)
 
 
 HOLD = """
@@ -220,62 +209,39 @@ def test_kill_9_at_any_moment_loses_nothing(own_state):
     assert names == {"progress.json", "progress.lock"}
 
 
+DAMAGED = [
+    b"",
+    b'{"version": 1, "tasks": {"00.aver',
+    b"\x00\xff\xfe" * 100,
+    b"[]",
+    b'{"version": "2", "tasks": {}, "questions": {}}',
+    b'{"version": 1, "tasks": {"00.average": {}}, "questions": {}}',
+    b"[" * 100_000,
+]
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("content", "name"),
     [
-        b"",
-        b'{"version": 1, "tasks": {"00.aver',
-        b"\x00\xff\xfe" * 100,
-        b"[]",
-        b'{"version": "2", "tasks": {}, "questions": {}}',
-        b'{"version": 1, "tasks": {"00.average": {}}, "questions": {}}',
-        b'{"version": 1, "tasks": {}, "questions": {"00.a": {"answer": 1, "tries": 1,'
-        b' "correct": "yes", "first_try_correct": true}}}',
-        b"[" * 100_000,
+        *((content, "damaged") for content in DAMAGED),
+        (b'{"version": 99, "tasks": {}, "questions": {}}', "version-99"),
     ],
 )
 @pytest.mark.parametrize("first", ["read", "write"])
-def test_a_damaged_file_is_set_aside_with_a_message(content, first, own_state, capsys):
+def test_a_damaged_file_is_set_aside_with_a_message(
+    content, name, first, own_state, capsys
+):
     own_state.mkdir()
     progress_file().write_bytes(content)
-    (own_state / "progress.damaged-1.json").write_bytes(b"of an earlier time")
+    (before := own_state / f"progress.{name}-1.json").write_bytes(b"of an earlier time")
     if first == "read":
         assert attempts() == {}
     record_attempt("00.average", "passed")
     assert attempts()["00.average"]["passed"]
-    kept = own_state / "progress.damaged-2.json"
+    kept = own_state / f"progress.{name}-2.json"
     assert kept.read_bytes() == content
-    assert (own_state / "progress.damaged-1.json").read_bytes() == b"of an earlier time"
+    assert before.read_bytes() == b"of an earlier time"
     assert capsys.readouterr().err.count(str(kept)) == 1
-
-
-def test_a_file_of_another_version_is_kept_under_its_version(own_state, capsys):
-    own_state.mkdir()
-    content = b'{"version": 99, "tasks": {}, "questions": {}}'
-    progress_file().write_bytes(content)
-    assert attempts() == {}
-    kept = own_state / "progress.version-99-1.json"
-    assert kept.read_bytes() == content
-    assert "is of another version" in capsys.readouterr().err
-
-
-def test_a_damaged_file_that_cannot_be_set_aside_is_left_and_told_once(
-    own_state, capsys
-):
-    own_state.mkdir()
-    progress_file().write_bytes(b"damaged")
-    progress_file().with_suffix(".lock").mkdir()  # so that nothing can be locked
-    assert attempts() == {}
-    record_attempt("00.average", "wrong")
-    assert attempts().keys() == {"00.average"}
-    assert progress_file().read_bytes() == b"damaged"
-    assert capsys.readouterr().err.count("Your progress cannot be saved") == 1
-
-
-def test_half_a_character_is_no_obstacle():
-    record_answer("00.ranks", "\ud800", True)
-    record_attempt("00.who_am_i", "passed")
-    assert answers()["00.ranks"]["answer"] == "\ud800"
 
 
 def test_what_could_not_be_saved_is_saved_as_soon_as_that_works(own_state, capsys):
@@ -331,9 +297,7 @@ def test_the_map_shows_what_is_done_and_what_comes_next(small_course, capsys):
     assert rows()["00"] == "· 00 0 of 2 tasks done"
     assert rows()["02"] == "02 (not written yet)"
     lesson = "00_start_here.ipynb"
-    assert course_map().endswith(
-        f"Next: read notebooks/{lesson}, then solve exercises/{lesson}"
-    )
+    assert f"Next: read notebooks/{lesson}, then solve" in course_map()
     record_answer("00.p", 3, None)
     assert rows()["00"] == "… 00 0 of 2 tasks done, 1 prediction made"
     assert course_map().endswith(f"Next: task 00.a in exercises/{lesson}")
@@ -341,11 +305,9 @@ def test_the_map_shows_what_is_done_and_what_comes_next(small_course, capsys):
     record_attempt("00.a", "passed")
     record_attempt("00.b", "stuck")
     record_answer("00.q", "a", False)
-    record_answer("00.r", "a", True)
+    record_answer("00.r", "\ud800", True)  # half a character is no obstacle
     said = "1 of 2 answers right, 1 at the first try, 1 prediction made"
     assert rows()["00"] == f"… 00 1 of 2 tasks done, 1 tried, {said}"
-    assert course_map().endswith(f"Next: task 00.b in exercises/{lesson}")
-
     record_attempt("00.b", "passed")
     assert rows()["00"] == f"✓ 00 2 of 2 tasks done, {said}"
     assert "read notebooks/01_gpus_nodes_and_ranks.ipynb" in course_map()
@@ -371,20 +333,15 @@ def test_the_command_needs_the_standard_library_alone(own_state):
 
 
 def test_reset_forgets_one_lesson_and_keeps_a_copy(own_state, capsys):
-    assert main(["--reset", "03"]) == 0
-    assert not own_state.exists()
     for lesson in ("00", "03"):
         record_attempt(f"{lesson}.task", "passed")
         record_answer(f"{lesson}.question", "a", True)
     before = progress_file().read_bytes()
-    assert main(["--reset", "05"]) == 0
+    assert main(["--reset", "05"]) == 0  # there is nothing to forget
     assert progress_file().read_bytes() == before
-
     assert main(["--reset", "03"]) == 0
-    assert attempts().keys() == {"00.task"}
-    assert answers().keys() == {"00.question"}
+    assert (attempts().keys(), answers().keys()) == ({"00.task"}, {"00.question"})
     kept = own_state / "progress.before-reset-03-1.json"
-    assert kept.read_bytes() == before
     assert str(kept) in capsys.readouterr().out
     record_attempt("03.task", "wrong")
     assert main(["--reset", "03"]) == 0
@@ -409,19 +366,16 @@ def test_wrong_arguments_change_nothing(arguments, own_state, capsys):
 
 def test_export_writes_json_and_replaces_nothing_unasked(own_state, tmp_path, capsys):
     target = tmp_path / "mine.json"
-    assert main(["--export", str(target)]) == 1
-    assert "Nothing is recorded in" in capsys.readouterr().err
+    assert main(["--export", str(target)]) == 1  # there is nothing
     assert not target.exists()
     record_attempt("00.task", "passed")
-    assert main(["--export", str(target)]) == 0
-    assert json.loads(target.read_text())["tasks"]["00.task"]["passed"]
-
     target.write_text("precious")
     assert main(["--export", str(target)]) == 1
     assert target.read_text() == "precious"
     assert main(["--export", str(target), "--force"]) == 0
-    assert "00.task" in target.read_text()
+    assert json.loads(target.read_text())["tasks"]["00.task"]["passed"]
     for bad in ("", str(tmp_path), str(tmp_path / "no" / "folder.json")):
+        capsys.readouterr()
         assert main(["--export", bad, "--force"]) == 1
         error = capsys.readouterr().err
         assert error and "Traceback" not in error

@@ -184,27 +184,36 @@ def number(**changes: object) -> Question:
         (lambda: single(TRUE, TRUE), "of its own"),
         (lambda: single(FALSE, OTHER), "no option is right"),
         (lambda: single(TRUE, ALSO_TRUE), "use MultipleChoice"),
-        (lambda: single(TRUE, Choice("b", why=" ")), "empty"),
         (lambda: MultipleChoice("00.x", "?", [FALSE, OTHER]), "no option is right"),
         (lambda: number(hint=""), "empty"),
         (lambda: number(answer=float("nan")), "its answer is nan"),
         (lambda: number(tolerance=-1), "negative"),
         (lambda: number(tolerance=5, slips=[Slip(6, "no")]), "slip 6 is within"),
         (lambda: number(slips=[Slip(6, "Not *so.")]), "'*' in 'Not *so.'"),
-        *(
-            (lambda bad=bad: single(TRUE, FALSE, prompt=bad), "would be shown as it is")
-            for bad in (
-                *("Is it `true?", "Is it *true?", "Is it **true*?", "2 * 3?", "2*3?"),
-                *("Is it * true*?", "Is it ***true***?", "See [this](page).", "$2(n)$"),
-                *("Is it <b>true</b>?", "Is it _true_?", "What is\n- it?"),
-            )
-        ),
     ],
 )
 def test_a_bad_definition_is_refused(make: Callable, message: str) -> None:
     with pytest.raises(QuestionError, match="badly defined") as caught:
         make()
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "Is it `true?",
+            "Is it **true*?",
+            "2*3?",
+            "Is it * true*?",
+            "See [it](page).",
+        ),
+        *("$2(n)$", "Is it <b>true</b>?", "Is it _true_?", "What is\n- it?"),
+    ],
+)
+def test_markup_that_would_be_shown_as_it_is_is_refused(text: str) -> None:
+    with pytest.raises(QuestionError, match="would be shown as it is"):
+        single(TRUE, FALSE, prompt=text)
 
 
 def test_a_lesson_refuses_a_double_or_foreign_id() -> None:
@@ -214,50 +223,38 @@ def test_a_lesson_refuses_a_double_or_foreign_id() -> None:
             lesson(*questions)
 
 
-@pytest.mark.parametrize(
-    ("unknown", "message"),
-    [
-        ("00.predict_sun", "Did you mean '00.predict_sum'"),
-        ("all_reduce", "Did you mean '00.all_reduce'"),
-        (["00.ranks"], "The course has: 00.ranks"),
-    ],
-)
-def test_an_unknown_id_lists_near_names(unknown: object, message: str) -> None:
-    with pytest.raises(QuestionError) as caught:
-        quiz(unknown)
-    assert message in str(caught.value)
-
-
 # --------------------------------------------------------------------------- judging
 
 
 @pytest.mark.parametrize(
-    ("unit", "typed", "value"),
+    ("unit", "texts", "value"),
     [
-        *(
-            ("GB", typed, 1.5)
-            for typed in (1.5, " 1.5 ", "1,5", "1.5GB", "1.5 GB", "3/2")
-        ),
-        *(("GB", typed, -3.0) for typed in ("-3", "−3", "–3")),
-        *(("GB", typed, 1500.0) for typed in ("1 500", "1.5e3", "1.5E+3", "3000 / 2")),
-        *(("GB", typed, 1.5e6) for typed in ("1_500_000", "1,500,000", "1 500 000")),
-        *(("GB", "1,500.5", 1500.5), ("GB", ".5", 0.5), ("GB", "0,125", 0.125)),
-        *(("GPUs", "3 GPUs", 3.0), ("GPUs", "1 GPU", 1.0), ("ms", "3 ms", 3.0)),
-        *(("times", "1.5x", 1.5), ("times", "1.5 ×", 1.5), ("s", "3 s", 3.0)),
-        *(("%", "37.5 %", 37.5), ("%", "3/8", 37.5), ("%", "3/8 %", 0.375)),
-        *(("GB", bad, None) for bad in ("1500 MB", "15 MB/s", "6 gb", "GB", "~6", "-")),
-        *(("GB", bad, None) for bad in ("1 50", "1.5.2", "1/2/3", "1e999", "0x10")),
-        *(("GB", bad, None) for bad in (True, [6], None, "", "1,500", "1 e9")),
-        *(("ms", "3 m", None), ("times", "one time", None), ("", "9" * 5000, None)),
+        ("GB", (1.5, " 1.5 ", "1,5", "1.5GB", "1.5 GB", "3/2"), 1.5),
+        ("GB", ("-3", "−3", "–3"), -3.0),
+        ("GB", ("1 500", "1.5e3", "1.5E+3", "3000 / 2"), 1500.0),
+        ("GB", ("1_500_000", "1,500,000", "1 500 000"), 1.5e6),
+        ("GB", ("1,500.5",), 1500.5),
+        ("GPUs", ("1 GPU", "1 GPUs"), 1.0),
+        ("times", ("1.5x", "1.5 ×"), 1.5),
+        ("%", ("37.5 %", 37.5, "3/8"), 37.5),
+        ("%", ("3/8 %",), 0.375),
     ],
 )
-def test_a_number_is_read_as_people_write_it(unit, typed, value) -> None:
-    question = number(unit=unit)
-    if value is not None:
-        assert question.read(typed) == value
-        return
+def test_a_number_is_read_as_people_write_it(unit, texts, value) -> None:
+    for typed in texts:
+        assert number(unit=unit).read(typed) == value, typed
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("1500 MB", "15 MB/s", "6 gb", "GB", "~6", "-", "1 50", "1.5.2", "1/2/3"),
+        *("1e999", "0x10", True, [6], None, "", "1,500", "1 e9", "one GB", "9" * 5000),
+    ],
+)
+def test_what_is_no_number_is_refused(typed) -> None:
     with pytest.raises(AnswerError) as caught:
-        question.read(typed)
+        number(unit="GB").read(typed)
     assert len(str(caught.value)) < 200
 
 
@@ -265,13 +262,11 @@ def test_a_number_is_right_within_its_tolerance() -> None:
     for tolerances, accepted, refused in (
         ({}, [10, 10.000000001], [10.01, 9.99, -10]),
         ({"tolerance": 0.5}, [9.5, 10.5], [9.4, 10.6]),
-        ({"relative_tolerance": 0.1}, [9, 11], [8.9, 11.1]),
         ({"tolerance": 0.5, "relative_tolerance": 0.1}, [9, 11], [8.9, 11.1]),
     ):
         question = number(**tolerances)
         assert all(question.grade(float(value)).right for value in accepted)
         assert not any(question.grade(float(value)).right for value in refused)
-    assert number(tolerance=1).grade(9.5).text == "The answer is 10 GB. 2 · 5."
 
 
 def test_a_slip_names_the_mistake_also_without_all_its_digits() -> None:
@@ -279,27 +274,22 @@ def test_a_slip_names_the_mistake_also_without_all_its_digits() -> None:
     question = number(answer=27, slips=slips)
     for answer, says in (
         *((0.27, "low. A share."), (3 / 11, "low. A share."), (0.28, "low. Multiply.")),
-        *((24.0, "low. Round."), (24.1, "low. One more."), (24.3, "low. Multiply.")),
-        (28, "high. Multiply."),
+        *((24.0, "low. Round."), (24.1, "low. One more."), (28, "high. Multiply.")),
     ):
         assert question.grade(answer).text == f"Too {says}"
     percent = find("02.parameters_share")
-    for typed, says in (("44", "7 of 16 blocks"), ("0.06", "In percent, please.")):
-        assert says in percent.grade(percent.read(typed)).text
+    assert "In percent, please." in percent.grade(percent.read("0.06")).text
 
 
 @pytest.mark.parametrize("given", [2, "2", " 2 ", numpy.int64(2), [2], "a GPU"])
 def test_an_option_by_its_number_or_text(given: object) -> None:
     assert single(TRUE, FALSE).read(given) == "a GPU"
     assert MultipleChoice("00.x", "?", [TRUE, FALSE]).read(given) == ["a GPU"]
-
-
-def test_an_option_that_is_a_number_goes_before_its_place() -> None:
     question = single(Choice("2", "yes", right=True), Choice("1", "no"))
-    assert (question.read("2"), question.read(2)) == ("2", "1")
+    assert (question.read("2"), question.read(2)) == ("2", "1")  # the text goes first
 
 
-@pytest.mark.parametrize("given", [None, [], [1, 2], 0, 3, True, 1.0, "3", "a" * 5000])
+@pytest.mark.parametrize("given", [None, 0, 3, True, 1.0, "3", "a" * 5000])
 def test_what_is_no_option_is_refused(given: object) -> None:
     with pytest.raises(AnswerError) as caught:
         single(TRUE, FALSE).read(given)
@@ -308,9 +298,8 @@ def test_what_is_no_option_is_refused(given: object) -> None:
 
 def test_a_single_choice_tells_the_other_whys_only_once_it_is_right() -> None:
     question = single(FALSE, TRUE)
-    wrong = question.grade(question.read(1))
+    wrong, right = (question.grade(question.read(number)) for number in (1, 2))
     assert (wrong.right, wrong.text, wrong.notes) == (False, FALSE.why, ())
-    right = question.grade(question.read(2))
     assert (right.right, right.text) == (True, TRUE.why)
     assert [(note.option, note.text) for note in right.notes] == [(0, FALSE.why)]
 
@@ -344,15 +333,14 @@ def test_the_text_form_in_a_terminal(capsys) -> None:
     assert printed.startswith("Quiz 00.ranks. Choose one.\n\nWhat is a rank?\n")
     assert 'To answer: quiz("00.ranks", answer=1)' in printed
     assert max(map(len, printed.splitlines())) <= 79
-    quiz("00.ranks", answer=2)
-    printed = said(capsys)
-    assert printed.startswith("Not quite. Threads share one process")
-    assert printed.endswith("Lesson 00: 0 of 1 answers right, 0 at the first try.")
-    quiz("00.ranks", answer=3)
-    printed = said(capsys)
-    assert printed.startswith("Right. Every process runs the same code.")
-    assert "Threads share one process" in printed
-    assert "1 of 1 answers right, 0 at the first try." in printed
+    for answer, begins, ends in (
+        (2, "Not quite. Threads share one process", "0 of 1 answers right"),
+        (3, "Right. Every process runs", "1 of 1 answers right, 0 at the first try."),
+    ):
+        quiz("00.ranks", answer=answer)
+        printed = said(capsys)
+        assert printed.startswith(begins) and ends in printed
+        assert "Threads share one process" in printed
     quiz("00.ranks")
     assert "Your last answer: 3 Right. Every process" in said(capsys)
 
@@ -400,10 +388,18 @@ def test_what_is_shown_is_what_the_file_says(state: Path) -> None:
     assert quiz("00.ranks").value is None
 
 
-def test_what_cannot_be_judged_is_not_saved() -> None:
-    for id, answer in (("00.ranks", 9), ("00.all_reduce", "six")):
-        with pytest.raises(AnswerError):
-            quiz(id, answer=answer)
+@pytest.mark.parametrize(
+    ("id", "answer", "message"),
+    [
+        ("00.ranks", 9, "option"),
+        ("00.predict_sun", None, "Did you mean '00.predict_sum'"),
+        ("all_reduce", None, "Did you mean '00.all_reduce'"),
+        (["00.ranks"], None, "The course has: 00.ranks"),
+    ],
+)
+def test_what_cannot_be_judged_is_not_saved(id, answer, message) -> None:
+    with pytest.raises((AnswerError, QuestionError), match=re.escape(message)):
+        quiz(id, answer=answer)
     assert answers() == {}
 
 
@@ -480,11 +476,7 @@ def test_a_prediction_is_noted_and_explained_below_the_measurement(
         ("00.skipped", 2, "Your prediction: 2. Not quite."),
         ("00.skipped", 1, "Your prediction: 1. Right."),
         ("00.skipped", None, "You have not predicted this."),
-        (
-            "06.dp_and_ddp",
-            [1, 3],
-            "Your prediction: 1 and 3. Not quite. You judged 3 of",
-        ),
+        ("06.dp_and_ddp", [1, 3], "Your prediction: 1 and 3. Not quite. You judged 3"),
     ],
 )
 def test_a_predicted_option_is_explained_with_all_others(
@@ -533,14 +525,6 @@ def test_one_form_a_question_and_one_score_a_lesson(monkeypatch) -> None:
     fresh = form("00.ranks")[1]
     assert fresh is not ranks
     assert fresh.feedback["given"] == [1]
-
-
-def test_a_form_says_that_an_answer_cannot_be_saved(state: Path) -> None:
-    (state / "progress.lock").mkdir(parents=True)
-    _, widget = form("00.ranks")
-    from_the_page(widget, [3])
-    assert widget.feedback["state"] == "right"
-    assert "Your progress cannot be saved in" in widget.feedback["trouble"]
 
 
 # ----------------------------------------------------------------- stored in a notebook

@@ -20,7 +20,7 @@ from thorough import thorough_after
 from torch.distributed import ReduceOp
 
 from course_utils.from_scratch import ring
-from course_utils.ranks import RanksError
+from course_utils.measure.messages import recorded
 from course_utils.theory import costs
 
 # The ranks get the functions below as they are, and need not import this file.
@@ -102,26 +102,13 @@ def test_every_dtype_and_op(ranks):
     ranks.run(check, [(11,)], DTYPES, list(OPS))
 
 
-@several
-def test_tensors_with_gaps():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    for function in functions(n):
-        square = numbers(rank, (5, 7))
-        transposed = square.t()
-        every_second = numbers(rank, (9, 2))[:, 0]
-        sums = [torch.stack([numbers(r, (5, 7)) for r in range(n)]).sum(0).t()]
-        sums += [torch.stack([numbers(r, (9, 2)) for r in range(n)]).sum(0)[:, 0]]
-        for made, expected in zip([transposed, every_second], sums, strict=True):
-            function(made)
-            assert torch.equal(made, expected), function.__name__
-        assert torch.equal(square, sums[0].t()), "the tensor behind it"
-
-
 def layouts(seed):
     """Tensors whose strides, or whose memory, say something else than their values."""
     pixels = numbers(seed, (4, 3, 1, 1)).to(memory_format=torch.channels_last)
     complexes = numbers(seed, (5,), torch.complex64)
     return {
+        "transposed": numbers(seed, (5, 7)).t(),
+        "every second": numbers(seed, (9, 2))[:, 0],
         "the gradient of a 1x1 convolution in channels_last": pixels,
         "strides of size 1": numbers(seed, (3,)).as_strided((1, 3, 1), (7, 1, 9)),
         "one element, expanded": numbers(seed, (1,)).expand(1, 1),
@@ -142,37 +129,48 @@ def test_values_count_and_not_how_they_lie_in_memory():
         for name, tensor in layouts(rank).items():
             function(tensor)
             assert torch.equal(tensor, totals[name]), (function.__name__, name)
+            if name == "every second":  # the others are what they were
+                assert torch.equal(tensor._base[:, 1], numbers(rank, (9, 2))[:, 1])
 
 
-REFUSED = {
-    "sparse": (lambda: torch.ones(4).to_sparse(), TypeError, "sparse_coo, and only"),
-    "meta": (lambda: torch.ones(4, device="meta"), ValueError, "have no values"),
-    "expanded": (lambda: torch.ones(1).expand(4), ValueError, "share memory.*clone"),
-    "overlapping": (lambda: torch.ones(6).unfold(0, 3, 2), ValueError, "share memory"),
-}
-
-
-def check_refused(kind):
-    make, error, message = REFUSED[kind]
-    for function in functions(dist.get_world_size()):
-        with pytest.raises(error, match=message):
-            function(make())
-
-
-@pytest.mark.parametrize("kind", REFUSED)
-def test_what_has_no_memory_of_its_own_is_refused(started, kind):
-    started[2].run(check_refused, kind)
-
-
-@on_ranks(2)
-def test_what_does_not_fit_together_is_refused():
+def refusals(n):
+    """What is refused in words, before anything is sent."""
+    ones = torch.ones
+    for function in functions(n):
+        yield TypeError, lambda f=function: f(ones(4).to_sparse()), "sparse_coo, and"
+        yield ValueError, lambda f=function: f(ones(4, device="meta")), "no values"
+        yield ValueError, lambda f=function: f(ones(1).expand(4)), "memory.*clone"
+        yield ValueError, lambda f=function: f(ones(6).unfold(0, 3, 2)), "share memory"
     for half in (ring.reduce_scatter_ring, ring.all_gather_ring):
-        with pytest.raises(ValueError, match="There are 3 chunks: expected 2"):
-            half([torch.ones(1)] * 3)
-        with pytest.raises(ValueError, match=r"chunks\[0\] .*expected contiguous"):
-            half([*torch.ones(4, 2).t()])
-    with pytest.raises(ValueError, match="numel is 2 on rank 0, but 3 on rank 1"):
-        ring.SharedMemoryRing(2 + dist.get_rank())
+        yield ValueError, lambda h=half: h([ones(1)] * (n + 1)), f"expected {n}"
+        columns = [*ones(4, n).t()]
+        yield ValueError, lambda h=half, c=columns: h(c), "expected contiguous"
+    whole, complex_ = ones(3).int(), ones(2).cfloat()
+    yield from (
+        (
+            ValueError,
+            lambda: ring.all_reduce_ring(ones(3), "sum"),
+            "expected SUM, PROD",
+        ),
+        (ValueError, lambda: ring.all_reduce_ring(whole, ReduceOp.AVG), "AVG needs a"),
+        (ValueError, lambda: ring.all_reduce_tree(complex_, ReduceOp.MAX), "an order"),
+        (
+            ValueError,
+            lambda: ring.SharedMemoryRing(4).all_reduce(ones(3)),
+            "has 3 elements.*expected 4",
+        ),
+        (ValueError, lambda: ring.SharedMemoryRing(2 + dist.get_rank()), "3 on rank 1"),
+    )
+    if n == 3:
+        yield ValueError, lambda: ring.all_reduce_halving_doubling(ones(3)), "not 3"
+
+
+@on_ranks(2, 3)
+def test_bad_input_is_named_before_anything_is_sent():
+    for error, call, message in refusals(dist.get_world_size()):
+        with recorded() as sent, pytest.raises(error, match=message):
+            call()
+        assert sent == []
 
 
 @on_ranks(3)
@@ -189,57 +187,31 @@ def test_past_autograd():
 def test_the_halves_hold_what_they_say():
     rank, n = dist.get_rank(), dist.get_world_size()
     tensor = numbers(rank, (2 * n + 1,))
-    total = torch.stack([numbers(r, (2 * n + 1,)) for r in range(n)]).sum(0)
-    chunks, sums = tensor.tensor_split(n), total.tensor_split(n)
+    total = expected_of(0, (2 * n + 1,), tensor.dtype, ReduceOp.SUM)
+    chunks, mine = tensor.tensor_split(n), (rank + 1) % n
     ring.reduce_scatter_ring(chunks)
-    mine = (rank + 1) % n
-    assert torch.equal(chunks[mine], sums[mine])
+    assert torch.equal(chunks[mine], total.tensor_split(n)[mine])
     # The docstring: chunk c has gone from rank c on, and all it met are in it.
     for c, chunk in enumerate(chunks):
         met = [numbers((c + k) % n, (2 * n + 1,)) for k in range((rank - c) % n + 1)]
-        partial = torch.stack(met).sum(0).tensor_split(n)[c]
-        assert torch.equal(chunk, partial), (rank, c)
+        assert torch.equal(chunk, sum(met).tensor_split(n)[c]), (rank, c)
     ring.all_gather_ring(chunks)
     assert torch.equal(tensor, total)
-
-
-@several
-def test_the_first_half_gives_the_mean_if_asked_for():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    mine = (rank + 1) % n
-    for dtype in (torch.float32, torch.complex64):
-        chunks = numbers(rank, (2 * n + 1,), dtype).tensor_split(n)
-        ring.reduce_scatter_ring(chunks, ReduceOp.AVG)
-        mean = expected_of(0, (2 * n + 1,), dtype, ReduceOp.AVG)
-        assert torch.equal(chunks[mine], mean.tensor_split(n)[mine])
+    chunks = numbers(rank, (2 * n + 1,)).tensor_split(n)
+    ring.reduce_scatter_ring(chunks, ReduceOp.AVG)
+    torch.testing.assert_close(chunks[mine], total.tensor_split(n)[mine] / n)
 
 
 def count(nbytes):
     """Bytes that this rank sends, by function, and how many messages."""
-    n, sent = dist.get_world_size(), []
-    send, isend = dist.send, dist.isend
-
-    def counting(real):
-        def wrapper(tensor, *args, **kwargs):
-            sent.append(tensor.numel() * tensor.element_size())
-            return real(tensor, *args, **kwargs)
-
-        return wrapper
-
-    dist.send, dist.isend = counting(send), counting(isend)
-    try:
-        counts = {}
-        for function in functions(n):
-            if function is not in_shared_memory:
-                sent.clear()
-                function(torch.zeros(nbytes // 4))
-                counts[function.__name__] = (sum(sent), len(sent))
-        shared = ring.SharedMemoryRing(nbytes // 4)
-        sent.clear()
-        shared.all_reduce(torch.zeros(nbytes // 4))
-        counts["shared"] = (sum(sent), len(sent))
-    finally:
-        dist.send, dist.isend = send, isend
+    counts = {}
+    for function in functions(dist.get_world_size()):
+        if function is in_shared_memory:  # to make it takes messages, to use it none
+            function = ring.SharedMemoryRing(nbytes // 4).all_reduce
+        with recorded() as calls:
+            function(torch.zeros(nbytes // 4))
+        sent = [call.nbytes for call in calls if call.kind == "send"]
+        counts[function.__name__] = (sum(sent), len(sent))
     return counts
 
 
@@ -254,7 +226,7 @@ def test_messages_and_bytes_are_those_of_the_docstrings(ranks):
         assert counts["all_reduce_pipelined"] == (least, 2 * (n - 1))
         assert counts["in_small_pieces"][0] == least
         assert counts["in_small_pieces"][1] == math.ceil(size // n / 8) * 2 * (n - 1)
-        assert counts["shared"] == (0, 0)
+        assert counts["all_reduce"] == (0, 0)  # in shared memory
         if n & (n - 1) == 0:
             log = n.bit_length() - 1
             assert counts["all_reduce_halving_doubling"] == (least, 2 * log)
@@ -319,35 +291,3 @@ def test_shared_memory_leaves_nothing_behind(started):
     before = files()
     started[4].run(make)
     assert {f for f in files() - before if os.path.getsize(f) >= 16_000_000} == set()
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        ("all_reduce_ring(torch.ones(3), 'sum')", "op is sum: expected SUM, PRODUCT"),
-        (
-            "all_reduce_ring(torch.ones(3).int(), ReduceOp.AVG)",
-            "AVG needs a dtype with",
-        ),
-        ("all_reduce_tree(torch.ones(2).cfloat(), ReduceOp.MAX)", "have an order, not"),
-        (
-            "all_reduce_halving_doubling(torch.ones(3))",
-            "needs 2, 4, 8, ... ranks, not 3",
-        ),
-        (
-            "SharedMemoryRing(4).all_reduce(torch.ones(3))",
-            "has 3 elements of torch.float32: expected 4 of torch.float32",
-        ),
-    ],
-)
-def test_bad_input_is_named_before_anything_is_sent(started, call, says):
-    def run(call):
-        from course_utils.from_scratch import ring
-
-        eval(call, {**vars(ring), "torch": torch, "ReduceOp": ReduceOp})
-
-    with pytest.raises(RanksError) as caught:
-        started[3].run(run, call)
-    kinds = {failure.error for failure in caught.value.failures.values()}
-    assert kinds == {"ValueError"} and len(caught.value.failures) == 3
-    assert says in str(caught.value)

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from worker_runs import ranks_for_scripts
 
 from course_utils import ROOT
 from course_utils.ranks.child_errors import child_errors
-from course_utils.workers import spawn_hello
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +36,7 @@ def on():
         (1, "train_sgd --scale-lr 0", "a batch has one image or more"),
         (1, "train_sgd --scale-lr --warmup -1", "the number of epochs is 0 or more"),
         (1, "train_sgd --warmup 2", "add --scale-lr"),
-        (
-            2,
-            "train_fsdp --batch-size 63",
-            "63 cannot be shared equally by 2 ranks",
-        ),
+        (2, "train_fsdp --batch-size 63", "63 cannot be shared equally by 2 ranks"),
         (1, "train_fsdp --steps 0", "--steps 0: it is 1 or more"),
         (1, "train_fsdp --every -1", "--every -1: it is 1 or more"),
         (1, "train_fsdp --clip 0", "the longest gradient is above 0"),
@@ -72,8 +66,7 @@ def test_arguments_that_make_no_sense_are_refused(on, n, words, message):
         ("train_sgd --epoch 3", "unrecognized arguments: --epoch 3"),
         ("train_fsdp --strategy fsdp3", "invalid choice: 'fsdp3'"),
         ("collectives --by", "unrecognized arguments: --by"),
-        ("bench_all_reduce -b 1kB", "'1kB' is no size: expected bytes as in 8, 64K"),
-        ("bench_all_reduce --op mean", "invalid choice: 'mean'"),
+        ("bench_all_reduce -b 1kB", "'1kB' is no size"),
     ],
 )
 def test_a_wrong_option_shows_those_there_are(on, words, message):
@@ -156,12 +149,6 @@ def test_as_a_script():
     )
     said = [f"I am process {rank} of 2." for rank in range(2)]
     assert (done.stdout.splitlines(), done.returncode) == (said, 0), done.stderr
-
-
-def test_hello_answers_through_the_queue():
-    answers = mp.get_context("spawn").SimpleQueue()
-    spawn_hello.hello(1, 3, answers)
-    assert answers.get() == "I am process 1 of 3."
 
 
 @pytest.mark.parametrize("fails", [False, True])

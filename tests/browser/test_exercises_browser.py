@@ -19,23 +19,15 @@ def test_opens_and_can_be_used(open_notebook, path: Path) -> None:
 
 
 def test_a_task_is_solved_and_checked(open_notebook) -> None:
-    notebook = open_notebook(path=ROOT / "exercises" / "00_start_here.ipynb")
-    texts = [
-        "".join(cell["source"])
-        for cell in json.loads((ROOT / "exercises/00_start_here.ipynb").read_text())[
-            "cells"
-        ]
-    ]
+    path = ROOT / "exercises" / "00_start_here.ipynb"
+    notebook = open_notebook(path=path)
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) for cell in cells]
     stub = next(i for i, text in enumerate(texts) if "def who_am_i" in text)
     check = next(i for i, text in enumerate(texts) if text.startswith("check("))
 
-    def run(index: int, source: str | None = None) -> None:
-        cell = notebook.cell(index)
-        editor = cell.locator(".cm-content").first
-        editor.click()
-        if source is not None:
-            notebook.page.keyboard.press("Control+A")
-            notebook.page.keyboard.insert_text(source)
+    def run(index: int) -> None:
+        notebook.cell(index).locator(".cm-content").first.click()
         notebook.page.keyboard.press("Control+Enter")
 
     answers = {
@@ -46,7 +38,10 @@ def test_a_task_is_solved_and_checked(open_notebook) -> None:
     }
     notebook.run_all(seconds=180)
     for answer, verdict in answers.items():
-        run(stub, answer)
+        notebook.cell(stub).locator(".cm-content").first.click()
+        notebook.page.keyboard.press("Control+A")
+        notebook.page.keyboard.insert_text(answer)
+        run(stub)
         run(check)
         output = notebook.cell(check).locator(".jp-OutputArea-output")
         expect(output).to_contain_text(f"00.who_am_i: {verdict}", timeout=30_000)
