@@ -186,7 +186,7 @@ def stepper(device: str, kind: str) -> Callable[[], None]:
     return step
 
 
-# --------------------------------------------------------------------- the model of time
+# ---------------------------------------------------------------- the model of time
 def resnet_50(classes: int = 1000) -> Any:
     """ResNet-50 with torch alone (He et al. 2015, the stride in the 3x3)."""
     from torch import nn

@@ -76,21 +76,26 @@ def place(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 class Report:
-    """Writes how the tests ended, and what was found, into the file that is named."""
+    """Writes how the tests ended, and what was found, into the file that is named.
+
+    It does so after each test: the run may be ended from outside.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.outcomes: Counter[str] = Counter()
-        self.failed: list[str] = []
+        self.failed: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
             self.outcomes[report.outcome] += 1
         if report.failed:
-            self.failed.append(report.nodeid)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.failed[report.nodeid] = getattr(crash, "message", "")[:1000]
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
         found = {
+            "last": nodeid,
             "tests": dict(self.outcomes),
             "failed": self.failed,
             "differences": self.config.stash[FOUND],

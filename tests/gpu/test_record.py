@@ -21,7 +21,7 @@ def test_the_readme_says_what_the_record_says():
     if record is not None:
         for what in ("card", "date", "torch"):
             assert record[what] in said
-        assert not record["failed"] or f"{len(record['failed'])} fail" in said
+        assert not record["failed"] or f"{len(record['failed'])} failed" in said
 
 
 def test_the_command_says_that_there_is_no_gpu_and_runs_the_twins():
