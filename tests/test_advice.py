@@ -45,6 +45,8 @@ RUN_BY = {  # a test -> what it runs, as it is typed
         COURSE + r"(start --wheels|wheels) FOLDER( --platform windows --python 3.12)?",
     "test_contributing.py::test_its_tests_pass":
         COURSE + r"test( --all| --version|( -k \w+)?( tests/\S+)+)?",
+    "gpu/test_record.py::test_the_command_says_that_there_is_no_gpu_and_runs_the_twins":
+        COURSE + "test --gpu",
     "test_setup.py::test_plain_nbval_needs_no_more_than_the_learners_packages":
         r"pytest --nbval notebooks",
     "test_doctor.py::test_the_report_on_this_machine": COURSE + "doctor",

@@ -475,6 +475,33 @@ def test_errors_of_devices_numpy_and_generators(gpus):
         y.normal_(generator=torch.Generator(place))
 
 
+def test_errors_in_which_the_cpu_has_other_words(gpus):
+    x, here = torch.ones(1, 2, 4, 8, device=ONE), torch.ones(1, 2, 4, 8)
+    attention = F.scaled_dot_product_attention
+    assert error_of(lambda: attention(x, here, x)) == (
+        "Expected query, key, and value to have the same device type, but got "
+        "query.device: cuda:1 key.device: cpu and value.device: cuda:1 instead."
+    )
+    checking = "(when checking argument in method wrapper_CUDA__"
+    assert error_of(lambda: attention(x, x, x, torch.ones(4, 4))) == SAME + (
+        f"got attn_bias is on cpu, different from other tensors on cuda:1 {checking}"
+        "_scaled_dot_product_efficient_attention)"
+    )
+    norm = nn.BatchNorm2d(2)
+    assert error_of(lambda: norm.to(ONE)(here)) == SAME + (
+        f"got weight is on cuda:1, different from other tensors on cpu {checking}"
+        "native_batch_norm)"
+    )
+    y = x[0, 0]
+    assert error_of(lambda: y @ y.double().t()) == (
+        "expected mat1 and mat2 to have the same dtype, but got: float != double"
+    )
+    with pytest.raises(AssertionError, match="Invalid device id"):
+        torch.cuda.get_device_properties(4)
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 1024.00 GiB"):
+        y[0].expand(2**35, 8) + 1
+
+
 def test_inference_mode(gpus):
     model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(3, 4)
     with torch.inference_mode():

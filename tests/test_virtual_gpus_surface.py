@@ -32,6 +32,7 @@ from torch.cuda import (
 )
 
 from course_utils import Ranks, virtual_gpus
+from course_utils.virtual_gpus import refusals
 
 ONE = torch.device("cuda:1")
 
@@ -143,6 +144,13 @@ def test_all_of_torch_cuda_answers_or_is_refused(gpus):
     }
     assert len(calls) > 150
     assert 10 < sum(map(is_refused, calls.values())) < len(calls) / 2
+
+
+def test_what_this_version_does_not_have_need_not_be_refused(monkeypatch):
+    absent = {"torch.accelerator.Absent.__new__": "no", "torch.absent.thing": "no"}
+    monkeypatch.setattr(refusals, "NAMED", refusals.NAMED | absent)
+    with virtual_gpus(1, force=True):
+        assert torch.ones(2, device="cuda").sum() == 2
 
 
 def two_gpus() -> nn.Module:

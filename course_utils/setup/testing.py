@@ -3,7 +3,9 @@
 Standard library only: pytest itself runs in the course's environment.
 """
 
+import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from course_utils.setup.environment import (
 from course_utils.setup.installer import ensure
 
 HELP = """\
-usage: python3 -m course_utils test [--all] [arguments of pytest]
+usage: python3 -m course_utils test [--all | --gpu] [arguments of pytest]
 
 Sets the course up together with what its tests need, then runs the tests: tests/, the
 examples in the docstrings, and the notebooks in notebooks/ and solutions/, which must
@@ -25,6 +27,9 @@ exit code is pytest's.
 
   --all              also the tests marked "thorough": further cases of what another
                      test shows in one case. They take longer than all others together
+  --gpu              only what needs a real GPU: tests/gpu, and figures. It takes less
+                     than 8 minutes, and writes tests/gpu/record.json. A Python that has
+                     PyTorch and pytest already is used as it is, without a network
   tests/test_x.py    run only this file, folder or notebook, and all tests in it
   -n 0               one file after the other, which takes twice the time
   -k, -x, -q, ...    see: python3 -m pytest --help
@@ -38,11 +43,22 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(HELP, end="")
         return 0
+    if "--gpu" in arguments:
+        python = with_pytorch() or ensure(root, dev=True)
+        os.chdir(root)
+        words = [word for word in arguments if word != "--gpu"]
+        replace_process([str(python), "-m", "tests.gpu", *words], dict(os.environ))
     python = ensure(root, dev=True)
     env = course_environment(python, root)
     env["CI"] = env.get("CI") or "true"  # outputs then come in an order that is fixed
     os.chdir(root)
     replace_process([str(python), "-m", "pytest", *pytest_arguments(arguments)], env)
+
+
+def with_pytorch() -> str | None:
+    """This Python, if it has all that tests/gpu needs first."""
+    found = all(map(importlib.util.find_spec, ("torch", "pytest", "cloudpickle")))
+    return sys.executable if found else None
 
 
 def pytest_arguments(arguments: Sequence[str], root: Path = ROOT) -> list[str]:

@@ -54,7 +54,10 @@ def _cuda_queries(machine: Machine, patches: Patches) -> None:
         exchange(torch.accelerator._utils._get_device_index(device))
 
     def properties(device: Any = None) -> _Properties:
-        gpu = machine.gpus[machine.index(device)]
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        if not 0 <= index < machine.n:
+            raise AssertionError("Invalid device id")
+        gpu = machine.gpus[index]
         return _Properties(
             name="Virtual GPU",
             major=9,

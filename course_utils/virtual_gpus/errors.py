@@ -33,9 +33,10 @@ _ON_CUDA = {
     "native_batch_norm": ("cudnn_batch_norm", {}),
     "_native_batch_norm_legit": ("cudnn_batch_norm", {}),
     "_batch_norm_with_update": ("cudnn_batch_norm", {}),
+    # Its inputs are on one device: see `check_attention`. With a mask it is this one.
     "_scaled_dot_product_flash_attention_for_cpu": (
-        "_scaled_dot_product_flash_attention",
-        {},
+        "_scaled_dot_product_efficient_attention",
+        {"attn_mask": "attn_bias"},
     ),
 }
 
@@ -54,6 +55,29 @@ def other_version(tested: tuple[str, ...], missing: Exception) -> str:
         f"Virtual GPUs do not work with PyTorch {torch.__version__}: {missing}. They "
         f"were tested with PyTorch {tested[0]} to {tested[-1]}: install one of these."
     )
+
+
+def refused_bytes(error: RuntimeError) -> int:
+    """What the host could not allocate, in bytes; 0 if it says something else."""
+    found = re.search(
+        r"can't allocate memory: you tried to allocate (\d+) bytes", str(error)
+    )
+    return int(found[1]) if found else 0
+
+
+def raise_as_on_cuda(error: RuntimeError) -> None:
+    """Say it in the words of CUDA's kernel, where the CPU's has others.
+
+    Raises:
+        RuntimeError: it has others.
+    """
+    __tracebackhide__ = True
+    text = str(error)
+    in_cuda = text.replace(
+        "expected m1 and m2 to have", "expected mat1 and mat2 to have"
+    )
+    if in_cuda != text:
+        raise RuntimeError(in_cuda) from None
 
 
 def invalid_ordinal(index: int, n: int) -> str:
@@ -225,6 +249,8 @@ def mismatch(machine: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeErro
         )
     full = full_name(op)
     name, renamed = _ON_CUDA.get(op.name, (op.name, {}))
+    if name == "cudnn_batch_norm" and first.type == "cpu":
+        name = "native_batch_norm"  # cuDNN is chosen by the input
     kind = _kind(full if name == op.name else name)
     checks = _checks_devices(full)
     if kind == "iterator" or torch.Tag.pointwise in op.func.tags and not checks:
@@ -310,6 +336,21 @@ def check_recurrent(machine: Machine, args: tuple) -> None:
                     f"Input and {name} tensors are not at the same device, found input "
                     f"tensor at {place} and {name} tensor at {machine.device_of(x)}"
                 )
+
+
+def check_attention(machine: Machine, args: tuple) -> None:
+    """What `scaled_dot_product_attention` checks before it chooses a kernel.
+
+    Raises:
+        RuntimeError: queries, keys and values are on several devices.
+    """
+    query, key, value = (machine.device_of(x) for x in args[:3])
+    if not query == key == value:
+        raise RuntimeError(
+            "Expected query, key, and value to have the same device type, but got "
+            f"query.device: {query} key.device: {key} and value.device: {value} "
+            "instead."
+        )
 
 
 def check_lengths(machine: Machine, args: tuple) -> None:

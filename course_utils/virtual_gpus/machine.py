@@ -528,7 +528,13 @@ class Machine(Ledger):
         if target is not None and op.sized:
             self.room(target, tensors.factory_bytes(args, kwargs))
 
-        out, seconds = self._kernel(op, args, kwargs)
+        try:
+            out, seconds = self._kernel(op, args, kwargs)
+        except RuntimeError as error:
+            if target is not None:
+                self.room(target, errors.refused_bytes(error))
+                errors.raise_as_on_cuda(error)
+            raise
 
         if target is not None or adrift:
             kind = OTHER if home is None or thread.optimizer else ACTIVATIONS

@@ -89,7 +89,7 @@ def install(machine: Machine, patches: Patches) -> None:
         owner: Any = functools.reduce(
             lambda found, part: getattr(found, part, None), place.split(".")[1:], torch
         )
-        if hasattr(owner, name):  # not in every version
+        if owner is not None and hasattr(owner, name):  # not in every version
             refuse = refusing(path, why)
             is_class = isinstance(owner, type)
             patches.set(owner, **{name: staticmethod(refuse) if is_class else refuse})

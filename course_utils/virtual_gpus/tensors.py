@@ -41,6 +41,7 @@ CHECKS = {
     torch.rnn_tanh: errors.check_recurrent,
     torch.rnn_relu: errors.check_recurrent,
     torch._VF._pack_padded_sequence: errors.check_lengths,
+    torch.nn.functional.scaled_dot_product_attention: errors.check_attention,
     Tensor.grad.__set__: errors.check_gradient,
     Tensor.requires_grad_: lambda machine, args: machine.remember(args[0]),
 }

@@ -1,0 +1,281 @@
+"""A real GPU: its memory, PCIe, kernel launches, DDP and FSDP, and the model of time.
+
+Without a GPU there is nothing to measure. `--quick` then runs the same code with tiny
+sizes on the CPU, which only shows that it works.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from course_utils.theory import costs
+from tests.benchmarks._harness import Row, compared, median_row, to_itself
+
+ROUNDS = 15
+MIB = 2**20
+
+# Dense FLOP/s of float32 and bytes a second of the memory, by a part of the card's
+# name. Source: NVIDIA's data sheets, H100 and H200 SXM, A100 80GB SXM, L4, T4.
+SHEETS = {
+    "H200": (67e12, 4.8e12),
+    "H100": (67e12, 3.35e12),
+    "A100": (19.5e12, 2.039e12),
+    "L4": (30.3e12, 300e9),
+    "T4": (8.1e12, 320e9),
+}
+
+
+def rows(quick: bool = False) -> Iterator[Row]:
+    """All rows, less than two minutes on a GPU; none without one, but with `quick`."""
+    import torch
+
+    there = torch.cuda.is_available()
+    if not there and not quick:
+        print("There is no GPU here: nothing was measured.", file=sys.stderr)
+        return
+    device = "cuda" if there else "cpu"
+    rounds, size = (1, MIB) if quick else (ROUNDS, 256 * MIB)
+    yield memory_row(device, size, rounds)
+    yield from host_rows(device, size, rounds)
+    yield launch_row(device, rounds)
+    yield from wrapper_rows(device, rounds)
+    name = torch.cuda.get_device_name() if there else "H100"
+    for sheet in [key for key in SHEETS if key in name][:1]:
+        yield resnet_row(device, sheet, quick, rounds)
+
+
+def timed(device: str, work: Callable[[], object]) -> float:
+    """Seconds until the device has done it."""
+    import torch
+
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    wait()
+    started = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - started
+
+
+def repeated(device: str, work: Callable[[], object], rounds: int) -> list[float]:
+    """Seconds of so many runs, after two that do not count."""
+    return [timed(device, work) for _ in range(rounds + 2)][2:]
+
+
+def gigabytes_a_second(name: str, nbytes: int, seconds: list[float], note: str) -> Row:
+    rates = [nbytes / one / costs.GB for one in seconds]
+    return median_row(name, rates, "GB/s", None, note, better="higher")
+
+
+def memory_row(device: str, size: int, rounds: int) -> Row:
+    """Bytes that the GPU's memory reads and writes, in a copy from it to itself."""
+    import torch
+
+    x = torch.zeros(size, dtype=torch.uint8, device=device)
+    y = torch.empty_like(x)
+    seconds = repeated(device, lambda: [y.copy_(x) for _ in range(10)], rounds)
+    note = "read and written bytes together, as data sheets count"
+    return gigabytes_a_second("memory of the GPU, a copy", 20 * size, seconds, note)
+
+
+def host_rows(device: str, size: int, rounds: int) -> Iterator[Row]:
+    """Copies between the host and the GPU, from pageable and from pinned memory."""
+    import torch
+
+    there = torch.zeros(size, dtype=torch.uint8, device=device)
+    for kind in ("pageable", "pinned"):
+        here = torch.zeros(size, dtype=torch.uint8)
+        if kind == "pinned" and device == "cuda":
+            here = here.pin_memory()
+        for way, target, source in (
+            ("to the GPU", there, here),
+            ("from the GPU", here, there),
+        ):
+            seconds = repeated(device, lambda t=target, s=source: t.copy_(s), rounds)
+            note = f"{size // MIB} MiB, until they are there"
+            yield gigabytes_a_second(f"host, {kind}, {way}", size, seconds, note)
+
+
+def launch_row(device: str, rounds: int) -> Row:
+    """Microseconds in which the host gives the GPU one small kernel."""
+    import torch
+
+    x, count = torch.ones(4, device=device), 1000
+
+    def work() -> None:
+        for _ in range(count):
+            x.add_(1.0)
+
+    seconds = repeated(device, work, rounds)
+    micros = [one / count * 1e6 for one in seconds]
+    return median_row("one kernel after the other, each", micros, "us", None)
+
+
+# ---------------------------------------------------------------------- one rank
+def wrapper_rows(device: str, rounds: int) -> Iterator[Row]:
+    """A step with our DDP and FSDP over one with torch's, on one rank."""
+    from course_utils.ranks import Ranks
+
+    backend = "nccl" if device == "cuda" else "gloo"
+    with Ranks(1, backend=backend, quiet=True, timeout=300) as ranks:
+        for own, peer, name in (
+            ("our_ddp", "torch_ddp", "own DDP / torch DDP"),
+            ("our_fsdp", "torch_fsdp2", "own FSDP / FSDP2"),
+            ("torch_ddp", "plain", "torch DDP / plain model"),
+        ):
+            seconds, peers = ranks.run(in_turns, device, own, peer, rounds)[0]
+            yield compared(seconds, peers).row(
+                f"{name}, transformer step, one rank, {backend}",
+                None,
+                "a rank alone sends nothing: this is what the wrapper costs",
+            )
+
+
+def in_turns(device: str, own: str, peer: str, rounds: int) -> tuple[list, list]:
+    """Seconds of steps with one wrapper and the other; the peer has one more."""
+    step, peer_step = stepper(device, own), stepper(device, peer)
+    for _ in range(3):
+        step(), peer_step()
+    peers, seconds = [timed(device, peer_step)], []
+    for _ in range(rounds):
+        seconds.append(timed(device, step))
+        peers.append(timed(device, peer_step))
+    return seconds, peers
+
+
+def stepper(device: str, kind: str) -> Callable[[], None]:
+    """A transformer in a wrapper, and a training step with it."""
+    import warnings
+
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    from course_utils.from_scratch import ddp, fsdp
+    from tests.benchmarks._turns import transformer
+
+    # FSDP2 warns of outputs that are views: nothing here changes them.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module")
+    layers, width, tokens = (12, 768, 512) if device == "cuda" else (1, 32, 8)
+    bare = transformer(layers, width).to(device)
+    if kind == "our_ddp":
+        model: Any = ddp.DDP(bare)
+    elif kind == "torch_ddp":
+        model = DistributedDataParallel(bare)
+    elif kind == "our_fsdp":
+        model = fsdp.FSDP(bare, bare[0].layers)
+    elif kind == "torch_fsdp2":
+        mesh = init_device_mesh(device, (1,))
+        for unit in bare[0].layers:
+            fully_shard(unit, mesh=mesh)
+        model = fully_shard(bare, mesh=mesh)
+    else:
+        model = bare
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs = torch.randn(8, tokens, width).to(device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+# ---------------------------------------------------------------- the model of time
+def resnet_50(classes: int = 1000) -> Any:
+    """ResNet-50 with torch alone (He et al. 2015, the stride in the 3x3)."""
+    from torch import nn
+
+    def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
+        pad = size // 2
+        layer = nn.Conv2d(inputs, outputs, size, stride, pad, bias=False)
+        return [layer, nn.BatchNorm2d(outputs)]
+
+    class Bottleneck(nn.Module):
+        def __init__(self, inputs: int, width: int, stride: int) -> None:
+            super().__init__()
+            self.main = nn.Sequential(
+                *conv(inputs, width, 1),
+                nn.ReLU(inplace=True),
+                *conv(width, width, 3, stride),
+                nn.ReLU(inplace=True),
+                *conv(width, 4 * width, 1),
+            )
+            same = stride == 1 and inputs == 4 * width
+            self.short = nn.Sequential(
+                *([] if same else conv(inputs, 4 * width, 1, stride))
+            )
+            self.relu = nn.ReLU(inplace=True)
+
+        def forward(self, x: Any) -> Any:
+            return self.relu(self.main(x) + self.short(x))
+
+    layers = [*conv(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    inputs = 64
+    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for block in range(blocks):
+            layers.append(Bottleneck(inputs, width, stride if block == 0 else 1))
+            inputs = 4 * width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
+    return nn.Sequential(*layers)
+
+
+def resnet_row(device: str, sheet: str, quick: bool, rounds: int) -> Row:
+    """A real step over what virtual GPUs say, with the numbers of the data sheet."""
+    import torch
+
+    batch, side = (2, 32) if quick else (32, 224)
+    torch.manual_seed(0)
+    model = resnet_50()
+    predicted = virtual_seconds(model, batch, side, *SHEETS[sheet])
+    torch.backends.cudnn.allow_tf32 = False  # float32, as on the data sheet
+    torch.backends.cudnn.benchmark = True
+    step = training_step(model.to(device), batch, side, device)
+    seconds = repeated(device, step, rounds)
+    return Row(
+        f"ResNet-50 step, {batch} images of {side} pixels, real / virtual GPU's model",
+        statistics.median(seconds) / predicted,
+        "x",
+        to_itself(seconds),
+        None,
+        len(seconds),
+        f"float32 without TF32; the model has the rates of the data sheet of {sheet}",
+        detail={"seconds": statistics.median(seconds), "model_seconds": predicted},
+    )
+
+
+def training_step(model: Any, batch: int, side: int, device: str) -> Callable[[], None]:
+    import torch
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    images = torch.randn(batch, 3, side, side).to(device)
+    labels = torch.zeros(batch, dtype=torch.long).to(device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def virtual_seconds(
+    model: Any, batch: int, side: int, flops: float, bandwidth: float
+) -> float:
+    """What a step takes on a virtual GPU with these rates."""
+    import copy
+
+    from course_utils import virtual_gpus
+
+    rates = {"compute": flops, "memory_bandwidth": bandwidth}
+    with virtual_gpus(1, memory="80 GiB", force=True, **rates) as gpus:
+        step = training_step(copy.deepcopy(model).to("cuda"), batch, side, "cuda")
+        step()
+        with gpus.record() as log:
+            step()
+        return log.timeline().seconds

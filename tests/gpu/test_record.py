@@ -1,0 +1,65 @@
+"""The README says of real GPUs what the record says, and lessons show its figures."""
+
+import json
+import os
+import subprocess
+import sys
+
+from course_utils import ROOT
+from course_utils.measure.recorded import gpu_record, recorded_figures
+
+BEGINS = "Run on real GPUs so far:"
+
+
+def test_the_readme_says_what_the_record_says():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    paragraph = next(p for p in readme.split("\n\n") if p.startswith(BEGINS))
+    said = " ".join(paragraph.split())
+    record = gpu_record()
+    nothing = said.startswith(f"{BEGINS} nothing.")
+    assert nothing == (record is None)
+    if record is not None:
+        for what in ("card", "date", "torch"):
+            assert record[what] in said
+        assert not record["failed"] or f"{len(record['failed'])} failed" in said
+
+
+def test_the_command_says_that_there_is_no_gpu_and_runs_the_twins():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "course_utils",
+            "test",
+            "--gpu",
+            "-v",
+            "-k",
+            "factories",
+        ],
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("There is no GPU that PyTorch can use here.")
+    assert "on_virtual_gpus[factories] PASSED" in done.stdout
+    assert "there is no GPU here" in done.stdout
+
+
+def test_a_recorded_figure_comes_with_card_and_date(tmp_path):
+    file = tmp_path / "record.json"
+    assert recorded_figures("copy", path=file) == "nothing was measured."
+    record = {
+        "card": "NVIDIA H100",
+        "date": "2026-11-26",
+        "torch": "2.14.1",
+        "rows": [{"row": "copy", "ratio": 25.04, "unit": "GB/s"}],
+    }
+    file.write_text(json.dumps(record))
+    assert recorded_figures("copy", "other", path=file) == (
+        "these figures are of another machine (NVIDIA H100, 2026-11-26, "
+        "PyTorch 2.14.1).\n  copy: 25 GB/s"
+    )
+    assert recorded_figures("other", path=file) == "nothing was measured."
