@@ -97,8 +97,7 @@ def raised_by_learner(error: BaseException) -> tuple[str, str] | None:
     PyTorch raises NotImplementedError too, where an operation does not exist.
 
     Returns:
-        The line, and the function or class of a cell that it is in ("" in Python 3.10,
-        which does not tell).
+        The line, and the function or class of a cell that it is in.
     """
     last = error.__traceback__
     while last.tb_next is not None:
@@ -106,7 +105,11 @@ def raised_by_learner(error: BaseException) -> tuple[str, str] | None:
     code = last.tb_frame.f_code
     is_raise = dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     if is_raise and is_learners(code.co_filename):
-        name = getattr(code, "co_qualname", "").partition(".")[0]
+        if sys.version_info >= (3, 11):
+            name = code.co_qualname.partition(".")[0]
+        else:
+            owner = last.tb_frame.f_locals.get("self")
+            name = code.co_name if owner is None else type(owner).__name__
         return place(code.co_filename, last.tb_lineno), name
     return None
 

@@ -174,6 +174,17 @@ def _calls_of_the_driver() -> frozenset[str]:
     )
 
 
+def _qualified_name(frame: types.FrameType) -> str:
+    """The name of the frame's function, after that of its class."""
+    code = frame.f_code
+    if sys.version_info >= (3, 11):
+        return code.co_qualname
+    for owner in type(frame.f_locals.get("self")).__mro__:
+        if getattr(vars(owner).get(code.co_name), "__code__", None) is code:
+            return f"{owner.__qualname__}.{code.co_name}"
+    return code.co_name
+
+
 def _called() -> str:
     """The outermost function of PyTorch through which a refused call came."""
     name, frame = "", sys._getframe(2)
@@ -181,7 +192,7 @@ def _called() -> str:
         module = frame.f_globals.get("__name__", "")
         if not f"{module}.".startswith("torch."):
             break
-        function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+        function = _qualified_name(frame)
         if "<locals>" not in function:  # of a decorator
             name = f"{module}.{function}"
         frame = frame.f_back
