@@ -179,7 +179,9 @@ def _qualified_name(frame: types.FrameType) -> str:
     code = frame.f_code
     if sys.version_info >= (3, 11):
         return code.co_qualname
-    for owner in type(frame.f_locals.get("self")).__mro__:
+    # A function that refuses takes any arguments, under this name.
+    first, *_ = *frame.f_locals.get("args", ()), frame.f_locals.get("self")
+    for owner in type(first).__mro__:
         if getattr(vars(owner).get(code.co_name), "__code__", None) is code:
             return f"{owner.__qualname__}.{code.co_name}"
     return code.co_name
