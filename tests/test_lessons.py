@@ -2,22 +2,16 @@
 
 import json
 import re
-import symtable
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from course_utils import pictures
-from course_utils.notebook import exercises
 from course_utils.notebook.lessons import LESSONS, Lesson
 from course_utils.questions import load
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_HEADINGS = ["Recap", "What goes wrong", "On real GPUs", "Sources"]
-OPTIONAL = " (optional)"  # ends the heading of a section that can be left out
 
 DEEPER = [lesson.in_depth for lesson in LESSONS if lesson.in_depth.exists()]
 
@@ -114,153 +108,42 @@ def test_a_notebook_in_depth_belongs_to_its_lesson(notebook: Path):
 
 
 def stated_minutes(notebook: Path) -> int:
-    """The time that a lesson or an exercise states, without optional sections."""
+    """The time that a lesson or an exercise states."""
     first = "".join(cells_of(notebook)[0]["source"])
     return int(re.search(r"\*\*Time:\*\* (?:about )?(\d+) minutes", first)[1])
 
 
-def stated_optional_minutes(notebook: Path) -> int:
-    """The time that a lesson states for its optional sections."""
-    first = "".join(cells_of(notebook)[0]["source"])
-    said = re.search(
-        r"minutes, and (\d+) more for the sections? marked \*\(optional\)\*", first
-    )
-    return int(said[1]) if said else 0
-
-
 def further_minutes(lesson: Lesson) -> int:
-    """The time that its optional sections and its notebook in depth state."""
-    deeper = stated_minutes(lesson.in_depth) if lesson.in_depth.exists() else 0
-    return stated_optional_minutes(lesson.notebook) + deeper
+    """The time that its notebook in depth states."""
+    return stated_minutes(lesson.in_depth) if lesson.in_depth.exists() else 0
 
 
-def in_sections(notebook: Path) -> Iterator[tuple[str, str, str]]:
-    """The kind and the text of each cell, after the optional section it belongs to.
-
-    A cell of text with several headings comes in pieces. The section is "" for what is
-    in none.
-    """
-    open_headings: dict[int, str] = {}
-    for cell in cells_of(notebook):
-        text = "".join(cell["source"])
-        is_code = cell["cell_type"] == "code"
-        for piece in [text] if is_code else re.split(r"^(?=##+ )", text, flags=re.M):
-            heading = None if is_code else re.match(r"(##+) (.+)", piece)
-            if heading:
-                level = len(heading[1])
-                kept = {at: h for at, h in open_headings.items() if at < level}
-                open_headings = kept | {level: heading[2]}
-            optional = [h for h in open_headings.values() if h.endswith(OPTIONAL)]
-            yield (optional or [""])[0], cell["cell_type"], piece
-
-
-def minutes_of(notebook: Path, *, optional: bool = False) -> float:
-    """What a notebook takes: its optional sections, or all others.
+def minutes_of(notebook: Path) -> float:
+    """What a notebook takes.
 
     A minute for 180 words, for 100 words of code and for a picture; a minute and a half
     for a question, 12 for a task. And one, in all, to wait for the machine.
     """
-    minutes = 0.0 if optional else 1.0
-    for section, kind, text in in_sections(notebook):
-        if bool(section) != optional:
-            continue
-        if kind == "code":
+    minutes = 1.0
+    for cell in cells_of(notebook):
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "code":
             minutes += len(text.split()) / 100 + 1.5 * text.count('quiz("')
-            minutes += ("pictures." in text) + 12 * (
-                "raise NotImplementedError" in text
-            )
+            minutes += 12 * ("raise NotImplementedError" in text)
+            minutes += "pictures." in text
         else:
             minutes += len(re.sub(r"\]\(.*?\)", "]", text).split()) / 180
     return minutes
 
 
-@each_lesson
-def test_the_stated_times_are_what_reading_and_running_takes(lesson: Lesson):
-    def is_about(said: int, takes: float) -> bool:
-        return abs(said - takes) <= max(0.1 * takes, 2.5)
-
-    stated = {
-        minutes_of(lesson.notebook): stated_minutes(lesson.notebook),
-        minutes_of(lesson.notebook, optional=True): stated_optional_minutes(
-            lesson.notebook
-        ),
-    }
-    if lesson.in_depth.exists():
-        stated[minutes_of(lesson.in_depth)] = stated_minutes(lesson.in_depth)
-    assert all(is_about(said, takes) for takes, said in stated.items()), stated
-
-
-def names_in(code: str) -> tuple[set[str], set[str]]:
-    """The names that a cell makes, and those that it uses, functions' insides, too."""
-    made, used = set(), set()
-    tables = [symtable.symtable(code, "cell", "exec")]
-    for table in tables:
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            if table.get_type() != "module":
-                wanted = symbol.is_global()
-            else:
-                wanted = True
-                if symbol.is_assigned() or symbol.is_imported():
-                    made.add(symbol.get_name())
-            if wanted and symbol.is_referenced():
-                used.add(symbol.get_name())
-    return made, used
-
-
-def used_across(cells: list[tuple[str, str]]) -> Iterator[tuple[str, str, set[str]]]:
-    """(section, name, sections that make it), where none of these has to be run.
-
-    Args:
-        cells: section and code of each cell of code, in order; "" is no optional one.
-    """
-    makers: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for section, text in cells:
-        on_ranks = text.startswith("%%ranks")
-        code = "\n".join(x for x in text.splitlines() if not x.startswith("%"))
-        made, used = names_in(code)
-        own = {("ranks" if on_ranks else "kernel", name) for name in made}
-        wanted = {("ranks" if on_ranks else "kernel", name) for name in used}
-        if ".pull" in text:  # names of variables on the ranks
-            wanted |= {("ranks", name) for name in re.findall(r'"(\w+)"', text)}
-        own |= {("ranks", name) for name in re.findall(r"\.push\((\w+)=", text)}
-        for where in sorted(wanted - own):
-            if makers[where] and not makers[where] & {"", section}:
-                yield section, where[1], makers[where]
-        for where in own:
-            makers[where].add(section)
-
-
-@each_lesson
-def test_no_section_needs_an_optional_one(lesson: Lesson):
-    code = [
-        (section, text)
-        for section, kind, text in in_sections(lesson.notebook)
-        if kind == "code"
-    ]
-    assert list(used_across(code)) == []
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "lesson",
-    [one for one in LESSONS if stated_optional_minutes(one.notebook)],
-    ids=lambda one: one.slug,
+    "notebook",
+    [*(lesson.notebook for lesson in LESSONS), *DEEPER],
+    ids=lambda one: one.stem,
 )
-def test_a_lesson_runs_without_its_optional_sections(lesson: Lesson, tmp_path: Path):
-    code = [
-        (s, text) for s, kind, text in in_sections(lesson.notebook) if kind == "code"
-    ]
-    cells = cells_of(lesson.notebook, "code")
-    notebook = nbformat.v4.new_notebook()
-    for (section, text), cell in zip(code, cells, strict=True):
-        if not section:
-            new = nbformat.v4.new_code_cell(text, metadata=cell["metadata"])
-            notebook.cells.append(new)
-    assert 0 < len(notebook.cells) < len(code)
-    path = tmp_path / lesson.notebook.name
-    nbformat.write(notebook, path)
-    exercises.execute_notebooks([path])  # raises what a cell raises
+def test_the_stated_times_are_what_reading_and_running_takes(notebook: Path):
+    takes, said = minutes_of(notebook), stated_minutes(notebook)
+    assert abs(said - takes) <= max(0.1 * takes, 2.5), takes
 
 
 def test_the_readme_says_how_long_all_takes():
