@@ -189,6 +189,8 @@ class Clone:
             path = folder / "course_utils" / f"{name}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / "course_utils" / f"{name}.py", path)
+        jupyter = Path("course_utils", "setup", "jupyter")
+        shutil.copytree(ROOT / jupyter, folder / jupyter)
         (folder / "notebooks").mkdir()
         (folder / "notebooks" / "00_start_here.ipynb").write_text(json.dumps(NOTEBOOK))
         pins = "torch==2.14.1\ntorchvision==0.29.2\njupyterlab==4.6.6\n"

@@ -4,8 +4,8 @@ Standard library only, up to the moment when this process becomes JupyterLab.
 """
 
 import argparse
-import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -25,27 +25,11 @@ from course_utils.setup.installer import ensure
 FIRST_NOTEBOOK = "notebooks/00_start_here.ipynb"
 HOST = "127.0.0.1"
 
-# What would reach out of the clone: JupyterLab asks the network for news of itself, and
-# its server runs npm, rustup and others, which write to the home folder, to see which
-# language servers there are. The glossary is to be read, not its source; and JupyterLab
-# breaks long lines of output inside of words. (Texts are written as they are.)
-_SETTINGS = {
-    "labconfig/default_setting_overrides.json": {
-        "@jupyterlab/apputils-extension:notification": {
-            "fetchNews": "false",
-            "checkForUpdates": False,
-        },
-        "@jupyterlab/docmanager-extension:plugin": {
-            "defaultViewers": {"markdown": "Markdown Preview"}
-        },
-    },
-    "jupyter_server_config.json": {
-        "LanguageServerManager": {"autodetect": False},
-        "ServerApp": {"jpserver_extensions": {"course_utils.setup.lab": True}},
-        "Application": {"log_level": "ERROR"},
-    },
-    "custom/custom.css": "body .jp-OutputArea-output pre { word-break: normal; }\n",
-}
+# Without these settings JupyterLab asks the network for news of itself, and its server
+# runs npm, rustup and others, which write to the home folder, to see which language
+# servers there are. The glossary would open as source, and long lines of output would
+# break inside of words.
+SETTINGS = Path(__file__).with_name("jupyter")
 
 
 def main(argv: Sequence[str], root: Path = ROOT) -> int:
@@ -57,11 +41,7 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     python = ensure(root, build=options.torch, wheels=options.wheels)
     env = course_environment(python, root)
     env["COURSE_STARTED"] = str(began)
-    for name, settings in _SETTINGS.items():
-        path = Path(env["JUPYTER_CONFIG_DIR"], name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = settings if isinstance(settings, str) else json.dumps(settings)
-        path.write_text(text)
+    shutil.copytree(SETTINGS, env["JUPYTER_CONFIG_DIR"], dirs_exist_ok=True)
     command = [str(python), "-m", "jupyterlab", "-y", "--custom-css"]
     command += [f"--ServerApp.ip={HOST}", f"--ServerApp.root_dir={root}"]
     command += [f"--LabApp.default_url=/lab/tree/{FIRST_NOTEBOOK}"]
