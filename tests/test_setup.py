@@ -611,12 +611,8 @@ def old_pythons() -> list[str]:
     folder = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found += [str(path) for path in sorted(folder.glob("3.[6-9].*/bin/python"))]
     return [  # a version manager's stand-in may refuse to run
-        program for program in filter(None, found) if environment_of(program)
+        one for one in filter(None, found) if installer.version_of(Path(one))
     ]
-
-
-def environment_of(program: str) -> str:
-    return installer.version_of(Path(program))
 
 
 OLD_PYTHONS = old_pythons()

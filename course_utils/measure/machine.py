@@ -185,7 +185,7 @@ def _cpu() -> tuple[str, int | None]:
                 pairs.add(tuple((folder / i).read_text().strip() for i in ids))
         physical = len(pairs) or None
     elif sys.platform == "darwin":
-        told = _output("sysctl", "-n", "machdep.cpu.brand_string", "hw.physicalcpu")
+        told = output_of("sysctl", "-n", "machdep.cpu.brand_string", "hw.physicalcpu")
         name, _, cores = told.partition("\n")
         physical = int(cores) if cores.strip().isdigit() else None
     name = name or platform.processor() or platform.machine() or "unknown CPU"
@@ -203,9 +203,11 @@ def _memory() -> tuple[int, int]:
         if limit := memory_limit():
             total, free = min(total, limit[0]), min(free, limit[0] - limit[1])
     elif sys.platform == "darwin":
-        told = _output("sysctl", "-n", "hw.memsize")
+        told = output_of("sysctl", "-n", "hw.memsize")
         total = int(told) if told.strip().isdigit() else 0
-        pages = dict(re.findall(r"^(.+):\s+(\d+)\.$", _output("vm_stat"), re.MULTILINE))
+        pages = dict(
+            re.findall(r"^(.+):\s+(\d+)\.$", output_of("vm_stat"), re.MULTILINE)
+        )
         idle = ("Pages free", "Pages inactive", "Pages speculative")
         free = sum(int(pages.get(kind, 0)) for kind in idle) * os.sysconf(
             "SC_PAGE_SIZE"
@@ -236,10 +238,11 @@ def _release() -> str:
     return f"{platform.system()} {platform.release()}"
 
 
-def _output(*command: str) -> str:
+def output_of(*command: str | Path, timeout: float = 5.0) -> str:
+    """What a program prints; "" if there is none, or if it takes too long."""
     try:
         done = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=5
+            command, check=False, capture_output=True, text=True, timeout=timeout
         )
         return done.stdout.strip()
     except (OSError, subprocess.TimeoutExpired):

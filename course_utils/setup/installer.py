@@ -7,6 +7,7 @@ at once wait for each other. The standard library alone is used.
 """
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from course_utils import ROOT
+from course_utils.measure.machine import output_of
 from course_utils.setup.environment import (
     FOREIGN,
     WINDOWS,
@@ -140,16 +142,10 @@ def _packages(root: Path) -> list[str]:
 def version_of(python: Path) -> str:
     """ "3.11" for a Python 3.11; "" if it does not run."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    command = [python, "-I", "-S", "-c", code]
-    try:
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=60
-        )
-        return done.stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    return output_of(python, "-I", "-S", "-c", code, timeout=60)
 
 
+@functools.cache
 def find_build(build: str) -> str:
     """``"cpu"`` or ``"cuda"``; ``"auto"`` asks NVIDIA's driver whether it has a GPU."""
     if build != "auto":

@@ -1,18 +1,14 @@
 """The course's scripts on one GPU: under torchrun with nccl, launched, resumed."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torchrun import printed_under_torchrun
 
-from course_utils import ROOT
 from course_utils.ranks.launch import LaunchError, launch
 
-WORKERS = ROOT / "course_utils" / "workers"
 DDP = {"epochs": 1, "batch_size": 64}
 FSDP = {"steps": 4, "every": 2, "batch_size": 8, "width": 16, "layers": 1, "heads": 2}
 RUNS = {
@@ -48,18 +44,9 @@ def torchrun(tmp_path: Path, backend: str) -> TorchRun:
     """Run a worker on one rank; the lines of metrics that it has printed."""
 
     def run(worker: str, *flags: str, **options: object) -> list[dict]:
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1",
-             WORKERS / f"{worker}.py", *words(options | {"backend": backend}), *flags],
-            cwd=ROOT,
-            env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stdout
-        lines = done.stdout.splitlines()
+        given = words(options | {"backend": backend})
+        lines = printed_under_torchrun(1, worker, *given, *flags, tmp=tmp_path)
+        assert lines
         return [json.loads(line) for line in lines if line.startswith("{")]
 
     return run

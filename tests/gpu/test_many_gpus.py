@@ -3,9 +3,6 @@
 The tests on ranks run on two ranks without GPUs as well, as further cases.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +12,9 @@ import torch.distributed as dist
 from programs import error_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torchrun import printed_under_torchrun
 
-from course_utils import ROOT, virtual_gpus
+from course_utils import virtual_gpus
 from course_utils.ranks import Ranks
 from course_utils.ranks.launch import launch
 
@@ -186,15 +184,7 @@ def test_two_virtual_gpus_answer():
 @pytest.mark.parametrize("worker", ["train_ddp", "collectives"])
 def test_a_script_runs_under_torchrun_with_a_gpu_for_each_rank(gpus, tmp_path, worker):
     more = ["--epochs", "1"] if worker == "train_ddp" else []
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-         ROOT / f"course_utils/workers/{worker}.py", "--backend", "nccl", *more],
-        cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    given = ["--backend", "nccl", *more]
+    printed = printed_under_torchrun(2, worker, *given, tmp=tmp_path)
     launched = launch(worker, *more, nproc=2, quiet=True, backend="nccl")
-    assert len(launched.output.splitlines()) == len(done.stdout.splitlines())
+    assert len(launched.output.splitlines()) == len(printed)
