@@ -167,7 +167,7 @@ def test_a_step_left_out_is_noticed(forgotten: str):
 
 
 def test_the_exercise_is_made_without_its_answers(made: Path):
-    text = (made / "exercises" / f"{SLUG}.ipynb").read_text(encoding="utf-8")
+    text = (made / "exercises" / f"ex_{SLUG}.ipynb").read_text(encoding="utf-8")
     cells = json.loads(text)["cells"]
     assert sum("NotImplementedError" in "".join(cell["source"]) for cell in cells) == 1
     assert "dist.all_reduce" not in text

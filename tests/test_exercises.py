@@ -63,7 +63,7 @@ def tags_of(cell):
 
 @each_solution
 def test_the_exercise_is_what_the_solution_gives(path):
-    exercise = ROOT / "exercises" / path.name
+    exercise = ROOT / "exercises" / f"ex_{path.name}"
     assert exercise.read_bytes() == build(path).encode(), (
         "run: python3 -m course_utils build-exercises"
     )
@@ -158,7 +158,7 @@ def numbers_and_code(path):
 @each_solution
 def test_an_unsolved_exercise_passes_nothing(path):
     numbers, code = numbers_and_code(path)
-    printed = run_cells(ROOT / "exercises" / path.name)
+    printed = run_cells(ROOT / "exercises" / f"ex_{path.name}")
     assert verdicts(printed) == dict.fromkeys(code, "not attempted")
     for task_id in numbers:
         assert f"Quiz {task_id}. Predict the number." in printed
@@ -245,13 +245,13 @@ def changed(change):
 )
 def test_what_is_no_notebook_is_one_line_that_names_it(course, capsys, damage):
     path = course / "solutions" / "00_start_here.ipynb"
-    before = (course / "exercises" / path.name).read_bytes()
+    before = (course / "exercises" / f"ex_{path.name}").read_bytes()
     path.write_bytes(damage(path.read_bytes()))
     assert main([]) == 1
     error = capsys.readouterr().err
     assert error.startswith("solutions/00_start_here.ipynb")
     assert error.count("\n") == 1
-    assert (course / "exercises" / path.name).read_bytes() == before
+    assert (course / "exercises" / f"ex_{path.name}").read_bytes() == before
 
 
 # -------------------------------------------------------------------------- executing
@@ -347,6 +347,7 @@ def test_execute_runs_all_notebooks_and_builds(course, capsys):
     assert cells_of(good)[0].outputs == []  # it is said before any runs
     assert main(["--execute"]) == 0
     for folder, outputs in (("notebooks", 1), ("solutions", 1), ("exercises", 0)):
-        (cell,) = cells_of(course / folder / "07_x.ipynb")
+        prefix = "ex_" if folder == "exercises" else ""
+        (cell,) = cells_of(course / folder / f"{prefix}07_x.ipynb")
         assert len(cell.outputs) == outputs
     assert "running 07_x.ipynb in solutions/" in capsys.readouterr().out

@@ -37,9 +37,10 @@ def test_lessons_are_numbered_without_a_gap():
 
 @pytest.mark.parametrize("folder", ["notebooks", "solutions", "exercises"])
 def test_every_notebook_of_a_lesson_is_on_the_map(folder):
-    found = {path.stem for path in (ROOT / folder).glob("[0-9][0-9]_*.ipynb")}
+    found = {path.stem for path in (ROOT / folder).glob("*.ipynb")}
     deeper = {path.stem for path in DEEPER} if folder == "notebooks" else set()
-    assert found == {lesson.slug for lesson in LESSONS} | deeper
+    prefix = "ex_" if folder == "exercises" else ""
+    assert found == {prefix + lesson.slug for lesson in LESSONS} | deeper
 
 
 def test_the_readme_lists_every_lesson():
@@ -91,7 +92,7 @@ def test_a_lesson_opens_and_closes_like_the_others(lesson: Lesson):
     prose = sources(lesson.notebook, "markdown")
     headings = re.findall(r"^## (.+)$", prose, re.MULTILINE)
     assert [one for one in headings if one in LAST_HEADINGS] == LAST_HEADINGS
-    assert f"exercises/{lesson.slug}.ipynb" in prose
+    assert f"exercises/{lesson.exercise.name}" in prose
 
     first = "".join(cells_of(lesson.solution)[0]["source"])
     assert first.splitlines()[0] == f"# Exercise {lesson.number}: {lesson.title}"

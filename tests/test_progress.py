@@ -300,7 +300,7 @@ def test_the_map_shows_what_is_done_and_what_comes_next(small_course, capsys):
     assert f"Next: read notebooks/{lesson}, then solve" in course_map()
     record_answer("00.p", 3, None)
     assert rows()["00"] == "… 00 0 of 2 tasks done, 1 prediction made"
-    assert course_map().endswith(f"Next: task 00.a in exercises/{lesson}")
+    assert course_map().endswith(f"Next: task 00.a in exercises/ex_{lesson}")
 
     record_attempt("00.a", "passed")
     record_attempt("00.b", "stuck")

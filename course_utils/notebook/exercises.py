@@ -250,8 +250,9 @@ def main(argv: list[str] | None = None) -> int:
                 execute_notebooks([path])
         (ROOT / "exercises").mkdir(exist_ok=True)
         for solution in sorted(ROOT.glob("solutions/*.ipynb")):
-            _write(ROOT / "exercises" / solution.name, build(solution))
-            print(f"exercises/{solution.name}")
+            exercise = ROOT / "exercises" / f"ex_{solution.name}"
+            _write(exercise, build(solution))
+            print(f"exercises/{exercise.name}")
     except (OSError, RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

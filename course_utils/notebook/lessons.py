@@ -43,7 +43,7 @@ class Lesson:
     @property
     def exercise(self) -> Path:
         """The tasks to solve."""
-        return _root() / "exercises" / f"{self.slug}.ipynb"
+        return _root() / "exercises" / f"ex_{self.slug}.ipynb"
 
     @property
     def solution(self) -> Path:

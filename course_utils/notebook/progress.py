@@ -378,7 +378,7 @@ def _next_step(state: dict) -> str:
     for lesson in filter(lambda lesson: lesson.exists, LESSONS):
         for task in lesson.tasks:
             if not state["tasks"].get(task, {}).get("passed"):
-                exercise = f"exercises/{lesson.slug}.ipynb"
+                exercise = f"exercises/{lesson.exercise.name}"
                 if any(_of(lesson.number, state[part]) for part in FIELDS):
                     return f"task {task} in {exercise}"
                 return f"read notebooks/{lesson.slug}.ipynb, then solve {exercise}"

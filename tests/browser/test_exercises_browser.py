@@ -19,7 +19,7 @@ def test_opens_and_can_be_used(open_notebook, path: Path) -> None:
 
 
 def test_a_task_is_solved_and_checked(open_notebook) -> None:
-    path = ROOT / "exercises" / "00_start_here.ipynb"
+    path = ROOT / "exercises" / "ex_00_start_here.ipynb"
     notebook = open_notebook(path=path)
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells]
