@@ -39,15 +39,15 @@ RUN_BY = {  # a test -> what it runs, as it is typed
     "test_launch.py::test_a_script_runs_as_under_torchrun_and_on_loopback_only":
         r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)",
     "test_ranks.py::test_the_magic_has_a_limit": r"%%ranks( --timeout \d+)?",
-    "test_setup.py::test_the_first_start_takes_the_cpu_build_and_opens_jupyterlab":
+    "setup/test_installing.py::test_the_first_start_takes_the_cpu_build_and_opens_jupyterlab":
         COURSE + "start( --no-browser)?",
-    "test_setup.py::test_wheels_are_gathered_and_installed_without_a_network":
+    "setup/test_installing.py::test_wheels_are_gathered_and_installed_without_a_network":
         COURSE + r"(start --wheels|wheels) FOLDER( --platform windows --python 3.12)?",
     "test_contributing.py::test_its_tests_pass":
         COURSE + r"test( --all| --version|( -k \w+)?( tests/\S+)+)?",
     "gpu/test_record.py::test_the_command_says_that_there_is_no_gpu_and_runs_the_twins":
         COURSE + "test --gpu",
-    "test_setup.py::test_plain_nbval_needs_no_more_than_the_learners_packages":
+    "setup/test_commands.py::test_plain_nbval_needs_no_more_than_the_learners_packages":
         r"pytest --nbval notebooks",
     "test_doctor.py::test_the_report_on_this_machine": COURSE + "doctor",
     "test_doctor.py::test_a_laptop_that_is_ready_does_what_lessons_do":

@@ -238,11 +238,18 @@ def _release() -> str:
     return f"{platform.system()} {platform.release()}"
 
 
-def output_of(*command: str | Path, timeout: float = 5.0) -> str:
+def output_of(
+    *command: str | Path, timeout: float = 5.0, env: dict[str, str] | None = None
+) -> str:
     """What a program prints; "" if there is none, or if it takes too long."""
     try:
         done = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=timeout
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=env,
         )
         return done.stdout.strip()
     except (OSError, subprocess.TimeoutExpired):

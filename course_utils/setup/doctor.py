@@ -63,7 +63,7 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     report(examine(machine, root))
     if options.room:
         report(try_room(root) if not problems else ())
-        say(f"\nroom: {_brief(machine, problems, root)}")
+        say(f"\nroom: {_brief(machine, problems)}")
     elif problems:
         say(f"\nPut right first: {', '.join(found.topic for found in problems)}.")
     else:
@@ -73,16 +73,14 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
 
 def _in_lines(finding: Finding) -> str:
     mark = "PROBLEM" if finding.problem else "note" if finding.fix else "ok"
-    width, margin = shutil.get_terminal_size((88, 24)).columns, " " * 24
-    lines = [
-        f"{mark:>8}  {finding.topic:<14}{finding.fact}",
-        f"{margin}{finding.meaning}",
-    ]
+    margin = " " * 24
+    lines = [f"{mark:>8}  {finding.topic:<14}{finding.fact}"]
+    lines += [margin + finding.meaning] if finding.meaning else []
     lines += [f"{margin}-> {finding.fix}"] if finding.fix else []
-    folds = textwrap.TextWrapper(
-        max(60, width), subsequent_indent=margin, break_long_words=False
-    )
-    return "\n".join(folds.fill(line) for line in lines if line.strip())
+    width = max(60, shutil.get_terminal_size((88, 24)).columns)
+    folds = textwrap.TextWrapper(width, subsequent_indent=margin)
+    folds.break_long_words = False
+    return "\n".join(map(folds.fill, lines))
 
 
 def examine(machine: Machine, root: Path = ROOT) -> Iterator[Finding]:
@@ -92,75 +90,70 @@ def examine(machine: Machine, root: Path = ROOT) -> Iterator[Finding]:
     """
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
     torch = {"gpus": len(machine.gpus), "nccl": True}
-    if not environment.has_all():
-        why = f".venv: {condition(root)}"
-        yield Finding("packages", why, fix=START, problem=True)
-    else:
+    if environment.has_all():
         try:
             torch = environment.probe_torch(Path(sys.executable), root)
             what = f"torch {torch['torch']} and torchvision load together"
             yield Finding("packages", what, problem=not torch["gloo"])
         except SetupError as error:
             yield Finding("packages", str(error), problem=True)
-    yield from _cores_and_memory(machine)
-    free = shutil.disk_usage(root).free / 1e9
-    yield Finding(
-        "disk",
-        f"{free:.1f} GB free where the course is ({root})",
-        fix="free some space: data, checkpoints and notebooks need 0.5 GB"
-        * (free < 0.5),
-        problem=free < 0.02,
-    )
-    yield from _gpus(machine, torch)
-    if machine.start_method == "fork":
-        how = "Real: ranks are processes, and start in a fraction of a second."
     else:
-        how = (
-            "Real: ranks are processes. The first cell on ranks takes several seconds."
-        )
-    yield Finding("ranks", f"started by {machine.start_method}", how)
-    yield _loopback()
-
-
-def _cores_and_memory(machine: Machine) -> Iterator[Finding]:
-    cores = f"{machine.cores} core{'s' * (machine.cores != 1)}"
-    if machine.cores < machine.all_cores:
-        cores += f" for this process, of {machine.all_cores}"
-    yield Finding(
-        "processor",
-        f"{machine.cpu}: {cores}",
-        "Real: as many ranks can compute at the same moment. More ranks take turns: "
-        "their results are the same, their times are longer.",
-    )
-    free = machine.free_memory / 1e9
-    tight = [lesson for lesson in LESSONS if free < lesson.memory + BESIDES]
-    most = max([lesson.memory for lesson in tight], default=0) + BESIDES
-    *others, last = [lesson.number for lesson in tight] or [""]
-    which = f"lessons {', '.join(others)} and {last} take"
-    which = which if others else f"lesson {last} takes"
-    fix = f"close other programs: {which} up to {most:.1f} GB"
-    yield Finding(
-        "memory",
-        f"{machine.memory / 1e9:.1f} GB, {free:.1f} GB of it free",
-        "Real: each rank has its own memory, 0.1 GB and what it computes with.",
-        fix=fix + ", with JupyterLab and a browser" if tight else "",
-        problem=2 * len(tight) > len(LESSONS),
-    )
+        why = f".venv: {condition(root)}"
+        yield Finding("packages", why, fix=START, problem=True)
+    yield _processor(machine)
+    yield _memory(machine)
     shared = Path("/dev/shm")
     if shared.exists() and shutil.disk_usage(shared).free < 0.25e9:
         fix = "in Docker, start the container with --shm-size=1g; or use num_workers=0"
         what = "DataLoader workers hand their batches over through it."
         yield Finding("shared memory", "/dev/shm is almost full", what, fix)
+    free = shutil.disk_usage(root).free / 1e9
+    fact = f"{free:.1f} GB free where the course is ({root})"
+    fix = "free some space: data, checkpoints and notebooks need 0.5 GB"
+    yield Finding("disk", fact, fix=fix * (free < 0.5), problem=free < 0.02)
+    yield _gpus(machine, torch)
+    if kinds := sorted({link.description for link in machine.links}):
+        yield Finding("GPU links", "; ".join(kinds))
+    how = machine.start_method
+    takes = "a fraction of a second" if how == "fork" else "several seconds"
+    how, what = f"started by {how}", f"Real: processes. The first ones take {takes}."
+    yield Finding("ranks", how, what)
+    yield _loopback()
 
 
-def _gpus(machine: Machine, torch: dict) -> Iterator[Finding]:
-    there, usable = len(machine.gpus), torch["gpus"]
-    names = ", ".join(
-        f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in machine.gpus
+def _processor(machine: Machine) -> Finding:
+    cores = f"{machine.cores} core{'s' * (machine.cores != 1)}"
+    if machine.cores < machine.all_cores:
+        cores += f" for this process, of {machine.all_cores}"
+    meaning = (
+        "Real: the same number of ranks can compute at once. More ranks take turns: "
+        "their results are the same, their times are longer."
     )
-    fix = ""
+    return Finding("processor", f"{machine.cpu}: {cores}", meaning)
+
+
+def _memory(machine: Machine) -> Finding:
+    free = machine.free_memory / 1e9
+    tight = [lesson for lesson in LESSONS if free < lesson.memory + BESIDES]
+    which = ", ".join(f"lesson {lesson.number}" for lesson in tight)
+    most = max([lesson.memory for lesson in tight], default=0) + BESIDES
+    fix = "close other programs: with JupyterLab and a browser, the course needs up to "
+    fix += f"{most:.1f} GB for {which}"
+    return Finding(
+        "memory",
+        f"{machine.memory / 1e9:.1f} GB, {free:.1f} GB of it free",
+        "Real: each rank has its own memory, 0.1 GB and what it computes with.",
+        fix if tight else "",
+        problem=2 * len(tight) > len(LESSONS),
+    )
+
+
+def _gpus(machine: Machine, torch: dict) -> Finding:
+    there, usable = len(machine.gpus), torch["gpus"]
+    names = [f"{gpu.name}, {gpu.memory / 2**30:.0f} GiB" for gpu in machine.gpus]
+    fact, fix = ", ".join(names) or "none (no NVIDIA GPU)", ""
     if machine.gpu_problem:
-        names, fix = machine.gpu_problem, "reinstall the NVIDIA driver"
+        fact, fix = machine.gpu_problem, "reinstall the NVIDIA driver"
     elif usable < there and not torch["cuda"]:
         fix = f"this PyTorch is the CPU build: {START} --torch cuda"
     elif usable < there:
@@ -171,39 +164,24 @@ def _gpus(machine: Machine, torch: dict) -> Iterator[Finding]:
         "in main memory; their speed is not a GPU's."
     )
     if usable == 1:
-        meaning = (
-            "Real: cuda:0. Several ranks use gloo, since nccl needs a GPU for each."
-        )
+        meaning = "Real: cuda:0. Several ranks use gloo: nccl needs a GPU for each."
     elif usable > 1:
         backend = "nccl" if torch["nccl"] else "gloo, as this torch has no nccl"
-        meaning = (
-            f"Real: up to {usable} ranks have a GPU each and talk through {backend}."
-        )
-    yield Finding("GPUs", names or "none (no NVIDIA GPU)", meaning, fix)
-    kinds = sorted({link.description for link in machine.links})
-    if kinds:
-        yield Finding("GPU links", "; ".join(kinds))
+        meaning = f"Real: up to {usable} ranks have a GPU each, and use {backend}."
+    return Finding("GPUs", fact, meaning, fix)
 
 
 def _loopback() -> Finding:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            with socket.create_connection(server.getsockname(), timeout=2) as here:
-                with server.accept()[0] as there:
-                    here.sendall(b"x")
-                    there.recv(1)
+            socket.create_connection(server.getsockname(), timeout=2).close()
     except OSError as error:
-        fix = (
-            "let the firewall or VPN allow local connections; on Linux, the interface "
-        )
-        fix += "may be down: sudo ip link set lo up"
         fact = f"127.0.0.1 does not carry messages: {error.strerror or error}"
+        fix = "let the firewall or VPN allow local connections; on Linux, the "
+        fix += "interface may be down: sudo ip link set lo up"
         return Finding("loopback", fact, fix=fix, problem=True)
-    return Finding(
-        "loopback",
-        "127.0.0.1 carries messages",
-        "Real: what ranks send each other goes through it, and stays in here.",
-    )
+    meaning = "Real: what ranks send each other goes through it, and stays in here."
+    return Finding("loopback", "127.0.0.1 carries messages", meaning)
 
 
 def try_room(root: Path = ROOT) -> Iterator[Finding]:
@@ -232,23 +210,15 @@ def try_room(root: Path = ROOT) -> Iterator[Finding]:
             yield Finding(topic, "works")
 
 
-def _brief(machine: Machine, problems: Sequence[Finding], root: Path) -> str:
-    """One line for a chat, without the name of a person or a computer."""
+def _brief(machine: Machine, problems: Sequence[Finding]) -> str:
+    """One line for a chat, without the name of a person, a folder or a computer."""
     if problems:
-        found = problems[0]
-        text = f"NOT ready | {found.topic}: {found.fact} -> {found.fix}"
-        text = text.replace(str(root), ".").replace(str(Path.home()), "~")
-        for name in {platform.node(), Path.home().name} - {"", "localhost"}:
-            text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "(name)", text)
-        return " ".join(text.split())
-    version = importlib.metadata.version("torch")
-    memory = f"{machine.memory / 1e9:.0f} GB ({machine.free_memory / 1e9:.1f} free)"
-    python = f"Python {platform.python_version()}"
-    facts = (
+        return f"NOT ready | {problems[0].topic} -> {problems[0].fix or 'see above'}"
+    facts = [
         machine.release,
         f"{machine.cores} cores",
-        memory,
-        python,
-        f"torch {version}",
-    )
+        f"{machine.memory / 1e9:.0f} GB ({machine.free_memory / 1e9:.1f} free)",
+        f"Python {platform.python_version()}",
+        f"torch {importlib.metadata.version('torch')}",
+    ]
     return " | ".join(["ready", *facts])

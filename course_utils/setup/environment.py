@@ -128,18 +128,11 @@ def probe_torch(python: Path, root: Path = ROOT, *, timeout: float = 180.0) -> d
     was built for ("" for none) and the number of GPUs that it can use. Raises
     SetupError if the two do not load, whatever goes wrong there.
     """
+    command = [str(python), "-W", "ignore", "-c", _PROBE]
+    how = {"check": False, "capture_output": True, "text": True, "errors": "replace"}
+    how |= {"cwd": root, "env": course_environment(python, root), "timeout": timeout}
     try:
-        done = subprocess.run(
-            [str(python), "-W", "ignore", "-c", _PROBE],
-            check=False,
-            cwd=root,
-            env=course_environment(python, root),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, **how)
         return json.loads(last_line(done.stdout))
     except subprocess.TimeoutExpired:
         reason = f"it took more than {timeout:.0f} s"

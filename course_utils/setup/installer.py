@@ -37,7 +37,6 @@ from course_utils.setup.environment import (
 )
 
 AGAIN = "then run the same command again"
-OLDEST = 10  # Python 3.10
 PYTHON = ".".join(map(str, sys.version_info[:2]))
 UV = "0.13.9"
 
@@ -54,15 +53,10 @@ def ensure(
 ) -> Path:
     """Return a Python that has what the course needs; make or repair it if need be.
 
-    Args:
-        root: The clone.
-        dev: Whether to have what the tests need, too.
-        build: ``"cpu"`` or ``"cuda"``, of PyTorch. ``"auto"`` keeps what is there; a
-            new ``.venv`` gets the CUDA build if there is an NVIDIA GPU.
-        wheels: A folder to install from, instead of the network.
-
-    Where all is ready, it costs about 30 ms and no network. Raises SetupError with the
-    reason in one line.
+    ``dev`` adds what the tests need. ``build`` is PyTorch's: ``"cpu"``, ``"cuda"``, or
+    ``"auto"``, which keeps what is there and asks for a GPU otherwise. ``wheels`` is a
+    folder to install from, without the network. Where all is ready, it costs about
+    30 ms. Raises SetupError with the reason in one line.
     """
     if wheels and not Path(wheels).is_dir():
         raise SetupError(f"--wheels {wheels}: there is no such folder")
@@ -93,18 +87,16 @@ def stamp_file(root: Path = ROOT) -> Path:
 
 def condition(root: Path = ROOT, *, dev: bool = False, build: str = "auto") -> str:
     """``"ready"``, or why ``.venv`` is not: a few words for a message. About 30 ms."""
-    if not venv_folder(root).exists():
-        return "not made yet"
     try:
         stamp = json.loads(stamp_file(root).read_text())
-        asked, packages = stamp["asked"], set(stamp["packages"])
-    except (OSError, ValueError, KeyError):
-        return "its set-up has not come to its end"
+    except (OSError, ValueError):
+        begun = venv_folder(root).exists()
+        return "its set-up has not come to its end" if begun else "not made yet"
     if dev and not stamp["dev"]:
         return "what the tests need is not in it yet"
-    if asked != _asked(root, stamp["dev"]):
+    if stamp["asked"] != _asked(root, stamp["dev"]):
         return "the requirements, the Python or the folder have changed"
-    if gone := packages - set(_packages(root)):
+    if gone := set(stamp["packages"]) - set(_packages(root)):
         return f"removed or changed: {', '.join(sorted(gone))}"
     if build not in ("auto", stamp["build"]):
         return f"it has the {stamp['build']} build of PyTorch"
@@ -113,13 +105,11 @@ def condition(root: Path = ROOT, *, dev: bool = False, build: str = "auto") -> s
 
 def _asked(root: Path, dev: bool) -> list:
     """What an installation depends on."""
-    lines = requirements(root).splitlines()
+    text = requirements(root)
     if dev:
-        project = (root / "pyproject.toml").read_text(encoding="utf-8")
-        lines += re.findall(r"^\s*(\".*==.*\"),$", project, re.MULTILINE)
-    bare = [line.partition("#")[0].strip() for line in lines]
-    version = version_of(venv_python(root))
-    return [version, str(root.resolve()), sorted(filter(None, bare))]
+        text += (root / "pyproject.toml").read_text(encoding="utf-8")
+    pins = sorted(re.findall(r"[\w-]+==.*", text))
+    return [version_of(venv_python(root)), str(root.resolve()), pins]
 
 
 def requirements(root: Path = ROOT) -> str:
@@ -127,10 +117,8 @@ def requirements(root: Path = ROOT) -> str:
     try:
         return (root / "requirements.txt").read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SetupError(
-            f"There is no requirements.txt in {root}. The course runs from its own "
-            "folder: clone it again, and start it there"
-        ) from None
+        why = f"There is no requirements.txt in {root}. The course runs from its clone"
+        raise SetupError(f"{why}: clone it again, and start it there") from None
 
 
 def _packages(root: Path) -> list[str]:
@@ -150,12 +138,7 @@ def find_build(build: str) -> str:
     """``"cpu"`` or ``"cuda"``; ``"auto"`` asks NVIDIA's driver whether it has a GPU."""
     if build != "auto":
         return build
-    command = ["nvidia-smi", "-L"]
-    try:
-        done = subprocess.run(command, check=False, capture_output=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return "cpu"
-    return "cuda" if done.returncode == 0 and b"GPU 0" in done.stdout else "cpu"
+    return "cuda" if "GPU 0:" in output_of("nvidia-smi", "-L", timeout=10) else "cpu"
 
 
 def torch_index(build: str, system: str = sys.platform) -> str:
@@ -172,27 +155,21 @@ def tool_environment(root: Path) -> dict[str, str]:
         **{k: v for k, v in os.environ.items() if k not in FOREIGN},
         **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), scratch),
         **dict.fromkeys(("UV_CREDENTIALS_DIR", "UV_PYTHON_INSTALL_DIR"), scratch),
-        **dict.fromkeys(("PIP_NO_CACHE_DIR", "PIP_NO_INPUT"), "1"),
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PIP_USER": "0",
+        **{"PIP_NO_INPUT": "1", "PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         # pip asks rustc for its version, which may make a folder at home.
         "RUSTUP_HOME": f"{scratch}/rustup",
-        "UV_CACHE_DIR": str(root / ".course" / "uv"),  # a stopped set-up goes on there
+        # A stopped set-up goes on from there. uv links .venv's files to it.
+        "UV_CACHE_DIR": str(root / ".course" / "uv"),
+        "PIP_CACHE_DIR": str(root / ".course" / "pip"),
     }
 
 
 def told_to_pip(python: Path, env: dict[str, str]) -> dict[str, str]:
     """The index and the certificate that pip is told to use, in uv's words."""
-    command = [python, "-m", "pip", "config", "list"]
-    told = subprocess.run(
-        command, check=False, env=env, capture_output=True, text=True
-    ).stdout
-    found = {}
+    told = output_of(python, "-m", "pip", "config", "list", timeout=60, env=env)
     names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
-    for option, name in names.items():
-        if value := re.search(rf"\.{option}='(.*)'$", told, re.MULTILINE):
-            found[name] = value[1]
-    return found
+    values = dict(re.findall(r"\.([\w-]+)='(.*)'$", told, re.MULTILINE))
+    return {names[option]: values[option] for option in names if option in values}
 
 
 class _Setup:
@@ -213,35 +190,114 @@ class _Setup:
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir(parents=True)
         try:
-            self.make_venv(why, build)
-            # From here on it is unfinished, whatever it was before.
-            stamp_file(self.root).unlink(missing_ok=True)
+            build = self.make_venv(why, build)
             self.get_uv()
-            self.install(dev, build)
+            if not self.source:
+                self.install_pytorch(build)
+            say("JupyterLab and the rest:")
+            what = ["-r", "requirements.txt", *["-e", ".[dev]"] * dev]
+            self.must(*self.add(*self.source, *what), show=True)
             say("Checking that torch and torchvision load together.")
             cuda = probe_torch(self.python, self.root)["cuda"]
-            stamp = {
-                "asked": _asked(self.root, dev),
-                "dev": dev,
-                "packages": _packages(self.root),
-                "build": "cuda" if cuda else "cpu",
-            }
+            stamp = {"dev": dev, "build": "cuda" if cuda else "cpu"}
+            stamp["asked"] = _asked(self.root, dev)
+            stamp["packages"] = _packages(self.root)
             part = self.scratch / "stamp"
             part.write_text(json.dumps(stamp))
             os.replace(part, stamp_file(self.root))
-            shutil.rmtree(self.root / ".course" / "uv", ignore_errors=True)
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
         came = (_received() - received) / 1e9
         came = f", {came:.2f} GB received" if came > 0 else ""
         say(f"The course is set up, after {time.monotonic() - began:.0f} s{came}.\n")
 
+    def make_venv(self, why: str, build: str) -> str:
+        """Have a ``.venv`` with pip; return the build of PyTorch that it is to have.
+
+        One whose set-up did not come to its end is made anew: a package that was half
+        copied would pass for an installed one. All downloads are kept for that.
+        """
+        venv, stamp = venv_folder(self.root), stamp_file(self.root)
+        if stamp.exists() and version_of(self.python):
+            say(f"Putting .venv right ({why}).")
+            build = json.loads(stamp.read_text())["build"] if build == "auto" else build
+            stamp.unlink()
+        else:
+            needed = sum(SIZES[find_build(build) if sys.platform == "linux" else "cpu"])
+            if shutil.disk_usage(self.root).free / 1e9 < needed:
+                raise SetupError(_disk_full(self.root, needed))
+            say(f"Setting up the course in {self.root}. All of it stays there.")
+            if os.path.lexists(venv):
+                say(f"Making .venv again ({why}).")
+            if venv.is_symlink() or venv.is_file():
+                venv.unlink()
+            # An environment is not built upon another, but upon the Python of both.
+            base = getattr(sys, "_base_executable", "") or sys.executable
+            self.must(base, "-m", "venv", "--clear", "--without-pip", venv)
+        if not any(name.startswith("pip-") for name in _packages(self.root)):
+            # A step of its own: venv does not show what goes wrong in it.
+            self.must(self.python, "-I", "-m", "ensurepip", "--upgrade")
+        return find_build(build)
+
+    def get_uv(self) -> None:
+        """Have uv in ``.venv``, and tell it what pip is told."""
+        if not self.has(f"uv-{UV}"):
+            pip = (self.python, "-m", "pip", "install")
+            code, output = self.call(*pip, *self.source, f"uv=={UV}")
+            if code and re.search(_NETWORK, output):
+                raise SetupError(explain(output, self.root))
+            if code:
+                say("uv cannot be had here. pip takes its place, and more time.")
+                self.tool = "pip"
+        self.env.update(told_to_pip(self.python, self.env))
+
+    def install_pytorch(self, build: str) -> None:
+        """Install torch and torchvision of one build, unless they are there."""
+        pins = re.findall(r"^torch(?:vision)?==[\w.]+", requirements(self.root), re.M)
+        index = torch_index(build)
+        exact = [f"{pin}+{LOCAL[build]}" if index else pin for pin in pins]
+        if self.has(*(pin.replace("==", "-") for pin in exact)):
+            return
+        # A local part is no difference for the installers: 2.14.1+cpu would stay.
+        options = ["--no-deps", "--force-reinstall"]
+        say(f"PyTorch, the {build} build: {SIZES[build][0]} GB with the rest.")
+        if index:
+            option = "--default-index" if self.tool == "uv" else "--index-url"
+            try:
+                urllib.request.urlopen(f"{index}/torch/", timeout=10).close()
+                command = self.add(*options, option, index, *exact)
+                code, output = self.call(*command, show=True)
+            except OSError:
+                code, output = 1, "Because torch was not found"
+            if code == 0:
+                return
+            if not re.search(_ABSENT, output):  # a network that broke, a full disk
+                raise SetupError(explain(output, self.root) or last_line(output))
+            if self.has(*(pin.replace("==", "-") for pin in pins)):
+                return say(f"{index} does not give it: what is here stays.")
+            size = SIZES["cuda" if sys.platform == "linux" else "cpu"][0]
+            say(f"{index} does not give it. PyPI's takes its place: {size} GB.")
+        self.must(*self.add(*options, *pins), show=True)
+
+    def add(self, *arguments: str) -> list[str | Path]:
+        """The command that installs packages."""
+        command = {
+            "uv": ["uv", "pip", "install", "--python", self.python],
+            "pip": ["pip", "install", "--no-compile"],
+        }[self.tool]
+        return [self.python, "-m", *command, *arguments]
+
     def has(self, *packages: str) -> bool:
-        """Whether a package is there, or one of a version: "uv", "uv-0.13.9"."""
-        there = _packages(self.root)
-        return all(
-            any(f"{one}-".startswith(f"{p}-") for one in there) for p in packages
-        )
+        """Whether all of these are there: "uv-0.13.9"."""
+        return set(packages) <= set(_packages(self.root))
+
+    def must(self, *command: str | Path, show: bool = False) -> None:
+        """Run a program that has to succeed."""
+        code, output = self.call(*command, show=show)
+        if code:
+            if not (reason := explain(output, self.root)):
+                say(output)
+            raise SetupError(reason or f"It failed, as written above. Mend it, {AGAIN}")
 
     def call(self, *command: str | Path, show: bool = False) -> tuple[int, str]:
         """Run a program; return its exit code and output. Show what it downloads."""
@@ -268,112 +324,6 @@ class _Setup:
                 raise
         return process.returncode, output
 
-    def must(self, *command: str | Path, show: bool = False) -> None:
-        code, output = self.call(*command, show=show)
-        if code:
-            reason = explain(output, self.root)
-            if not reason:
-                say(output)
-            raise SetupError(
-                reason or f"It failed, as is written above. Mend it, {AGAIN}"
-            )
-
-    def make_venv(self, why: str, build: str) -> None:
-        venv = venv_folder(self.root)
-        if os.path.lexists(venv):
-            if broken := self.broken(venv):
-                say(f".venv is of no use ({broken}): making it again.")
-                # Out of the way at once: half a removed one may look like a whole one.
-                os.replace(venv, self.scratch / "venv")
-            else:
-                say(f"Putting .venv right ({why}).")
-        if not venv.exists():
-            on_linux = sys.platform == "linux"
-            needed = sum(SIZES[find_build(build) if on_linux else "cpu"])
-            if shutil.disk_usage(self.root).free / 1e9 < needed:
-                raise SetupError(_disk_full(self.root, needed))
-            say(f"Setting up the course in {self.root}. All of it stays there.")
-            # An environment is not built upon another, but upon the Python of both.
-            base = getattr(sys, "_base_executable", "") or sys.executable
-            self.must(base, "-m", "venv", "--without-pip", venv)
-        if not self.has("pip"):
-            # A step of its own: venv does not show what goes wrong in it.
-            self.must(self.python, "-I", "-m", "ensurepip", "--upgrade")
-
-    def broken(self, venv: Path) -> str:
-        """Make the best of an old ``.venv``; return why it is of no use, or ''."""
-        if venv.is_symlink() or not venv.is_dir():
-            return "it is not a folder"
-        version, folder = version_of(self.python), site_packages(self.root)
-        if not version or folder is None or not (venv / "pyvenv.cfg").exists():
-            return "it is half-made, or its Python has gone"
-        if int(version.partition(".")[2]) < OLDEST:
-            return f"its Python is {version}"
-        # A package whose copying was cut short passes for an installed one. INSTALLER
-        # is written after all others; "~" marks an old version during an update.
-        half = [i for i in folder.glob("*.dist-info") if not (i / "INSTALLER").exists()]
-        for path in (*half, *folder.glob("~*")):
-            shutil.rmtree(path)
-        return ""
-
-    def get_uv(self) -> None:
-        """Have uv in ``.venv``, and tell it what pip is told."""
-        pip = (self.python, "-m", "pip")
-        if not self.has(f"uv-{UV}"):
-            code, output = self.call(*pip, "install", *self.source, f"uv=={UV}")
-            if code and re.search(_NETWORK, output):
-                raise SetupError(explain(output, self.root))
-            if code:
-                say("uv cannot be had here. pip takes its place, and more time.")
-                self.tool = "pip"
-        self.env.update(told_to_pip(self.python, self.env))
-
-    def install(self, dev: bool, build: str) -> None:
-        """Install what is missing: torch and torchvision first, of one build."""
-        pair = re.findall(r"^torch(?:vision)?==[\w.]+", requirements(self.root), re.M)
-        if not self.source and (build != "auto" or not self.has_pair(pair)):
-            self.install_pair(pair, find_build(build))
-        say("JupyterLab and the rest:")
-        what = ["-r", "requirements.txt", *["-e", ".[dev]"] * dev]
-        self.must(*self.add(*self.source, *what), show=True)
-
-    def has_pair(self, pair: list[str]) -> bool:
-        """Whether both are there, and of one build."""
-        names = [pin.replace("==", "-") for pin in pair]
-        local = ["", *(f"+{one}" for one in LOCAL.values())]
-        return any(self.has(*(f"{name}{one}" for name in names)) for one in local)
-
-    def install_pair(self, pair: list[str], build: str) -> None:
-        # A local part is no difference for the installers: 2.14.1+cpu would stay.
-        options = ["--no-deps", *["--force-reinstall"] * self.has("torch")]
-        say(f"PyTorch, the {build} build: {SIZES[build][0]} GB with the rest.")
-        if index := torch_index(build):
-            option = "--default-index" if self.tool == "uv" else "--index-url"
-            exact = [f"{pin}+{LOCAL[build]}" for pin in pair]
-            try:
-                urllib.request.urlopen(f"{index}/torch/", timeout=10).close()
-                command = self.add(*options, option, index, *exact)
-                code, output = self.call(*command, show=True)
-            except OSError:
-                code, output = 1, "Because torch was not found"
-            if code == 0:
-                return
-            if not re.search(_ABSENT, output):  # a network that broke, a full disk
-                raise SetupError(explain(output, self.root) or last_line(output))
-            if self.has_pair(pair):
-                return say(f"{index} does not give it: what is here stays.")
-            size = SIZES["cuda" if sys.platform == "linux" else "cpu"][0]
-            say(f"{index} does not give it. PyPI's takes its place: {size} GB.")
-        self.must(*self.add(*options, *pair), show=True)
-
-    def add(self, *arguments: str) -> list[str | Path]:
-        """The command that installs packages."""
-        command = {
-            "uv": ["uv", "pip", "install", "--python", self.python],
-            "pip": ["pip", "install", "--no-compile"],
-        }[self.tool]
-        return [self.python, "-m", *command, *arguments]
-
 
 def _received() -> int:
     """Bytes that this computer has received since it was started; 0 if unknown."""
@@ -396,35 +346,44 @@ _ABSENT = (
 )
 
 
+# What uv, pip or venv write, and what it means.
+_EXPLAINED = {
+    r"No module named '?(?P<name>venv|ensurepip)\b": (
+        "This Python {python} has no module {name}, which it takes to make .venv. "
+        "Install the package for it ({package}), {again}"
+    ),
+    r"(?i)CERTIFICATE.VERIFY.FAILED|invalid peer certificate": (
+        "The certificate of the server that answered is not trusted; often it is a "
+        "proxy's. Name the file with the right one in PIP_CERT, {again}"
+    ),
+    _NETWORK: (
+        "The network failed: the packages could not be downloaded. Check the "
+        "connection and the proxy, {again}"
+    ),
+    _ABSENT: (
+        "{name} cannot be found for {where}. The course needs a 64-bit Python 3.10 to "
+        "3.14 on Linux, Windows or a Mac with Apple silicon"
+    ),
+    r"Permission denied|Read-only file system|WinError 5\b": (
+        "Cannot write in {root}: the folder must be yours and writable"
+    ),
+}
+
+
 def explain(output: str, root: Path = ROOT, where: str = "") -> str:
     """Turn what uv, pip or venv wrote into one line that says what to do, or ''."""
-    where = where or f"Python {PYTHON} on {platform.system()} ({platform.machine()})"
     if re.search(r"(?i)No space left on device|quota exceeded|WinError 112", output):
         return _disk_full(root)
-    if module := re.search(r"No module named '?(venv|ensurepip)\b", output):
-        package = f"python{PYTHON}-venv" if shutil.which("apt") else "your system's"
-        return (
-            f"This Python {PYTHON} has no module {module[1]}, which it takes to make "
-            f".venv. Install the package for it ({package}), {AGAIN}"
-        )
-    if re.search(r"(?i)CERTIFICATE.VERIFY.FAILED|invalid peer certificate", output):
-        return (
-            "The certificate of the server that answered is not trusted; often it is a "
-            f"proxy's. Name the file with the right one in PIP_CERT, {AGAIN}"
-        )
-    if re.search(_NETWORK, output):
-        return (
-            "The network failed: the packages could not be downloaded. Check the "
-            f"connection and the proxy, {AGAIN}"
-        )
-    if absent := re.search(_ABSENT, output):
-        return (
-            f"{next(filter(None, absent.groups()))} cannot be found for {where}. The "
-            "course needs a 64-bit Python 3.10 to 3.14 on Linux, Windows or a Mac with "
-            "Apple silicon"
-        )
-    if re.search(r"Permission denied|Read-only file system|WinError 5\b", output):
-        return f"Cannot write in {root}: the folder must be yours and writable"
+    for pattern, meaning in _EXPLAINED.items():
+        if found := re.search(pattern, output):
+            return meaning.format(
+                python=PYTHON,
+                name=next(filter(None, found.groups()), ""),
+                package=f"python{PYTHON}-venv" if shutil.which("apt") else "venv",
+                again=AGAIN,
+                where=where or f"Python {PYTHON} on {platform.platform(terse=True)}",
+                root=root,
+            )
     return ""
 
 

@@ -44,7 +44,9 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
         print(HELP, end="")
         return 0
     if "--gpu" in arguments:
-        python = with_pytorch() or ensure(root, dev=True)
+        needed = ("torch", "pytest", "cloudpickle")
+        here = all(map(importlib.util.find_spec, needed))
+        python = sys.executable if here else ensure(root, dev=True)
         os.chdir(root)
         words = [word for word in arguments if word != "--gpu"]
         replace_process([str(python), "-m", "tests.gpu", *words], dict(os.environ))
@@ -53,12 +55,6 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     env["CI"] = env.get("CI") or "true"  # outputs then come in an order that is fixed
     os.chdir(root)
     replace_process([str(python), "-m", "pytest", *pytest_arguments(arguments)], env)
-
-
-def with_pytorch() -> str | None:
-    """This Python, if it has all that tests/gpu needs first."""
-    found = all(map(importlib.util.find_spec, ("torch", "pytest", "cloudpickle")))
-    return sys.executable if found else None
 
 
 def pytest_arguments(arguments: Sequence[str], root: Path = ROOT) -> list[str]:

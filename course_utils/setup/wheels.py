@@ -6,7 +6,6 @@ and versions of Python: run the command once for each.
 
 import argparse
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -82,7 +81,6 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     pip += [word for tag in system[1] for word in ("--platform", tag)]
     pip += ["--extra-index-url", index] * bool(index)
     _run([python, "-m", *pip, "-r", folder / "requirements.txt"], env, where)
-    shutil.rmtree(env["UV_CACHE_DIR"], ignore_errors=True)
     size = sum(file.stat().st_size for file in folder.glob("*.whl")) / 1e9
     say(f"Done: {size:.2f} GB. python3 -m course_utils start --wheels {folder}")
     return 0
