@@ -271,7 +271,8 @@ def test_the_steps_of_data_parallel_are_in_the_log(gpus):
         *(("reduce", "backward", f"cuda:{i}", "cuda:0", weight) for i in (1, 2)),
     ]
     memory = gpus.memory()
-    assert memory[1].peak >= weight
+    # Its gradients, and a copy of them in one piece, which is sent to cuda:0.
+    assert memory[1].peak_by_kind["gradients"] > 1.9 * weight
     assert memory[1].now == memory[2].now == 0  # the replicas are gone
 
 

@@ -266,11 +266,18 @@ class Ledger:
         for after, _ in node.next_functions:
             if after is None:
                 continue
-            if after.name() == "torch::autograd::AccumulateGrad":
-                shapes.add(after.variable.shape)
-            elif after.name() == "TBackward0":  # the weight of a linear layer
+            shapes |= self._shapes_of_leaves(after)
+            if after.name() == "TBackward0":  # the weight of a linear layer
                 for leaf, _ in after.next_functions:
-                    if leaf is not None and hasattr(leaf, "variable"):
-                        shape = leaf.variable.shape
+                    for shape in self._shapes_of_leaves(leaf):
                         shapes |= {shape, torch.Size(reversed(shape))}
         return shapes
+
+    def _shapes_of_leaves(self, node: Any) -> set[torch.Size]:
+        """Those of a leaf; those of all, for the node that replicated them."""
+        if hasattr(node, "variable"):  # a torch::autograd::AccumulateGrad
+            return {node.variable.shape}
+        if node is None or node.name() != "BroadcastBackward":
+            return set()
+        leaves = [leaf for leaf, _ in node.next_functions]
+        return {leaf.variable.shape for leaf in leaves if hasattr(leaf, "variable")}

@@ -292,7 +292,7 @@ class Machine(Ledger):
                     kind = owned.kind
                 else:
                     kind = OTHER
-                if kind in (GRADIENTS, OPTIMIZER):
+                if kind in (GRADIENTS, OPTIMIZER) and cause != "reduce":
                     kind = OTHER
                 self.adopt(copy, destination, kind)
                 self.thread.last = destination
@@ -538,6 +538,8 @@ class Machine(Ledger):
 
         if target is not None or adrift:
             kind = OTHER if home is None or thread.optimizer else ACTIVATIONS
+            if thread.cause == "reduce":  # what DataParallel adds up
+                kind = GRADIENTS
             gradients = self.gradients_of_now(inputs) if thread.backward else ()
             for x in (out,) if isinstance(out, Tensor) else tensors_in((out,), []):
                 if x.layout is not torch.strided:
