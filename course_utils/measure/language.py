@@ -100,7 +100,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_size = width // heads
         self.norm1 = nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
         self.mix = nn.Linear(width, width, bias=False)
@@ -111,11 +111,13 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add what attention and the perceptron have to say."""
-        n, t, width = x.shape
-        each = self.queries_keys_values(self.norm1(x)).view(n, t, 3, self.heads, -1)
-        queries, keys, values = each.permute(2, 0, 3, 1, 4)
+        each = self.queries_keys_values(self.norm1(x))
+        n, t, _ = each.shape
+        # The outputs of a head lie together, so that a rank can have some heads only.
+        each = each.view(n, t, -1, 3, self.head_size)
+        queries, keys, values = each.permute(3, 0, 2, 1, 4)
         seen = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        x = x + self.mix(seen.transpose(1, 2).reshape(n, t, width))
+        x = x + self.mix(seen.transpose(1, 2).reshape(n, t, -1))
         return x + self.perceptron(self.norm2(x))
 
 

@@ -1,0 +1,218 @@
+"""from_scratch/tensor_parallel.py: slices on n ranks against one process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from on_ranks import on_ranks, shared_ranks
+from torch import nn
+from torch.nn import functional as F
+
+from course_utils.from_scratch import tensor_parallel as ours
+from course_utils.from_scratch.tensor_parallel import (
+    ColumnParallel,
+    RowParallel,
+    SequenceNorm,
+    SequencePositions,
+    VocabularyParallel,
+)
+from course_utils.measure.language import Transformer
+from course_utils.measure.traffic import Sent
+
+started = shared_ranks(4, timeout=60, optimizers=True)
+
+PLAN = {
+    "embedding": VocabularyParallel,
+    "blocks.*.queries_keys_values": ColumnParallel,
+    "blocks.*.mix": RowParallel,
+    "blocks.*.perceptron.0": ColumnParallel,
+    "blocks.*.perceptron.2": RowParallel,
+    "head": ColumnParallel,
+}
+SEQUENCE_PLAN = {
+    **{name: partial(make, sequence=True) for name, make in PLAN.items()},
+    "position": SequencePositions,
+    "*norm*": SequenceNorm,
+}
+CUT = {"embedding": 0, "queries_keys_values": 0, "mix": 1, "perceptron.0": 0, "head": 0}
+
+
+def model_and_batch():
+    torch.manual_seed(0)
+    model = Transformer(vocabulary=16, width=32, layers=2, heads=4, context=8)
+    for norm in model.modules():  # as after some training
+        if isinstance(norm, nn.LayerNorm):
+            nn.init.normal_(norm.weight, mean=1.0, std=0.1)
+            nn.init.normal_(norm.bias, std=0.1)
+    return model, torch.randint(16, (3, 9))
+
+
+def losses(model, batch, loss_of, steps):
+    """The loss of each step of AdamW; the gradients of the last one are still there."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        scores = model(batch[:, :-1]).flatten(0, 1)
+        loss = loss_of(scores, batch[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def slice_like(name: str, whole: torch.Tensor, n: int, rank: int) -> torch.Tensor:
+    """What this rank has of a parameter or gradient of the whole model."""
+    if "perceptron.2.weight" in name:
+        return whole.chunk(n, 1)[rank]
+    for part, dim in CUT.items():
+        if part in name:
+            return whole.chunk(n, dim)[rank]
+    return whole
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_slices_train_like_the_whole_model(started, n, sequence):
+    started[n].run(trains_like_the_whole_model, sequence)
+
+
+def trains_like_the_whole_model(sequence):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    whole, batch = model_and_batch()
+    sliced, _ = model_and_batch()
+    ours.parallelize(sliced, SEQUENCE_PLAN if sequence else PLAN)
+    for steps in (1, 4):
+        expected = losses(whole, batch, F.cross_entropy, steps)
+        found = losses(sliced, batch, ours.cross_entropy, steps)
+        assert found == pytest.approx(expected, abs=1e-5)
+        parameters = dict(whole.named_parameters())
+        for name, mine in sliced.named_parameters():
+            theirs = parameters.pop(name)
+            for a, b in ((mine, theirs), (mine.grad, theirs.grad)):
+                torch.testing.assert_close(
+                    a, slice_like(name, b, n, rank), rtol=1e-4, atol=1e-5, msg=name
+                )
+        assert not parameters
+
+
+@on_ranks(1, 2, 3)
+def test_f_and_g_are_each_others_backward():
+    n, rank = dist.get_world_size(), dist.get_rank()
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = ours.copy_to_ranks(x)
+    assert torch.equal(y, x)
+    y.backward(torch.full((2,), rank + 1.0))
+    assert x.grad.tolist() == [n * (n + 1) / 2] * 2
+    x = torch.full((2,), rank + 1.0, requires_grad=True)
+    y = ours.sum_over_ranks(x)
+    assert y.tolist() == [n * (n + 1) / 2] * 2
+    y.backward(torch.tensor([3.0, 4.0]))
+    assert x.grad.tolist() == [3.0, 4.0]
+    assert x.tolist() == [rank + 1.0] * 2, "it was overwritten"
+
+    x = torch.arange(2.0 * n).view(1, n, 2).add(rank).requires_grad_()
+    mine = ours.scatter_sequence(x)
+    assert mine.shape == (1, 1, 2)
+    total = n * torch.arange(2.0 * n).view(1, n, 2) + sum(range(n))
+    assert torch.equal(mine, total[:, rank : rank + 1])
+    whole = ours.gather_sequence(mine)
+    assert torch.equal(whole, total)
+    # Every rank uses the whole sequence: the gradients come together from all of them.
+    whole.backward(torch.full((1, n, 2), rank + 1.0))
+    assert x.grad.eq(n * (n + 1) / 2).all()
+
+
+@on_ranks(2, 4)
+def test_what_is_sent():
+    """A block sends four all-reduces of x; with slices of the sequence, the same."""
+    n = dist.get_world_size()
+    torch.manual_seed(0)
+    x = torch.randn(3, 8, 32)
+
+    def sent(sequence):
+        layers = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+        make = partial(ColumnParallel, sequence=sequence)
+        plan = {"0": make, "2": partial(RowParallel, sequence=sequence)}
+        ours.parallelize(layers, plan)
+        part = x.chunk(n, 1)[dist.get_rank()] if sequence else x
+        with Sent() as counted:
+            y = layers(part.clone().requires_grad_())
+            forward = list(counted.calls)
+            y.sum().backward()
+        return forward, counted.calls[len(forward) :]
+
+    size = x.numel() * 4
+    forward, backward = sent(sequence=False)
+    assert forward == backward == [("all-reduce", 2 * (n - 1) / n * size)]
+    forward, backward = sent(sequence=True)
+    half = (n - 1) / n * size
+    assert forward == [("all-gather", half), ("reduce-scatter", half)]
+    bias = ("all-reduce", 2 * (n - 1) / n * 32 * 4)
+    assert sorted(backward) == sorted([*forward, bias])
+
+
+@on_ranks(2)
+def test_a_group_of_some_ranks_and_frozen_parameters():
+    rank = dist.get_rank()
+    groups = [dist.new_group([0]), dist.new_group([1])]
+    linear = nn.Linear(4, 6).requires_grad_(False)
+    alone = ColumnParallel(linear, groups[rank])
+    assert torch.equal(alone.weight, linear.weight)
+    assert not alone.weight.requires_grad and not alone.bias.requires_grad
+    x = torch.randn(2, 4)
+    assert torch.equal(RowParallel(linear, groups[rank])(x), linear(x))
+
+
+@on_ranks(2)
+def test_what_does_not_fit_is_told():
+    with pytest.raises(ValueError, match=r"has 3 elements: expected a multiple of"):
+        ColumnParallel(nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"The sequence has 3 symbols"):
+        ours.scatter_sequence(torch.ones(1, 3, 2))
+    with pytest.raises(ValueError, match=r"No layer is called 'blocks\.0'.*: 0, 1"):
+        layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        ours.parallelize(layers, {"blocks.0": ColumnParallel})
+
+
+@on_ranks(2)
+def test_scores_far_apart_have_a_finite_loss():
+    rank = dist.get_rank()
+    scores = torch.tensor([[-1e4, 2e4, 0.0, 1.0]]).chunk(2, 1)[rank]
+    loss = ours.cross_entropy(scores, torch.tensor([0]))
+    assert loss.item() == 3e4
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_pytorchs_own_gives_the_same_losses(started, n):
+    started[n].run(pytorchs_own)
+
+
+def pytorchs_own():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model, batch = model_and_batch()
+    plan = {
+        "embedding": RowwiseParallel(input_layouts=Replicate()),
+        "blocks.*.queries_keys_values": ColwiseParallel(),
+        "blocks.*.mix": RowwiseParallel(),
+        "blocks.*.perceptron.0": ColwiseParallel(),
+        "blocks.*.perceptron.2": RowwiseParallel(),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    parallelize_module(model, mesh, plan)
+    theirs = losses(model, batch, F.cross_entropy, 5)
+    sliced, _ = model_and_batch()
+    ours.parallelize(sliced, PLAN)
+    mine = losses(sliced, batch, ours.cross_entropy, 5)
+    assert mine == pytest.approx(theirs, abs=1e-5)
