@@ -221,19 +221,20 @@ def bubble_of_total(stages: Count, micro_batches: Count) -> float:
 
 
 @checked
-def bubble_of_ideal(stages: Count, micro_batches: Count) -> float:
+def bubble_of_ideal(stages: Count, micro_batches: Count, *, chunks: Count = 1) -> float:
     """The idle time of a pipeline stage as a share of the time in which it works.
 
-    `(p - 1) / m` for p stages and m micro-batches. The time without any idling is the
-    "ideal" time. So this may be above 1, and it is more than `bubble_of_total` of the
-    same pipeline: the same idle time, divided by less.
+    `(p - 1) / m` for p stages and m micro-batches, on p GPUs; an interleaved schedule
+    with v smaller stages on each GPU divides it by v, the number of `chunks`. The time
+    without any idling is the "ideal" time. So this may be above 1, and it is more than
+    `bubble_of_total` of the same pipeline: the same idle time, divided by less.
 
         >>> f"{bubble_of_ideal(stages=4, micro_batches=8):.1%}"
         '37.5%'
 
     Source: Narayanan et al., SC21, arXiv 2104.04473, section 2.2.
     """
-    return (stages - 1) / micro_batches
+    return (stages - 1) / (micro_batches * chunks)
 
 
 @checked

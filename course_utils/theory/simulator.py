@@ -45,6 +45,7 @@ from course_utils.theory.arguments import (
 )
 from course_utils.theory.costs import Transfer, link
 from course_utils.theory.models import MODELS, Layer, Model, transformer  # noqa: F401
+from course_utils.theory.pipelines import pipeline_step  # noqa: F401
 
 _LARGEST = 20_000  # GPUs that are simulated one by one, unless told
 
