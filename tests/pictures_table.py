@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DistributedSampler
 
 from course_utils import pictures, virtual_gpus
+from course_utils.from_scratch import schedules
 from course_utils.from_scratch.pipeline import ticks
 from course_utils.measure.machine import Gpu, Link, inspect_machine
 from course_utils.measure.messages import Message
@@ -37,6 +38,11 @@ def computer(cores=2, count=0, link=None, **changes):
 
 def any_link(a, b):
     return ["NV1", "NV2", "PIX", "PXB", "PHB", "SYS", "XGMI"][(3 * a + b) % 7]
+
+
+def scheduled(schedule, ranks, *args):
+    orders = [schedule(rank, ranks, *args) for rank in range(ranks)]
+    return simulator.pipeline_step(orders, {"F": 1e-3, "B": 2e-3, "W": 1e-3}).done
 
 
 def run(epochs, worse=0.0):
@@ -314,6 +320,10 @@ DRAWN = {
     "naive": lambda: p.device_timeline(timeline(NAIVE), title="A naive split"),
     "pipeline": lambda: p.device_timeline(timeline(pipeline(4, 8))),
     "ticks": lambda: p.pipeline_ticks(ticks(2, 4)),
+    "schedule": lambda: p.pipeline(scheduled(schedules.interleaved, 4, 8, 2)),
+    "schedule of weights": lambda: p.pipeline(
+        scheduled(schedules.zero_bubble, 8, 16), title=LONG
+    ),
     "many ticks": lambda: p.pipeline_ticks(ticks(8, 17), title=LONG),
     "two ranks": lambda: p.overlap([ddp_step(*BUCKETS), ddp_step(*BUCKETS, late=2e-3)]),
     "many buckets": lambda: p.overlap(p.step_events(MANY)),

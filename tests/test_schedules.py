@@ -63,8 +63,8 @@ def test_a_message_takes_its_time_and_a_slow_stage_is_no_formula():
     orders = of_all(one_f_one_b, 2, 1)
     step = simulator.pipeline_step(orders, {"F": 1, "B": 2}, send=0.5)
     assert step.seconds == 1 + 0.5 + 1 + 2 + 0.5 + 2
-    starts = [(e.rank, str(Action(e.kind, 0)), e.start) for e in step.events]
-    assert starts == [(0, "F0", 0), (1, "F0", 1.5), (1, "B0", 2.5), (0, "B0", 5.0)]
+    starts = [[(str(one.action), one.start) for one in row] for row in step.done]
+    assert starts == [[("F0", 0), ("B0", 5.0)], [("F0", 1.5), ("B0", 2.5)]]
 
 
 def test_ranks_that_wait_for_each_other_are_named():

@@ -78,6 +78,7 @@ _COMPUTING = {
     "forward": {"fill": tint(BLUE, 0.35)},
     "backward": {"fill": tint(GREEN, 0.3), "hatch": "////"},
     "optimizer": {"fill": tint(PURPLE, 0.45), "hatch": "...."},
+    "weights": {"fill": tint(PURPLE, 0.45), "hatch": "...."},
 }
 LOOKS: dict[str, dict[str, Any]] = {
     # What fills memory, in the order in which it comes into being.

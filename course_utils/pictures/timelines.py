@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import NamedTuple, Protocol
 
 from course_utils.pictures import draw, words
@@ -410,6 +411,47 @@ def pipeline_ticks(
         f"{words.sentence(said)}"
     )
     return picture
+
+
+class _Action(Protocol):
+    """What a rank of a pipeline does: see `from_scratch.schedules.Action`."""
+
+    kind: str
+    micro_batch: int
+    chunk: int
+
+
+_PHASES = {"F": "forward", "B": "backward", "W": "weights"}
+
+
+def pipeline(
+    done: Sequence[Iterable[tuple[_Action, float, float]]],
+    *,
+    title: str = "Which rank works on what",
+    span: float | None = None,
+) -> Picture:
+    """One row a rank of a pipeline: its forwards and backwards, and when it was idle.
+
+    A number is that of the micro-batch. A ' stands for the second stage of a rank.
+
+    Args:
+        done: for each rank (action, start, stop), in seconds, as
+            `simulator.pipeline_step` and `from_scratch.schedules.Pipeline` note them.
+        title, span: as of `device_timeline`.
+
+    Raises:
+        ValueError: as from `device_timeline`.
+    """
+
+    def work(action: _Action, start: float, stop: float) -> SimpleNamespace:
+        label = f"{action.micro_batch}{chr(39) * action.chunk}"
+        phase = _PHASES[action.kind]
+        return SimpleNamespace(
+            start=start, stop=stop, kind="compute", phase=phase, label=label
+        )
+
+    rows = {f"rank {n}": [work(*one) for one in row] for n, row in enumerate(done)}
+    return device_timeline(SimpleNamespace(intervals=rows), title=title, span=span)
 
 
 # --- computing and communication at the same time -------------------------------------

@@ -13,7 +13,7 @@ holds for stages that take equally long. For others there is none.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from course_utils.theory.arguments import NotNegative, checked
 
@@ -26,14 +26,10 @@ class _Action(Protocol):
     chunk: int
 
 
-@dataclass(frozen=True)
-class PipelineEvent:
-    """An action of a pipeline, from `start` to `stop`."""
+class Done(NamedTuple):
+    """An action of a rank, from `start` to `stop`."""
 
-    rank: int
-    kind: str
-    micro_batch: int
-    chunk: int
+    action: _Action
     start: float
     stop: float
 
@@ -44,24 +40,22 @@ class PipelineStep:
 
     Attributes:
         seconds: From its first forward to its last backward.
-        events: What the ranks did, in the order in which it began.
+        done: For each rank what it did, in order.
     """
 
     seconds: float
-    events: tuple[PipelineEvent, ...]
+    done: tuple[tuple[Done, ...], ...]
 
     def idle(self, rank: int) -> float:
         """Seconds in which that rank computes nothing."""
-        mine = (event for event in self.events if event.rank == rank)
-        return self.seconds - sum(event.stop - event.start for event in mine)
+        return self.seconds - sum(one.stop - one.start for one in self.done[rank])
 
     def most_kept(self, rank: int) -> int:
         """For how many (micro-batch, chunk) pairs it keeps activations at once."""
         kept = most = 0
-        for event in self.events:
-            if event.rank == rank:
-                kept += {"F": 1, "B": -1}.get(event.kind, 0)
-                most = max(most, kept)
+        for one in self.done[rank]:
+            kept += {"F": 1, "B": -1}.get(one.action.kind, 0)
+            most = max(most, kept)
         return most
 
 
@@ -89,7 +83,8 @@ def pipeline_step(
     ranks = len(schedules)
     last = max(action.chunk for action in schedules[-1]) * ranks + ranks - 1
     ended: dict[tuple[str, int, int], float] = {}
-    free, events = [0.0] * ranks, []
+    free: list[float] = [0.0] * ranks
+    done: list[list[Done]] = [[] for _ in range(ranks)]
     waiting = [list(reversed(schedule)) for schedule in schedules]
 
     def begins(rank: int, action: _Action) -> float:
@@ -112,7 +107,7 @@ def pipeline_step(
             raise ValueError(f"The ranks wait for each other: {heads}.")
         action = waiting[rank].pop()
         stop = free[rank] = start + seconds[action.kind]
-        i, chunk = action.micro_batch, action.chunk
-        ended[action.kind, i, chunk * ranks + rank] = stop
-        events.append(PipelineEvent(rank, action.kind, i, chunk, start, stop))
-    return PipelineStep(max(free), tuple(events))
+        stage = action.chunk * ranks + rank
+        ended[action.kind, action.micro_batch, stage] = stop
+        done[rank].append(Done(action, start, stop))
+    return PipelineStep(max(free), tuple(map(tuple, done)))
