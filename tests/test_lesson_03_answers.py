@@ -190,7 +190,7 @@ MOVED = "nn.parallel._functions.Broadcast.apply([devices[0], device], tensor)[1]
 ANSWERS.right("03.replicate")(  # as PyTorch does it
     Edited("tensor.to(device)", f"{MOVED} if device != devices[0] else tensor")
 )
-ANSWERS.wrong("03.replicate", "wrong", "A module of the network itself is in a replica")(
+ANSWERS.wrong("03.replicate", "wrong", "A module of the network itself is")(
     Edited("replicas = []", "replicas = [network]", "in devices:", "in devices[1:]:")
 )
 ANSWERS.wrong("03.replicate", "wrong", "give it a new dict for each device")(
