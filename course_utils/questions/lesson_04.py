@@ -289,7 +289,7 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "04.true_of_collectives",
-        "Four ranks work with `torch.distributed`. Which of these do what is said?",
+        "Four ranks run these lines. Which of them do what is said behind them?",
         [
             Choice(
                 "`dist.all_reduce(g)`, then `g /= 4`, for the mean of all g.",
