@@ -136,7 +136,7 @@ QUESTIONS = lesson(
                 "ready, whatever the size.",
             ),
             Choice(
-                "All wait: each send needs a recv that nobody calls.",
+                "All wait: each send needs a recv that no rank calls.",
                 right=True,
                 why="In gloo a send returns when its message has gone out, and it goes "
                 "out when the receiver has called recv.",

@@ -524,8 +524,8 @@ PARALLEL_APPLY = Task(
         Miss(
             "inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)",
             "inputs[i]",
-            "A tensor was taken apart into its elements. An input that is no tuple is "
-            "the only argument: `module(input)`, without a star.",
+            "A tensor was taken apart into its elements. An input that is not a tuple "
+            "is the only argument: `module(input)`, without a star.",
         ),
     ),
     because={
@@ -549,7 +549,7 @@ PARALLEL_APPLY = Task(
     },
     errors={
         "for +: 'int' and 'tuple'": "An input may be a tuple of several arguments: "
-        "`module(*input)`. One that is no tuple is the only argument.",
+        "`module(*input)`. One that is not a tuple is the only argument.",
         "'NoneType'": "`kwargs_tup` is None where there are no keyword arguments.",
         "KeyError: ": "No thread wrote under this key. Did each use the variable of "
         "your loop, which has moved on by then? Or did an exception end one?",
