@@ -473,8 +473,8 @@ def test_a_prediction_is_noted_and_explained_below_the_measurement(
 @pytest.mark.parametrize(
     ("id", "answer", "begins"),
     [
-        ("00.skipped", 2, "Your prediction: 2. Not quite."),
-        ("00.skipped", 1, "Your prediction: 1. Right."),
+        ("00.skipped", 2, "Your prediction: 2, “They sum the"),
+        ("00.skipped", 1, "Your prediction: 1, “They wait for rank 2”. Right."),
         ("00.skipped", None, "You have not predicted this."),
         ("06.dp_and_ddp", [1, 3], "Your prediction: 1 and 3. Not quite. You judged 3"),
     ],

@@ -99,6 +99,7 @@ QUESTIONS = lesson(
         "Two servers with 4 GPUs each run one job, one process for each GPU. What is "
         "the rank (the global rank) of local rank 1 on the second server?",
         answer=5,
+        is_name=True,
         why="The first server holds ranks 0 to 3. On the second, local rank 0 is rank "
         "4 and local rank 1 is rank 5: 1 × 4 + 1.",
         hint="Write the ranks of both servers in two rows. All counts begin at 0.",
@@ -307,6 +308,7 @@ PREDICT_RANK = NumberTask(
     "nothing. Which rank's log do you read?",
     code="torchrun --nnodes 3 --nproc-per-node 8 --node-rank ... train.py",
     answer=21,
+    is_name=True,
     title="Predict the rank",
     stars=1,
     why="The last of three nodes is node 2. Before it come 2 × 8 ranks, and before "

@@ -36,6 +36,7 @@ QUESTIONS = lesson(
         "In each later step it sends the chunk that it received in the step before, "
         "with its own added. Which chunk does rank 1 send in step 2?",
         answer=5,
+        is_name=True,
         why="(r - k) mod n = (1 - 2) mod 6 = 5. Chunk 5 began on rank 5, and has moved "
         "on to ranks 0 and 1.",
         hint="Which chunk is on its way to rank 1 in step 1? Follow it back to where "
