@@ -155,8 +155,8 @@ SPLIT_OVER_THREE = Task(
     otherwise="`ThreeGPUs(layers)` is a module that gives what `layers(x)` gives on "
     "the CPU: every layer once, in its order.",
     hints=(
-        "Two things move: the layers in `__init__`, the activations in `forward`. How "
-        "many copies do three GPUs need?",
+        "Two things move: the layers in `__init__`, and the activations in "
+        "`forward`. How many copies do three GPUs need?",
         "Cut the row in two places, and move each part, such as `layers[:a]`, to its "
         "GPU. In `forward`, move x to a GPU before the part that is there.",
         "The shape of it:\n"
@@ -496,8 +496,8 @@ BALANCE = Task(
     otherwise="Return a list with one whole number for each device: how many layers it "
     "gets, 1 or more. Together they are all layers.",
     hints=(
-        "What decides how fast a pipeline is: the sum of its stages, the average, or "
-        "one of them?",
+        "What decides how fast a pipeline is: the sum of its stages, their average, "
+        "or one of them?",
         "The best cut of a row is a first stage with the best cut of what is left: a "
         "recursion. Or choose a limit, fill stage after stage up to it, and look for "
         "the smallest limit that is enough.",
