@@ -75,6 +75,7 @@ QUESTIONS = lesson(
         "threads as one thread that counts alone? (Python as it is usually built.)",
         answer=1,
         tolerance=0.25,
+        unit="times",
         why="The interpreter lets one thread at a time run Python code, so the two "
         "take turns. Together they take about as long as one.",
         hint="How many threads of a process may run Python code at the same moment?",
@@ -258,6 +259,7 @@ QUESTIONS = lesson(
         "long does a message of 4,096 bytes take as one of 4 bytes?",
         answer=1,
         tolerance=0.5,
+        unit="times",
         why="Both are so small that nearly all of their time is the latency, which "
         "does not depend on the size.",
         hint="Time = latency + size / bandwidth. Which part is larger for a few "
