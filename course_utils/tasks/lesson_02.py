@@ -131,7 +131,7 @@ SPLIT_OVER_THREE = Task(
     ),
     because={
         "did not run": "Some layers are left out. Run all, in their order: the last "
-        "part takes all that a division leaves over.",
+        "part takes whatever a division leaves over.",
         "does not find": "`model.parameters()` does not find all layers, so no "
         "optimizer would train them. A plain list hides modules from PyTorch: use "
         "attributes (`self.first = ...`) or an nn.ModuleList.",
@@ -150,7 +150,7 @@ SPLIT_OVER_THREE = Task(
     errors={
         "on the same device": ANOTHER_DEVICE,
         "StopIteration": "Some layers have no parameters, such as nn.Tanh(), so they "
-        "cannot tell their GPU. Remember where you cut.",
+        "cannot say which GPU they are on. Remember where you cut.",
     },
     otherwise="`ThreeGPUs(layers)` is a module that gives what `layers(x)` gives on "
     "the CPU: every layer once, in its order.",
