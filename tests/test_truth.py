@@ -53,12 +53,10 @@ GPT_2_XL = simulator.MODELS["GPT-2 XL"]
 WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("00", "train-explain", "32"): 64 / 2,
     ("00", "recap", "60 s"): default(Ranks.__init__, "timeout"),
-    ("01", "ladder-md", "64 GB/s"): 128 / 2,
     ("01", "ladder-md", "10⁹ bytes"): costs.GB,
     ("01", "ladder-md", "2³⁰"): costs.GiB,
     ("01", "ladder-md", "2²⁰"): costs.MiB,
     ("01", "ladder-md", "7.4 %"): costs.GiB / costs.GB - 1,
-    ("01", "ladder-explain", "9"): POD.inside.bandwidth / POD.between.bandwidth,
     ("01", "01.network_seconds", "14 GB"): 7 * 2,
     ("01", "01.network_seconds", "6.25"): 400 / 8 / 8,
     ("02", "gpus-md", "5 microseconds"): 1e-6 * default(virtual_gpus, "overhead"),

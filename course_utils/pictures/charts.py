@@ -86,7 +86,7 @@ def guess_and_measured(
 
 def _with_unit(value: float, unit: str) -> str:
     number = words.spoken(value, 3)
-    return f"{number}×" if unit == "×" else f"{number} {unit}".strip()
+    return f"{number}×" if unit in ("×", "times") else f"{number} {unit}".strip()
 
 
 def _bars(
