@@ -97,10 +97,11 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("07", "sim-explain", "300"): round(83.50 / 0.28, -1),
     ("07", "07.lower_bound", "1.998"): 2 * (1000 - 1) / 1000,
     ("07", "07.lower_bound", "1.98"): 2 * (100 - 1) / 100,
-    ("08", "held-md", "16 bytes"): 4 + 4 + 8,
+    ("08", "rung1-md", "16 bytes"): 4 + 4 + 8,
     ("08", "meta-md", "280 GB"): 70 * 4,
     ("08", "traffic-explain", "1.6 billion"): GPT_2_XL.parameters,
     ("08", "terminal-md", "14"): 2 + 12,
+    ("08", "terminal-md", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
 }
 
 # What somebody decided, or what only a source can know: the reason in words.
@@ -108,7 +109,6 @@ STATED: dict[tuple[str, str, str], str] = {
     ("02", "memory-explain", "224"): "torchvision's ResNet50_Weights crop to it",
     ("05", "alone-md", "1,440"): "measure/data.py: the split of 1,797 digits",
     ("05", "alone-md", "357"): "measure/data.py: the split of 1,797 digits",
-    ("08", "title", "80 GB"): "NVIDIA's data sheet, as in costs.CARDS",
     ("08", "meta-md", "70 billion"): "an example: no model is meant",
 }
 
