@@ -88,7 +88,7 @@ def memory_per_gpu(
         f"{card.name}: {words.number(card.nbytes / size, 3)}": card.nbytes / size
         for card in cards
     }
-    said, lines = {}, []
+    said, lines, on = {}, [], f"on an {cards[-1].name}"
     for name, of in rows.items():
         total = math.fsum(of.values())
         left = cards[-1].nbytes / size - total
@@ -97,10 +97,8 @@ def memory_per_gpu(
         holds = f"{words.spoken(total, 3)} {unit}"
         said[name] = [holds, f"{number} {verdict}"]
         parts = _parts(of, words.spoken)
-        on = f"on an {cards[-1].name}"
         lines.append(f"{name} holds {holds} ({parts}): {number} {verdict} {on}")
-    aside = f"{on}, in decimal {unit}"
-    picture = charts.stacked(rows, limits, title, said, room_left=True, aside=aside)
+    picture = charts.stacked(rows, limits, title, said, room_left=True, aside=on)
     have = words.listed(
         f"{card.name} has {words.number(card.nbytes / size, 3)} {unit} "
         f"({words.number(card.nbytes / costs.GiB, 3)} GiB)"
