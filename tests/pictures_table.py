@@ -334,7 +334,7 @@ DRAWN = {
     "two ranks": lambda: p.overlap([ddp_step(*BUCKETS), ddp_step(*BUCKETS, late=2e-3)]),
     "many buckets": lambda: p.overlap(p.step_events(MANY)),
     "FSDP": lambda: p.fsdp_schedule(fsdp_step()),
-    "simulated": lambda: p.fsdp_schedule(p.fsdp_events(SIMULATED)),
+    "simulated": lambda: p.fsdp_schedule(p.fsdp_events(SIMULATED, transformer=True)),
     "two devices": lambda: p.device_memory(TWO, capacity=320 * MiB, title="The peak"),
     "stages": lambda: p.memory_per_gpu(STAGES, title="7.5 billion parameters"),
     "a record": lambda: p.memory_over_time({"FSDP": RECORD}),

@@ -113,7 +113,8 @@ def why(question_id: str, measured: float | None = None, title: str = "") -> Non
     page = f"<p><strong>{word}</strong> {to_html(feedback.text)}</p>"
     if feedback.notes:
         notes = (
-            f'<li value="{note.option + 1}">{to_html(question.options[note.option])}<br>'
+            f'<li value="{note.option + 1}">'
+            f"{to_html(question.options[note.option])}<br>"
             f"<strong>{note.word}</strong> {to_html(note.text)}</li>"
             for note in feedback.notes
         )

@@ -683,15 +683,21 @@ def fsdp_schedule(
 
 
 def fsdp_events(
-    step: FsdpStep, names: Mapping[str, str] | None = None
+    step: FsdpStep, *, transformer: bool = False
 ) -> list[tuple[float, float, str, str]]:
     """A simulated step (`simulator.fsdp_step`) as events for `fsdp_schedule`.
 
     Args:
         step: The step.
-        names: Other names for some of its units.
+        transformer: Whether to call its first unit "root", its last one "head", and
+            "layer 1" "block 1".
     """
-    names = names or {}
+    units = list(dict.fromkeys(event.unit for event in step.events))
+    names = {}
+    if transformer:
+        last = max(units, key=lambda unit: int(unit.rpartition(" ")[2]))
+        names = {unit: unit.replace("layer", "block") for unit in units}
+        names |= {"layer 0": "root", last: "head"}
     return [
         (event.start, event.stop, names.get(event.unit, event.unit), event.kind)
         for event in step.events
