@@ -240,7 +240,7 @@ ROW_SLICE = Task(
     because={
         SHAPE: "The slice is [outputs, inputs / n]: cut dimension 1.",
         MEMORY: NO_VIEW,
-        OUTPUT: "Every rank gets all outputs: the sum of all parts, plus the bias once.",
+        OUTPUT: "Every rank gets all outputs: the sum of all parts, and the bias once.",
         OF_X: "Each rank's x has its own gradient: nothing to add up.",
         "of bias": "Every rank has the whole bias, with the whole gradient: add it on "
         "all ranks, to the sum.",

@@ -838,6 +838,7 @@ def tensor_parallel_layer(
     """
     h, tokens = width, batch * sequence
     operations = 72 * tokens * h**2 * (1 + sequence / (6 * h))
-    link = {"latency": latency, "bandwidth": bandwidth}
-    once = all_reduce_seconds("ring", gpus, tokens * h * element_bytes, **link)
+    once = all_reduce_seconds(
+        "ring", gpus, tokens * h * element_bytes, latency=latency, bandwidth=bandwidth
+    )
     return SlicedLayer(operations / (gpus * flops_per_gpu), 4 * once)

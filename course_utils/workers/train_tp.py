@@ -115,9 +115,8 @@ def parse_arguments() -> argparse.Namespace:
             stop(f"--{name.replace('_', '-')} {value}: it is 1 or more")
     if args.heads % WORLD_SIZE or args.width % args.heads or 8 % WORLD_SIZE:
         stop(
-            f"{WORLD_SIZE} ranks, --heads {args.heads}, --width {args.width}: use 1, 2, "
-            "4 or 8 ranks, heads that the ranks share equally, and as many numbers for "
-            "each head"
+            f"{WORLD_SIZE} ranks, --heads {args.heads}, --width {args.width}: use 1, "
+            "2, 4 or 8 ranks, and multiples: heads of the ranks, width of the heads"
         )
     return args
 
