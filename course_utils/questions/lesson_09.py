@@ -145,17 +145,17 @@ QUESTIONS = lesson(
         "splits its third into queries, keys and values. What happens?",
         [
             Choice(
+                "Rank 0 takes some queries for keys and values, without an error.",
+                right=True,
+                why="Its third is all queries. The model trains, as another model.",
+            ),
+            Choice(
                 "An error: the shapes of queries and keys do not fit.",
                 why="Each third can be split in three again. All shapes fit.",
             ),
             Choice(
                 "Nothing special: the heads come in another order.",
                 why="Rank 0 has no key and no value of any head.",
-            ),
-            Choice(
-                "Rank 0 takes some queries for keys and values, without an error.",
-                right=True,
-                why="Its third is all queries. The model trains, as another model.",
             ),
             Choice(
                 "An error in the backward pass: some heads have no gradient.",

@@ -7,7 +7,7 @@ losses are the same, and those of one process. On a laptop, four ranks:
 
 One machine with 8 GPUs, the same file, with a model of 1.2 billion parameters:
 
-    torchrun --nproc-per-node 8 course_utils/workers/train_tp.py \\
+    torchrun --nproc-per-node 8 course_utils/workers/train_tp.py \
         --backend nccl --bf16 --width 2048 --layers 24 --heads 16 --lr 0.0003
 
 All ranks get the same batch: they share the work on each sentence, not the sentences.
