@@ -44,7 +44,7 @@ class SumOverRanks(torch.autograd.Function):
 # ----------------------------------------------------------------- 09.predict_bytes
 
 ANSWERS.wrong("09.predict_bytes", "wrong", "There are 32.")(70)
-ANSWERS.wrong("09.predict_bytes", "wrong", "how much does a ring send")(99)
+ANSWERS.wrong("09.predict_bytes", "wrong", "what does each send")(99)
 ANSWERS.right("09.predict_bytes")(2240)
 
 # ---------------------------------------------------------------------- 09.f_and_g

@@ -87,7 +87,7 @@ QUESTIONS = lesson(
             Choice(
                 "They are added up, and then every rank has all of them.",
                 right=True,
-                why="GELU needs the finished outputs. And behind the second layer the "
+                why="GELU needs the finished outputs. And after the second layer the "
                 "outputs must be gathered: two collectives instead of one.",
             ),
             Choice(
@@ -102,7 +102,7 @@ QUESTIONS = lesson(
         "makes no all-reduce. Which parameters get a wrong gradient?",
         [
             Choice(
-                "Those of the layer behind the slices: a backward pass begins there.",
+                "Those of the layer after the slices: a backward pass begins there.",
                 why="Their gradient is found before the backward pass reaches the "
                 "slices.",
             ),
@@ -263,7 +263,7 @@ PREDICT_BYTES = NumberTask(
     title="Predict the bytes",
     stars=1,
     why="4 all-reduces a block, 128 in all, and each sends 2 · 7/8 · 10 = 17.5 MB.",
-    hint="How many all-reduces has a block, and how much does a ring send in each?",
+    hint="How many all-reduces does a block make, and what does each send?",
     slips=[
         Slip(1120, "That is the forward pass alone, or one of a block's two halves."),
         Slip(1280, "128 all-reduces of 10 MB: but a GPU sends 2(n - 1)/n of that."),

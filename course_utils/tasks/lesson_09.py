@@ -13,7 +13,7 @@ from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
 
 SENT_FORWARD, SENT_BACKWARD = "bytes sent in the forward", "bytes sent in the backward"
 OUTPUT, OF_X, OF_WEIGHT = "what comes out", "the gradient of x", "gradient of weight"
-SHAPE, MEMORY = "shape of self.weight", "bytes of memory behind self.weight"
+SHAPE, MEMORY = "shape of self.weight", "bytes of memory of self.weight"
 
 NO_F = (
     "The gradient of x is this rank's part only, and everything before this layer "
@@ -77,7 +77,7 @@ def observe_f_and_g(answer, shape):
     return {
         "what f gives to the slice": given[0],
         "the part is as it was after g": torch.equal(*parts),
-        "gradient of the part, behind g": arrived[0] if arrived else None,
+        "gradient of the part, before g": arrived[0] if arrived else None,
         **seen,
     }
 
@@ -127,7 +127,7 @@ F_AND_G = Task(
     because={
         "f gives": "f's forward gives x as it is.",
         "as it was": "g has overwritten its argument. Sum up a copy: `clone()`.",
-        "behind g": "g's backward hands the gradient on to this rank's part as it is.",
+        "before g": "g's backward hands the gradient on to this rank's part as it is.",
         OUTPUT: "g's forward gives the sum of all ranks' parts, not the mean.",
         OF_X: "f's backward gives the sum of all slices' gradients, not the mean.",
         "bytes sent": f"{TOO_MUCH} an all-reduce in g's forward and one in f's "

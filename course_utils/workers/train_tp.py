@@ -93,6 +93,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             "parameters": sum(part.numel() for part in parts),
             "seconds": round(time.perf_counter() - start, 3),
             "world_size": WORLD_SIZE,
+            "backend": dist.get_backend(),
         }
         if RANK == 0:
             print(json.dumps(metrics), flush=True)
