@@ -83,3 +83,8 @@ def test_slices_keep_what_the_formula_says():
         )
         kept = kept_bytes(lambda: layer(x), layer)  # noqa: B023
         assert kept == pytest.approx(expected + gathered, rel=0.01)
+
+
+def test_what_needs_no_gradient_keeps_nothing():
+    with pytest.raises(ValueError, match="the result needs no gradient"):
+        kept_bytes(lambda: torch.ones(1) * 2, nn.Linear(1, 1))
