@@ -242,6 +242,7 @@ RECORD = TensorBytes(
     nbytes=[100, 4000, 2000, 9000, 4000],
     spans=[("forward", 0.25, 0.6), ("backward", 0.6, 1.0), ("step", 1.0, 1.002)],
 )
+A = [[1.5, -2.0], [0.25, 4.0]]
 UNITS = ("embedding", "blocks.0", "blocks.1", "head")
 
 
@@ -369,6 +370,8 @@ DRAWN = {
     "micro-batches": lambda: p.micro_batch_times(
         TIMES, step_seconds, best=6.3, one_device=0.04
     ),
+    "sliced": lambda: p.sliced_linear([1, 2], A, [[1.5, -2.0], [0.5, 8]], cut="rows"),
+    "columns": lambda: p.sliced_linear([1, 2], A, [[2.0], [6]], cut="columns"),
     "scaling": lambda: p.scaling([*curve("ring"), *curve("tree", GPUS[:3], 0.7)]),
     "six curves": lambda: p.scaling(
         [
@@ -456,6 +459,16 @@ WRONG = [
     (p.learning_rates, ({"a": [NAN]},), "of 'a' is nan"),
     (_one_time, (step_seconds,), "measured holds 1 times"),
     (p.scaling, ([{"name": "a", "gpus": 1}],), "has no"),
+    (
+        functools.partial(p.sliced_linear, cut="rows"),
+        ([1], [[1]], [[1], [1]]),
+        "for 2 ranks",
+    ),
+    (
+        functools.partial(p.sliced_linear, cut="column"),
+        ([1], [[1]], [[1]]),
+        "cut is 'column'",
+    ),
     (p.predicted_and_measured, ([{**_ROW, "measured": 1}],), "Measured were 1 s"),
     (p.collective_bandwidth, ([{**_TIMED, "world_size": 1}],), "world_size is 1"),
 ]

@@ -4,29 +4,17 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
+from on_ranks import on_ranks, shared_ranks
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from course_utils.measure.activations import Layer
+from course_utils.from_scratch import tensor_parallel as slices
+from course_utils.measure.activations import Layer, kept_bytes
 from course_utils.theory import costs
 
-
-def saved_bytes(forward, modules):
-    """Bytes of storages that a forward pass saves, without those of parameters."""
-    own = {p.untyped_storage().data_ptr() for p in modules.parameters()}
-    saved = {}
-
-    def note(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = forward()  # kept, so that no address is used twice
-    assert result.requires_grad
-    return sum(saved.values())
+started = shared_ranks(4, timeout=60)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -53,10 +41,10 @@ def test_layers_keep_what_the_formula_says(recompute, dtype):
     options = {"recompute": recompute, "element_bytes": x.element_size()}
     formula = partial(costs.activation_bytes, b, s, h, a, **options)
     for layers in (1, 3):
-        saved = saved_bytes(lambda layers=layers: several(layers), modules)
+        saved = kept_bytes(lambda layers=layers: several(layers), modules)
         assert saved == pytest.approx(formula(layers=layers), rel=0.01), layers
     expected = formula(layers=3, vocabulary=v)
-    assert saved_bytes(loss, modules) == pytest.approx(expected, rel=0.01)
+    assert kept_bytes(loss, modules) == pytest.approx(expected, rel=0.01)
 
 
 def test_its_attention_is_that_of_torch(monkeypatch):
@@ -73,3 +61,30 @@ def test_its_attention_is_that_of_torch(monkeypatch):
             theirs.copy_(ours)
     x = torch.randn(3, 5, 8)
     torch.testing.assert_close(layer(x), other(x))
+
+
+@on_ranks(2, 4)
+def test_slices_keep_what_the_formula_says():
+    n, (b, s, h, a) = dist.get_world_size(), (2, 128, 256, 4)
+    for sequence in (False, True):
+        layer = Layer(h, a).bfloat16()
+        column = partial(slices.ColumnParallel, sequence=sequence)
+        row = partial(slices.RowParallel, sequence=sequence)
+        plan = {"queries_keys_values": column, "out": row, "up": column, "down": row}
+        plan |= {"norm*": slices.SequenceNorm} if sequence else {}
+        slices.parallelize(layer, plan)
+        layer.heads = a // n  # as many bytes as with whole heads
+        x = torch.randn(b, s // n if sequence else s, h, dtype=torch.bfloat16)
+        x.requires_grad_()
+        # The paper gathers these two inputs again in the backward pass. We keep them.
+        gathered = 2 * 2 * b * s * h * (1 - 1 / n) if sequence else 0
+        expected = costs.activation_bytes(
+            b, s, h, a, tensor_parallel=n, sequence_parallel=sequence
+        )
+        kept = kept_bytes(lambda: layer(x), layer)  # noqa: B023
+        assert kept == pytest.approx(expected + gathered, rel=0.01)
+
+
+def test_what_needs_no_gradient_keeps_nothing():
+    with pytest.raises(ValueError, match="the result needs no gradient"):
+        kept_bytes(lambda: torch.ones(1) * 2, nn.Linear(1, 1))

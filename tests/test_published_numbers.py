@@ -6,6 +6,7 @@ model of links does not know protocols. Figures of data sheets are in `test_cost
 """
 
 import dataclasses
+import functools
 import re
 import sys
 
@@ -84,6 +85,8 @@ Zhao et al., section 3.2.1: the sum of all shards, and the largest unit
 Korthikanti et al. 2022, arXiv 2205.05198, section 5: GPT-3 and MT-NLG
     selective_saves(sequence=2048, width=12288, heads=96)   0.70        5e-3
     selective_saves(sequence=2048, width=20480, heads=128)  0.65        5e-3
+Korthikanti et al., abstract: 5x, with tensor, sequence and selective, 530 billion
+    sequence_saves(sequence=2048, width=20480, heads=128)   5           0.1
 """
 CLUSTERS = simulator.CLUSTERS
 
@@ -98,6 +101,12 @@ def selective_saves(**sizes: int) -> float:
         for recompute in ("selective", "none")
     )
     return 1 - kept / everything
+
+
+def sequence_saves(**sizes: int) -> float:
+    """Against tensor parallelism alone, on 8 GPUs, with selective recomputation."""
+    tensor = functools.partial(costs.activation_bytes, 1, tensor_parallel=8, **sizes)
+    return tensor() / tensor(sequence_parallel=True, recompute="selective")
 
 
 def ring_sends(n: int) -> float:

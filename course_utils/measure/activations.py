@@ -1,11 +1,14 @@
-"""A transformer layer as the formula for activations has it, to count what it keeps.
+"""A transformer layer as the formula for activations has it, and what it keeps.
 
     layer = Layer(width=256, heads=4).bfloat16()
-    layer(torch.randn(2, 128, 256, dtype=torch.bfloat16))
+    x = torch.randn(2, 128, 256, dtype=torch.bfloat16)
+    kept_bytes(lambda: layer(x), layer)
 
 `costs.activation_bytes` is the formula. Source: Korthikanti et al., arXiv 2205.05198,
 section 4.1: LayerNorm, attention, LayerNorm, perceptron, and dropout in three places.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +37,12 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add what attention and the perceptron have to say."""
-        b, s, h = x.shape
-        each = self.queries_keys_values(self.norm1(x)).view(b, s, 3, self.heads, -1)
-        q, k, v = (part.contiguous() for part in each.permute(2, 0, 3, 1, 4))
+        each = self.queries_keys_values(self.norm1(x))
+        b, s, _ = each.shape
+        each = each.view(b, s, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = (part.contiguous() for part in each)
         seen = self.attention(q, k, v)
-        x = x + _drop(self.out(seen.transpose(1, 2).reshape(b, s, h)))
+        x = x + _drop(self.out(seen.transpose(1, 2).reshape(b, s, -1)))
         return x + _drop(self.down(F.gelu(self.up(self.norm2(x)))))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -51,3 +55,24 @@ def _drop(x: Tensor) -> Tensor:
     # F.dropout on a CPU keeps a mask of x's dtype. This one has a byte for a number, as
     # the formula counts it, and as it is on a GPU.
     return torch.native_dropout(x, 0.1, True)[0]
+
+
+def kept_bytes(forward: Callable[[], Tensor], modules: nn.Module) -> int:
+    """Bytes that a forward pass keeps for its backward, without those of parameters.
+
+    What several layers keep of the same memory counts once.
+    """
+    own = {p.untyped_storage().data_ptr() for p in modules.parameters()}
+    saved = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = forward()  # kept, so that no address is used twice
+    if not result.requires_grad:
+        raise ValueError("Nothing is kept: the result needs no gradient.")
+    return sum(saved.values())

@@ -379,7 +379,7 @@ class Judge:
         if root.error == "StillAStub":
             line, _, other = root.message.partition(", in ")
             says = f"still raises NotImplementedError, {line}."
-            if other:
+            if other and not ours.solved(self.task.id).defines(other):
                 says = f"{other}, which it calls, {says}"
                 begin = f"Solve the task of {other} first. Run its cell, then this one."
             else:

@@ -35,6 +35,10 @@ class Solved:
     given: str = ""
     before: tuple[str, ...] = ()
 
+    def defines(self, name: str) -> bool:
+        """Does the answer consist of this function or class, among others?"""
+        return bool(re.search(rf"^(class|def) {name}\b", self.code, re.MULTILINE))
+
     @property
     def is_class(self) -> bool:
         """Is the answer a class?"""

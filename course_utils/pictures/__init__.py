@@ -39,6 +39,7 @@ from course_utils.pictures.memory_by_stage import bytes_by_stage, memory_by_stag
 from course_utils.pictures.messages import data_parallel_steps, message_steps
 from course_utils.pictures.ring import ring_step
 from course_utils.pictures.shards import ddp_buckets, flat_shards, partition
+from course_utils.pictures.slices import sliced_linear
 from course_utils.pictures.speeds import (
     collective_bandwidth,
     micro_batch_times,
@@ -102,6 +103,7 @@ __all__ = [
     "ranks_on_nodes",
     "ring_step",
     "scaling",
+    "sliced_linear",
     "step_events",
     "timeline",
     "torchrun_ranks",

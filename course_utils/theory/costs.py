@@ -738,6 +738,8 @@ def activation_bytes(
     recompute: Recompute = "none",
     element_bytes: Positive = 2,
     vocabulary: Whole = 0,
+    tensor_parallel: Count = 1,
+    sequence_parallel: bool = False,
 ) -> float:
     """Bytes that transformer layers keep from the forward for the backward pass.
 
@@ -747,14 +749,23 @@ def activation_bytes(
     computes again in the backward pass: 34sbh. "full" recomputation keeps the layer's
     input alone: 2sbh. What is computed again for one layer at a time comes on top.
 
+    On t GPUs with tensor parallelism, `sbh(10 + 24/t + 5as/(ht))`: norms, dropouts and
+    the inputs of the slices are whole. With sequence parallelism, all of it / t.
+
         >>> gpt3 = {"batch": 1, "sequence": 2048, "width": 12288, "heads": 96}
         >>> f"{activation_bytes(**gpt3) / GB:.2f} GB"
         '2.87 GB'
         >>> selective = activation_bytes(**gpt3, recompute="selective")
         >>> f"saves {1 - selective / activation_bytes(**gpt3):.1%}"
         'saves 70.2%'
+        >>> slices = activation_bytes(**gpt3, tensor_parallel=8)
+        >>> sequence = activation_bytes(
+        ...     **gpt3, tensor_parallel=8, sequence_parallel=True
+        ... )
+        >>> f"{slices / GB:.2f} GB, {sequence / GB:.2f} GB"
+        '0.58 GB, 0.36 GB'
 
-    Source: Korthikanti et al., arXiv 2205.05198, equation 1 and section 5. Layers
+    Source: Korthikanti et al., arXiv 2205.05198, table 2 and section 5. Layers
     without dropout, or with FlashAttention, keep less. The tests count the tensors that
     such a layer saves.
 
@@ -765,13 +776,70 @@ def activation_bytes(
         element_bytes: Of a number that is no mask.
         vocabulary: Size v of an output layer, which is left out if 0: its input, that
             of the norm before it, and 4sbv for the loss, which is float32.
+        tensor_parallel: How many GPUs share the layers and the output layer.
+        sequence_parallel: Whether they share the sequence between these as well. With
+            "full" recomputation the layer's input then is a slice, too.
     """
-    tokens, e = batch * sequence, element_bytes
-    sbh, weights = tokens * width, tokens * sequence * heads
+    tokens, e, t = batch * sequence, element_bytes, tensor_parallel
+    shared = tokens * width / (t if sequence_parallel else 1)
+    sliced, weights = tokens * width / t, tokens * sequence * heads / t
+    selective = shared * (4 * e + 2) + sliced * 12 * e
     kept = {
-        "none": sbh * (16 * e + 2) + weights * (2 * e + 1),
-        "selective": sbh * (16 * e + 2),
-        "full": sbh * e,
+        "none": selective + weights * (2 * e + 1),
+        "selective": selective,
+        "full": shared * e,
     }
-    output = 2 * sbh * e + 4 * tokens * vocabulary if vocabulary else 0.0
+    output = 2 * shared * e + 4 * tokens * vocabulary / t if vocabulary else 0.0
     return layers * kept[recompute] + output
+
+
+# --- a layer in slices ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SlicedLayer:
+    """Seconds of a layer with tensor parallelism; see `tensor_parallel_layer`."""
+
+    computing: float
+    sending: float
+
+    @property
+    def share(self) -> float:
+        """Of all its time, that in which it sends, and nothing is computed."""
+        return self.sending / (self.computing + self.sending)
+
+
+@checked
+def tensor_parallel_layer(
+    gpus: Count,
+    batch: Count,
+    sequence: Count,
+    width: Count,
+    *,
+    flops_per_gpu: Positive,
+    latency: NotNegative,
+    bandwidth: Positive,
+    element_bytes: Positive = 2,
+) -> SlicedLayer:
+    """Seconds of a transformer layer on t GPUs, forward and backward.
+
+    With b sequences of s tokens and width h, `72bsh²(1 + s/(6h))/t` operations on each
+    GPU, and four ring all-reduces of 2bsh bytes, in 16 bits, which nothing hides.
+
+        >>> link = {"flops_per_gpu": 400e12, "latency": 3.4e-6, "bandwidth": 450e9}
+        >>> f"{tensor_parallel_layer(8, 1, 4096, 8192, **link).share:.0%}"
+        '16%'
+
+    `flops_per_gpu` is what a GPU *reaches*, not its peak. Slices that are small reach
+    less, which is not counted here. Every link is the same: between nodes, give that
+    of the slowest.
+
+    Source: Narayanan et al., SC21, arXiv 2104.04473, sections 2.3 and 5.1 (without
+    recomputing, so 72 and not 96); Shoeybi et al., arXiv 1909.08053, section 3.
+    """
+    h, tokens = width, batch * sequence
+    operations = 72 * tokens * h**2 * (1 + sequence / (6 * h))
+    once = all_reduce_seconds(
+        "ring", gpus, tokens * h * element_bytes, latency=latency, bandwidth=bandwidth
+    )
+    return SlicedLayer(operations / (gpus * flops_per_gpu), 4 * once)

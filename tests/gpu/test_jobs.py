@@ -15,6 +15,7 @@ RUNS = {
     "train_sgd": {"epochs": 1},
     "train_ddp": DDP,
     "train_fsdp": FSDP | {"strategy": "fsdp"},
+    "train_tp": FSDP,
     "collectives": {},
     "bench_all_reduce": {"minbytes": "64", "maxbytes": "1M"},
 }

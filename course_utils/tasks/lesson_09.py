@@ -1,0 +1,499 @@
+"""Lesson 09, tensor parallel: the tasks of its exercise."""
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_utils.measure.traffic import Sent
+from course_utils.questions.lesson_09 import PREDICT_BYTES
+from course_utils.tasks.inputs import linear, whole_numbers
+from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
+
+SENT_FORWARD, SENT_BACKWARD = "bytes sent in the forward", "bytes sent in the backward"
+OUTPUT, OF_X, OF_WEIGHT = "what comes out", "the gradient of x", "gradient of weight"
+SHAPE, MEMORY = "shape of self.weight", "bytes of memory of self.weight"
+
+NO_F = (
+    "The gradient of x is this rank's part only, and everything before this layer "
+    "would learn from it. `CopyToRanks.apply(x)` adds up the parts."
+)
+NO_VIEW = (
+    "The slice is a view, which keeps the whole weight in memory. `clone()` it, then "
+    "nothing else of the layer is needed."
+)
+UNCLONED = Miss(".clone())  # weight", ")", NO_VIEW)
+TOO_MUCH = "The numbers are right, but more is sent than"
+ERRORS = {
+    "no attribute 'weight'": "Keep the slice as `self.weight`, an `nn.Parameter`.",
+    "no attribute 'bias'": "Keep the bias as `self.bias`, an `nn.Parameter`.",
+    "does not require grad": "The result has no graph. A collective of "
+    "torch.distributed is not tracked: use `SumOverRanks.apply`.",
+    OUT_OF_STEP: "All ranks must make the same collectives, in the same order.",
+}
+
+
+def forward_and_back(call, x, grad):
+    """What came out, and all that was observed on the way there and back."""
+    x.requires_grad_(x.is_floating_point())
+    with Sent() as forward:
+        y = call(x)
+    if not torch.is_tensor(y):
+        return y, {}
+    seen = {OUTPUT: y.detach().clone(), SENT_FORWARD: AtMost(forward.nbytes)}
+    with Sent() as backward:
+        y.backward(grad)
+    if x.is_floating_point():
+        seen |= {OF_X: x.grad, SENT_BACKWARD: AtMost(backward.nbytes)}
+    return y, seen
+
+
+def of_slice(layer, seen):
+    """What a layer keeps of its weight, and then what was observed."""
+    weight = layer.weight
+    kept = {SHAPE: (*weight.shape,), MEMORY: AtMost(weight.untyped_storage().nbytes())}
+    return kept | seen | {OF_WEIGHT: weight.grad}
+
+
+# ---------------------------------------------------------------------------- f and g
+
+
+def observe_f_and_g(answer, shape):
+    rank, given, arrived, parts = dist.get_rank(), [], [], []
+
+    def compute(x):
+        given.append(x.detach().clone())
+        part = (x * (rank + 1)).tanh()  # its backward needs this result again
+        if part.requires_grad:
+            part.register_hook(lambda grad: arrived.append(grad.clone()))
+        parts.extend([part.detach(), part.detach().clone()])
+        return part
+
+    x, grad = whole_numbers(shape, 7) / 8, whole_numbers(shape, 5)
+    y, seen = forward_and_back(lambda x: answer(x, compute), x, grad)
+    if not seen:
+        return y
+    return {
+        "what f gives to the slice": given[0],
+        "the part is as it was after g": torch.equal(*parts),
+        "gradient of the part, before g": arrived[0] if arrived else None,
+        **seen,
+    }
+
+
+SUMMED = "total = grad.clone()\n        dist.all_reduce(total)\n        return total"
+F_AND_G = Task(
+    id="09.f_and_g",
+    title="f and g",
+    stars=2,
+    cases=(((2, 3),), ((5,),)),
+    observe=observe_f_and_g,
+    seconds=10.0,
+    instead="`dist.all_reduce` adds up a copy, in place.",
+    misses=(
+        Miss(
+            "dist.all_reduce(total)  # of the slices' gradients",
+            "pass",
+            "f's backward returns this rank's gradient: a part. Sum over the ranks.",
+        ),
+        Miss(
+            "return grad  # as it is",
+            SUMMED,
+            "g's gradient was summed, and is n times too large. A sum hands its "
+            "gradient on to every part as it is, and all ranks have it already.",
+        ),
+        Miss(
+            "return grad  # as it is",
+            "return grad / dist.get_world_size()",
+            "A sum hands its gradient on to each part as it is: nothing to divide.",
+        ),
+        Miss(
+            "total = part.clone()",
+            "total = part",
+            "g overwrites the part, which the slice's backward may need: `clone()` it.",
+        ),
+        Miss(
+            "dist.all_reduce(total)\n        return total\n\n    @staticmethod",
+            "return total\n\n    @staticmethod",
+            "g must add up the parts of all ranks in its forward.",
+        ),
+        Miss(
+            "return x.view_as(x)",
+            SUMMED.replace("grad", "x"),
+            "All ranks have x already: f's forward sends nothing, and gives x.",
+        ),
+    ),
+    because={
+        "f gives": "f's forward gives x as it is.",
+        "as it was": "g has overwritten its argument. Sum up a copy: `clone()`.",
+        "before g": "g's backward hands the gradient on to this rank's part as it is.",
+        OUTPUT: "g's forward gives the sum of all ranks' parts, not the mean.",
+        OF_X: "f's backward gives the sum of all slices' gradients, not the mean.",
+        "bytes sent": f"{TOO_MUCH} an all-reduce in g's forward and one in f's "
+        "backward.",
+    },
+    errors=ERRORS,
+    hints=(
+        "f hands x to n slices. How do the gradients of n uses of x come together?",
+        "f: forward gives x, backward all-reduces the gradient. g: forward all-reduces "
+        "the part, backward gives the gradient as it is. all_reduce works in place.",
+        "These lines stand in one of f's two methods, and in one of g's. In which?\n"
+        "  total = ....clone()\n"
+        "  dist.all_reduce(total)\n"
+        "  return total",
+    ),
+)
+
+# -------------------------------------------------------------- a linear layer, sliced
+
+
+def observe_linear(by_columns, answer, inputs, outputs):
+    """A column slice gets all of x and gives a part; a row slice, the other way."""
+    whole = linear(inputs, outputs, 3, divided_by=8)
+    x, grad = whole_numbers((2, inputs), 4), whole_numbers((2, outputs), 5)
+
+    def mine(tensor):
+        return tensor.chunk(dist.get_world_size(), -1)[dist.get_rank()].clone()
+
+    x, grad = (x, mine(grad)) if by_columns else (mine(x), grad)
+    layer = answer(whole)
+    y, seen = forward_and_back(layer, x, grad)
+    if not seen:
+        return y
+    return of_slice(layer, seen) | {"gradient of bias": layer.bias.grad}
+
+
+CUT = "linear.weight.chunk(n)[rank]"
+COLUMN_SLICE = Task(
+    id="09.column_slice",
+    title="A column slice",
+    stars=1,
+    cases=((12, 24), (24, 12)),
+    observe=partial(observe_linear, True),
+    instead="Use F.linear, and your f.",
+    misses=(
+        Miss("CopyToRanks.apply(x)", "x", NO_F),
+        Miss(CUT, "linear.weight.chunk(n)[0]", "Each rank has rank 0's outputs."),
+        Miss(
+            CUT,
+            "linear.weight[rank::n]",
+            "These are every n-th output. Slices have no gaps: `chunk(n)`.",
+        ),
+        Miss(
+            CUT,
+            "linear.weight.chunk(n, 1)[rank]",
+            "That cuts the inputs. In PyTorch's weight the outputs are dimension 0.",
+        ),
+        UNCLONED,
+    ),
+    because={
+        SHAPE: "The slice is [outputs / n, inputs].",
+        MEMORY: NO_VIEW,
+        OUTPUT: "Rank r has the r-th of n equal pieces of the outputs, bias included.",
+        OF_X: NO_F,
+        "bytes sent": f"{TOO_MUCH} nothing in the forward, and one all-reduce of x's "
+        "size in the backward.",
+    },
+    errors={"must match": "Cut both weight and bias along the outputs.", **ERRORS},
+    hints=(
+        "PyTorch's weight is [outputs, inputs]. Which dimension are the outputs?",
+        "`chunk(n)[rank]` of weight and bias, each cloned into an nn.Parameter. In "
+        "forward: f, then F.linear.",
+        "  self.weight = nn.Parameter(linear.weight.detach()....clone())\n"
+        "  self.bias = ...\n"
+        "and in forward:\n"
+        "  return F.linear(....apply(x), ..., ...)",
+    ),
+)
+
+SUM = "SumOverRanks.apply(F.linear(x, self.weight))"
+ROW_SLICE = Task(
+    id="09.row_slice",
+    title="A row slice",
+    stars=2,
+    cases=((12, 24), (24, 12)),
+    observe=partial(observe_linear, False),
+    instead="Use F.linear, and your g.",
+    misses=(
+        Miss(
+            f"{SUM} + self.bias",
+            "SumOverRanks.apply(F.linear(x, self.weight, self.bias))",
+            "Each rank has added the bias, so it is in the sum n times. Add it once, "
+            "to the sum.",
+        ),
+        Miss(
+            f"{SUM} + self.bias",
+            "SumOverRanks.apply(F.linear(x, self.weight, self.bias / "
+            "dist.get_world_size()))",
+            "The outputs are right, but the bias gets an n-th of its gradient. Add it "
+            "once, to the sum.",
+        ),
+        Miss(SUM, "F.linear(x, self.weight)", "These are parts of the outputs. Sum."),
+        Miss(
+            SUM,
+            SUM.replace("x,", "CopyToRanks.apply(x),"),
+            "Here x is this rank's own part, so its gradient is complete. f would add "
+            "up gradients of different numbers.",
+        ),
+        UNCLONED,
+    ),
+    because={
+        SHAPE: "The slice is [outputs, inputs / n]: cut dimension 1.",
+        MEMORY: NO_VIEW,
+        OUTPUT: "Every rank gets all outputs: the sum of all parts, and the bias once.",
+        OF_X: "Each rank's x has its own gradient: nothing to add up.",
+        "of bias": "Every rank has the whole bias, with the whole gradient: add it on "
+        "all ranks, to the sum.",
+        "bytes sent": f"{TOO_MUCH} one all-reduce of the outputs in the forward.",
+    },
+    errors={
+        "cannot be multiplied": "x has inputs / n numbers: cut dimension 1 of weight.",
+        **ERRORS,
+    },
+    hints=(
+        "Which numbers of the weight meet this rank's part of x? When is an output "
+        "complete?",
+        "`chunk(n, 1)[rank]` of the weight, the whole bias. In forward: F.linear "
+        "without bias, g, and then the bias.",
+        "  self.weight = nn.Parameter(...chunk(..., 1)....clone())\n"
+        "and in forward:\n"
+        "  y = ....apply(F.linear(x, self.weight))\n"
+        "  return ...",
+    ),
+)
+
+# ------------------------------------------------------------- the first and last layer
+
+
+def observe_vocabulary(answer, vocabulary, shape):
+    whole = nn.Embedding(vocabulary, 4)
+    with torch.no_grad():
+        whole.weight.copy_(whole_numbers((vocabulary, 4), 9))
+    symbols = torch.arange(2 * vocabulary)[: torch.Size(shape).numel()] % vocabulary
+    symbols = symbols.view(shape)
+    layer, before = answer(whole), symbols.clone()
+    y, seen = forward_and_back(layer, symbols, whole_numbers((*shape, 4), 8))
+    if not seen:
+        return y
+    return of_slice(layer, seen) | {
+        "the symbols are as they were": torch.equal(symbols, before)
+    }
+
+
+VOCABULARY_SLICE = Task(
+    id="09.vocabulary_slice",
+    title="A slice of the vocabulary",
+    stars=2,
+    cases=((24, (4, 9)), (12, (17,))),
+    observe=observe_vocabulary,
+    instead="Use F.embedding, and your g.",
+    misses=(
+        Miss(
+            "rows * mine[..., None]",
+            "rows",
+            "A symbol of another rank must give zeros here. It gives a row of this "
+            "rank's, and the sum has rows that do not belong there.",
+        ),
+        Miss(
+            "symbols - self.first",
+            "symbols",
+            "Row 0 of the slice is another symbol on each rank. Subtract the first.",
+        ),
+        Miss(
+            "SumOverRanks.apply(rows * mine[..., None])",
+            "rows * mine[..., None]",
+            "Each row is on one rank so far, and all ranks need all: sum up.",
+        ),
+        Miss(
+            "(here < size)",
+            "(here <= size)",
+            "This rank's places are 0 to size - 1. With `<= size` the next rank's "
+            "first symbol counts as well.",
+        ),
+        UNCLONED,
+    ),
+    because={
+        SHAPE: "Each rank has vocabulary / n rows: cut dimension 0.",
+        MEMORY: NO_VIEW,
+        "symbols are": "The symbols have changed. Compute new ones.",
+        OUTPUT: "Every rank gets the row of every symbol: zeros where the symbol is "
+        "another rank's, and then the sum over the ranks.",
+        OF_WEIGHT: "A symbol of another rank must leave no gradient here.",
+        "bytes sent": f"{TOO_MUCH} one all-reduce of the rows.",
+    },
+    errors={
+        "index out of range": "F.embedding wants 0 to size - 1: subtract this rank's "
+        "first symbol, and `clamp` the symbols of other ranks.",
+        **ERRORS,
+    },
+    hints=(
+        "Rank r knows size symbols, from r * size on. What may it say of the others?",
+        "Subtract the first symbol, note which are 0 to size - 1, look those up, make "
+        "the rows of the others zero, and sum over the ranks.",
+        "  here = symbols - ...\n"
+        "  mine = (here >= 0) & ...\n"
+        "  rows = F.embedding(here.clamp(0, ...), self.weight)\n"
+        "  return ....apply(rows * ...)",
+    ),
+)
+
+LARGE = ", of large scores"
+
+
+def observe_loss(answer, positions, size, scale):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    generator = torch.Generator().manual_seed(positions)
+    scores = scale * torch.randn(positions, n * size, generator=generator)
+    targets = torch.randint(n * size, (positions,), generator=generator)
+    mine, kind = scores.chunk(n, -1)[rank].clone(), LARGE * (scale > 1)
+    with Sent() as sent:
+        loss = answer(mine.requires_grad_(), targets)
+    if not torch.is_tensor(loss):
+        return loss
+    loss.backward()
+    return {
+        f"the loss{kind}": loss.detach(),
+        f"the gradient of the scores{kind}": mine.grad,
+        "no scores are gathered": sent.nbytes <= 4 * (n - 1) * positions * 4,
+    }
+
+
+CROSS_ENTROPY = Task(
+    id="09.cross_entropy",
+    title="A loss of sliced scores",
+    stars=3,
+    cases=((5, 8, 1), (1, 9, 1), (3, 16, 300)),
+    observe=observe_loss,
+    instead="Three all-reduces of one number a position are enough.",
+    misses=(
+        Miss(
+            "dist.all_reduce(largest, op=dist.ReduceOp.MAX)",
+            "pass",
+            "Each rank has subtracted its own largest score. All must subtract the "
+            "same one: `ReduceOp.MAX`.",
+        ),
+        Miss(
+            "scores = scores - largest[:, None]",
+            "pass",
+            "exp() of a large score is infinite. Subtract the largest score first: it "
+            "cancels out.",
+        ),
+        Miss(
+            "SumOverRanks.apply(scores.exp().sum(-1))",
+            "scores.exp().sum(-1)",
+            "The denominator has only this rank's scores. Sum it over the ranks.",
+        ),
+        Miss(
+            "targets - dist.get_rank() * size",
+            "targets",
+            "The targets count through the whole vocabulary. Subtract this rank's "
+            "first symbol.",
+        ),
+        Miss(
+            "SumOverRanks.apply(found * mine)",
+            "SumOverRanks.apply(found)",
+            "The score of a target counts on the rank that has it, and nowhere else.",
+        ),
+        Miss(".mean()", ".sum()", "That is the sum over the positions, not the mean."),
+    ),
+    because={
+        f"loss{LARGE}": "exp() of a large score is infinite: subtract the largest of "
+        "all ranks first.",
+        "the loss": "log of the sum of exp over the whole vocabulary, minus the score "
+        "of the target: the mean over the positions, the same on all ranks.",
+        "the gradient": "The loss is right, but not its gradient: what all_reduce has "
+        "summed without SumOverRanks, autograd does not know.",
+        "gathered": "The loss is right, but the scores were gathered. Send one number "
+        "a position instead, three times.",
+    },
+    errors={
+        "index out of": "gather wants places 0 to size - 1 of this slice.",
+        **ERRORS,
+    },
+    hints=(
+        "log(sum of exp) - score of the target. Which of these numbers need all ranks?",
+        "Largest score: all_reduce with MAX, no gradient needed. Sum of exp: g. Score "
+        "of the target: zero except on the rank that has it, then g.",
+        "  largest = scores.detach().amax(-1)      # all_reduce, MAX\n"
+        "  scores = scores - largest[:, None]\n"
+        "  total = ....apply(scores.exp()...)\n"
+        "  found = ....apply(...)                  # as with the embedding\n"
+        "  return (... - ...).mean()",
+    ),
+)
+
+# --------------------------------------------------------------------------- attention
+
+
+def observe_attention(answer, heads, head_size):
+    width = heads * head_size
+    fused = linear(width, 3 * width, 11, divided_by=16).weight.detach()
+    mix = linear(width, width, 12, divided_by=16).weight.detach()
+    layer, shape = answer(fused, mix, heads), (2, 5, width)
+    y, seen = forward_and_back(
+        layer, whole_numbers(shape, 13) / 8, whole_numbers(shape, 14)
+    )
+    if not seen:
+        return y
+    grads = {"gradient of fused": layer.fused.grad, "gradient of mix": layer.mix.grad}
+    return {"shape of self.fused": (*layer.fused.shape,)} | seen | grads
+
+
+FUSED = "fused.view(3, -1, width).chunk(n, 1)[rank]"
+SPOT_ATTENTION = Task(
+    id="09.spot_the_attention",
+    title="Spot the bugs of an attention",
+    stars=2,
+    cases=((12, 4), (24, 2)),
+    observe=observe_attention,
+    instead="Keep the slices, and repair how they are cut and what is before them.",
+    misses=(
+        Miss(
+            FUSED,
+            "fused.chunk(n)[rank]",
+            "The fused weight has all queries first, then all keys, then all values. A "
+            "contiguous n-th of it is no set of heads. Cut each of the three.",
+        ),
+        Miss(
+            FUSED,
+            "fused.view(3, -1, width)[:, rank::n]",
+            "Those are every n-th row. The rows of a head lie together: `chunk`.",
+        ),
+        Miss("F.linear(CopyToRanks.apply(x), ", "F.linear(x, ", NO_F),
+        Miss(
+            "F.linear(CopyToRanks.apply(x), ",
+            "F.linear(SumOverRanks.apply(x), ",
+            "x is the same on all ranks and must not be summed. Its gradient must: f.",
+        ),
+    ),
+    because={
+        "shape of": "A rank has queries, keys and values of heads / n heads: "
+        "[3 * width / n, width].",
+        OUTPUT: "Write down for two ranks and two heads which rows of the fused weight "
+        "each rank gets. Are they queries, keys and values of one head?",
+        OF_X: NO_F,
+        "bytes sent": f"{TOO_MUCH} an all-reduce forward and one backward.",
+    },
+    errors=ERRORS,
+    hints=(
+        "On three ranks, what is in rank 0's slice of the fused weight? And what does "
+        "the gradient of x lack?",
+        "Rows of the fused weight: all queries, all keys, all values, width each. Give "
+        "each rank an n-th of each of the three. And f stands before the slices.",
+        "  fused = fused.view(3, ..., width)         # queries, keys, values\n"
+        "  mine = fused.chunk(n, ...)[rank].reshape(-1, width)\n"
+        "and in forward:\n"
+        "  ... = F.linear(....apply(x), self.fused).chunk(3, -1)",
+    ),
+)
+
+TASKS = (
+    PREDICT_BYTES,
+    F_AND_G,
+    COLUMN_SLICE,
+    ROW_SLICE,
+    VOCABULARY_SLICE,
+    CROSS_ENTROPY,
+    SPOT_ATTENTION,
+)
