@@ -87,6 +87,7 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson("06_ddp", "DDP", 2.8),
     Lesson("07_ring_all_reduce", "Ring all-reduce", 1.9),
     Lesson("08_fsdp", "FSDP", 3.2),
+    Lesson("10_pipeline_schedules", "Pipeline schedules", 1.9),
 )
 
 
