@@ -61,7 +61,7 @@ QUESTIONS = lesson(
         "micro-batches does rank 0 keep activations at once?",
         answer=4,
         why="Rank 0 does three forwards before its turns begin, and each turn begins "
-        "with a forward: four are kept. With 800 micro-batches it is still four.",
+        "with a forward: four are kept, also of more micro-batches.",
         hint="Three ranks are behind rank 0. What does it do until the first gradient "
         "comes back?",
         slips=[
@@ -199,15 +199,15 @@ QUESTIONS = lesson(
                 "for the slowest.",
             ),
             Choice(
+                "It hardly changes, as the slow stage's work hides in the bubble",
+                "The bubble is at the beginning and the end. The slow stage delays "
+                "every micro-batch.",
+            ),
+            Choice(
                 "It nearly doubles, as every micro-batch passes the slow stage",
                 "The slow stage works without a break, and the others wait for it. So "
                 "layers are shared out by time, not by number.",
                 right=True,
-            ),
-            Choice(
-                "It hardly changes, as the slow stage's work hides in the bubble",
-                "The bubble is at the beginning and the end. The slow stage delays "
-                "every micro-batch.",
             ),
         ],
         measured=True,
