@@ -190,7 +190,7 @@ MOVED = "nn.parallel._functions.Broadcast.apply([devices[0], device], tensor)[1]
 ANSWERS.right("03.replicate")(  # as PyTorch does it
     Edited("tensor.to(device)", f"{MOVED} if device != devices[0] else tensor")
 )
-ANSWERS.wrong("03.replicate", "wrong", "A module of the network stands in a replica")(
+ANSWERS.wrong("03.replicate", "wrong", "A module of the network itself is")(
     Edited("replicas = []", "replicas = [network]", "in devices:", "in devices[1:]:")
 )
 ANSWERS.wrong("03.replicate", "wrong", "give it a new dict for each device")(
@@ -486,7 +486,7 @@ class AKeyThatIsNotThere(LossInside):
 
 # -------------------------------------------------------------- 03.predict_traffic
 
-ANSWERS.wrong("03.predict_traffic", "wrong", "That is the way out.")(700)
+ANSWERS.wrong("03.predict_traffic", "wrong", "That is the forward.")(700)
 for number in (1400, 1400.0, torch.tensor(1400), "1400 MB"):
     ANSWERS.right("03.predict_traffic")(number)
 

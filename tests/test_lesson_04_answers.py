@@ -195,7 +195,7 @@ for status, says, lines in (
     ("stuck", "If all send first", (SEND, RECV)),
     ("stuck", "nobody receives", (ISEND, "dist.isend(received, before).wait()", WAIT)),
     ("wrong", "nothing from the rank before", (OTHER_WAY, ISEND, RECV, WAIT)),
-    ("wrong", "memory of its own", (*ONE_BUFFER, RECV, WAIT)),
+    ("wrong", "into a new tensor", (*ONE_BUFFER, RECV, WAIT)),
 ):
     ANSWERS.wrong("04.exchange", status, says)(exchanged(*lines))
 
@@ -333,7 +333,7 @@ for send_all in (
     lambda tensor, children: in_a_batch(P2POp(isend, tensor, r) for r in children),
 ):
     ANSWERS.right("04.broadcast")(by_children(send_all))
-ANSWERS.wrong("04.broadcast", "wrong", "send first to the one that passes it on")(
+ANSWERS.wrong("04.broadcast", "wrong", "send first to the rank that passes it on")(
     by_children(lambda tensor, children: [send(tensor, r) for r in children[::-1]])
 )
 

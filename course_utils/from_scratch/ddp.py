@@ -14,8 +14,8 @@
 Every rank makes the same calls, with the same model and batches of the same size. A
 gradient is divided by n before the sum, as in torch's DistributedDataParallel.
 
-Cost of a step for gradients of S bytes: an all-reduce of S, in as many calls as there
-are parameters (rungs 2 and 3) or buckets (rung 4).
+Cost of a step for gradients of S bytes: an all-reduce of S, in one call for each
+parameter (rungs 2 and 3) or for each bucket (rung 4).
 
 Source: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel
 Training", VLDB 13 (2020), arXiv 2006.15704; torch/nn/parallel/distributed.py.
@@ -92,7 +92,7 @@ def average_gradients(module: nn.Module) -> None:
 
     Call it between backward() and step(). Nothing else happens in the meantime: all
     computing is over, and the network has only just begun. A parameter must have a
-    gradient on all ranks or on none: else all-reduces of different ones would meet.
+    gradient on all ranks or on none: otherwise those of different ones would meet.
 
     Raises:
         ValueError: the ranks have gradients of different parameters or shapes.
@@ -155,9 +155,9 @@ class DDP(NotCopied, nn.Module):
 
     A parameter that this rank has not used counts as zeros in the mean. One that no
     rank has used keeps the gradient that it has, mostly None. But the backward() of
-    each rank must come to a parameter: else it sends nothing, and the others wait.
-    Frozen parameters are not sent; tied ones are one parameter. Dtypes do not share a
-    bucket.
+    each rank must come to a parameter. If it does not, it sends nothing, and the others
+    wait. Frozen parameters are not sent; tied ones are one parameter. Each dtype has
+    buckets of its own.
 
     Args:
         module: the model, the same on every rank; overwritten with that of rank 0.
@@ -245,9 +245,9 @@ class DDP(NotCopied, nn.Module):
     def _broadcast_buffers(self) -> None:
         named = dict(self.module.named_buffers())
         refuse_unlike_models(self.module, "buffers", named)
-        # A backward() may still need what an earlier forward saw. Of what is written
-        # to `data`, autograd hears nothing. As with torch's DDP: else a model with
-        # BatchNorm could not be called twice before one backward().
+        # A backward() may still need what an earlier forward saw. Autograd does not
+        # notice what is written to `data`. So, as with torch's DDP, a model with
+        # BatchNorm can be called twice before one backward().
         _broadcast({name: buffer.data for name, buffer in named.items()})
 
     def _begin(self) -> None:
@@ -294,8 +294,8 @@ class _Bucket:
         self.parameters = parameters
         self.missing = len(parameters)
         self.used: set[nn.Parameter] = set()
-        # The gradients lie behind each other, and behind them a 1 for each parameter
-        # that was used. The memory stays: to get it anew in each step would cost more.
+        # The gradients come one after another, and then a 1 for each parameter that
+        # was used. The memory stays: to get it anew in each step would cost more.
         sizes = [parameter.numel() for parameter in parameters]
         self.flat = parameters[0].detach().new_empty(sum(sizes) + len(sizes))
         *parts, used_by = self.flat.split([*sizes, len(sizes)])

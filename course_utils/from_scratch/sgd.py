@@ -190,7 +190,7 @@ def rank_batches(
     so its share of a small last batch can be empty.
 
     Where `world_size` divides `batch_size`, these are the batches that a DataLoader
-    with a `DistributedSampler` gives, but for the last one, which that pads.
+    with a `DistributedSampler` gives, except the last one, which that pads.
 
     Args:
         batch_size: rows of all ranks together; see `rank_batch_size` for one rank's.
@@ -234,7 +234,7 @@ def broadcast_parameters(model: nn.Module, src: int = 0) -> None:
         refuse_unsendable(tensor, name, written=True)
     refuse_unlike_models(model, "model", named)
     for tensor in named.values():
-        # Ranks exchange memory, so it must lie in the same order on all of them.
+        # Ranks exchange memory, so its order must be the same on all of them.
         values = in_memory(tensor)  # the tensor itself, if it is so already
         dist.broadcast(values, src)
         write(tensor, values)

@@ -6,10 +6,16 @@
 The model is a row of layers that sleep where a GPU would compute. Their gradients are
 real, and really sent. So what is measured is when messages leave and how long they
 take, on a machine whose cores are free to carry them, as those of a node with GPUs are.
+
+    time_to_average     how often some ways to average gradients send, and their times
+    sent_in_a_step      how often a model of small layers sends, with some wrapper
+    compiled_graphs     how many graphs `torch.compile` makes of a model with DDP
 """
 
+import logging
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from course_utils.measure.calibration import seconds_in_turns
 from course_utils.measure.taps import Tapped, tap
+from course_utils.measure.traffic import Sent
 
 FORWARD, BACKWARD = 0.004, 0.008  # seconds of a layer
 
@@ -118,3 +126,84 @@ def record_step(
                 shifted = [(a - start, b - start, *what) for a, b, *what in events]
                 shortest = sorted(shifted), milliseconds
     return shortest
+
+
+def time_to_average(
+    ways: Mapping[str, Callable[[nn.Module], object]], layers: int = 20
+) -> dict[str, tuple[int, float]]:
+    """For each way to average gradients: its all-reduces, and its milliseconds.
+
+    Every rank calls it. The ways take turns; the median of 9 rounds counts.
+
+    Args:
+        ways: Functions that average the gradients of a model over the ranks.
+        layers: How many linear layers, 64 × 64 with a bias, the model has.
+    """
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(layers)])
+    model(torch.randn(8, 64)).sum().backward()
+    messages = {}
+    for name, average in ways.items():
+        with Sent() as sent:
+            average(model)
+        messages[name] = sent.count("all-reduce")
+    calls = {name: lambda way=way: way(model) for name, way in ways.items()}
+    seconds = seconds_in_turns(calls, rounds=9)
+    return {
+        name: (count, 1000 * statistics.median(seconds[name]))
+        for name, count in messages.items()
+    }
+
+
+def sent_in_a_step(
+    wrap: Callable[[nn.Module], tuple[nn.Module, Callable[[], object]]],
+    layers: int = 20,
+) -> int:
+    """The all-reduces of the third step of small linear layers. Every rank calls it.
+
+    Args:
+        wrap: As in `record_step`.
+        layers: How many linear layers, 64 × 64 with a bias, the model has.
+    """
+    module = nn.Sequential(*[nn.Linear(64, 64) for _ in range(layers)])
+    model, after_backward = wrap(module)
+    for _ in range(3):
+        with Sent() as sent:
+            model(torch.randn(8, 64)).sum().backward()
+            after_backward()
+    return sent.count("all-reduce")
+
+
+class _Deep(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(512, 512) for _ in range(layers)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def compiled_graphs(
+    wrap: Callable[[nn.Module, Callable], nn.Module],
+    layers: int = 6,
+    optimize_ddp: bool = True,
+) -> int:
+    """How many graphs a compiler gets for the forward of a model. Every rank calls it.
+
+    Args:
+        wrap: Makes of a model and a compiler (a backend of `torch.compile`) what is
+            trained. This compiler leaves each graph as it is, and counts it.
+        layers: How many linear layers the model has, of 1 MiB and a small bias each.
+        optimize_ddp: As the setting of this name in `torch._dynamo.config`.
+    """
+    graphs = []
+
+    def compiler(graph: Callable, inputs: list[Tensor]) -> Callable:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    torch._logging.set_logs(dynamo=logging.ERROR)  # no warnings on what it leaves out
+    with torch._dynamo.config.patch(optimize_ddp=optimize_ddp):
+        wrap(_Deep(layers), compiler)(torch.randn(1, 512)).sum().backward()
+    torch._logging.set_logs()
+    return len(graphs)

@@ -424,10 +424,10 @@ def round_ticks(most: int, *, whole: bool = False) -> MaxNLocator:
 def log_ticks(
     set_ticks: Callable, edges: tuple[float, float], say: Callable, most: int
 ) -> None:
-    """Ticks at powers of ten, or at 1, 2 and 5 of each where there are few powers."""
+    """Ticks at powers of ten; where these are few, also between them."""
     low, high = edges
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 5), (1,)):
+    for steps in ((1, 2, 5), (1, 3), (1,)):
         ticks = [step * 10.0**p for p in powers for step in steps]
         ticks = [tick for tick in ticks if low <= tick <= high]
         if len(ticks) <= most:

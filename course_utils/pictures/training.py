@@ -153,7 +153,7 @@ _SMALL = 1e-6  # with which differences are compared
 def difference_by_step(
     runs: Mapping[str, Sequence[float]],
     *,
-    title: str = "Difference to one big batch, step by step",
+    title: str = "Difference from one big batch, step by step",
 ) -> Picture:
     """How far a run's parameters are from a reference after each step.
 

@@ -19,9 +19,9 @@ QUESTIONS = lesson(
         [
             Choice(
                 "30, 30, 30",
-                why="Then every GPU would do the same work. The batch that you give is "
-                "that of all GPUs together. (With DDP, lesson 06, each process loads "
-                "its own batch: there 30 on each of 3 GPUs are 90 in all.)",
+                why="Then all GPUs would do the same work. The batch that you pass is "
+                "for all GPUs together. (With DDP, lesson 06, each process loads its "
+                "own batch: there, 30 rows on each of 3 GPUs are 90 in all.)",
             ),
             Choice(
                 "30, 60, 90",
@@ -30,13 +30,13 @@ QUESTIONS = lesson(
             Choice(
                 "30, 15, 10",
                 right=True,
-                why="The batch is cut along its first dimension, one piece for each "
-                "GPU.",
+                why="The batch is cut along its first dimension into one piece for "
+                "each GPU.",
             ),
             Choice(
                 "30, then more rows for the faster GPUs",
-                why="Nobody measures who is faster. The pieces are fixed before the "
-                "GPUs begin, and all wait for the slowest.",
+                why="PyTorch does not measure which GPU is faster. The pieces are "
+                "fixed before the GPUs begin, and all wait for the slowest.",
             ),
         ],
         measured=True,
@@ -44,50 +44,52 @@ QUESTIONS = lesson(
     Number(
         "03.nine_rows",
         "`nn.DataParallel` has 4 GPUs and gets a batch of 9 rows. How many of the GPUs "
-        "have work?",
+        "have work to do?",
         answer=3,
         unit="GPUs",
-        why="Each piece has ceil(9 / 4) = 3 rows, and after three pieces no row is "
-        "left. The fourth GPU waits.",
+        why="Each piece has ceil(9 / 4) = 3 rows, so three pieces use up all rows. The "
+        "fourth GPU gets nothing.",
         hint="A piece has ceil(rows / GPUs) rows, until there are no more rows.",
         slips=[
             Slip(
                 4,
-                "That would be 3 + 2 + 2 + 2. PyTorch rounds up and cuts 3 + 3 + 3: "
-                "then no row is left for the fourth.",
+                "That would be 3 + 2 + 2 + 2. PyTorch rounds up and cuts 3 + 3 + 3, "
+                "so no row is left for the fourth.",
             ),
             Slip(9, "One row for each GPU? There are 4 GPUs."),
             Slip(2, "Each piece has ceil(9 / 4) rows. How many pieces is that?"),
         ],
-        purpose="The next cell lets the GPUs tell how many rows they got.",
+        purpose="In the next cell the GPUs note how many rows they get.",
         measured=True,
     ),
     SingleChoice(
         "03.different_models",
-        "A colleague says: “With DataParallel each GPU trains its own model on other "
-        "data. The models drift apart, and the result is worse.” What do you answer?",
+        "The next cell makes 10 training steps with `nn.DataParallel`, on 1, 2 and 4 "
+        "GPUs, from the same start and with the same batches. A colleague says: “Each "
+        "GPU trains its own model on other rows, so the models drift apart.” Which "
+        "parameters come out?",
         [
             Choice(
-                "True at first, but the models are averaged after each epoch.",
-                why="Nothing is averaged after an epoch. There are no models that "
-                "could drift: the copies live for one step.",
+                "Different ones: each GPU has trained on rows of its own.",
+                why="The GPUs compute on different rows, but no GPU has a model of its "
+                "own to train. All the gradients go into one model.",
             ),
             Choice(
-                "True: that is why several GPUs need a smaller learning rate.",
-                why="The gradient is that of the whole batch, however many GPUs "
-                "compute it. With the same batch there is nothing to adjust.",
+                "Different ones: with four GPUs there are four updates a step.",
+                why="There is one update in each step, on the default GPU. The copies "
+                "are never updated.",
             ),
             Choice(
-                "The models do drift apart, but gradients of other data only help.",
-                why="There are no models to drift apart: the copies are made afresh in "
-                "every forward, all from the same weights.",
+                "The same: after each step, the models are averaged.",
+                why="There is only one model after the step, so there is nothing to "
+                "average. What is added up are the gradients of its copies.",
             ),
             Choice(
-                "There is one model. The others are copies, made for one step.",
+                "The same: the GPUs train one model, with temporary copies.",
                 right=True,
-                why="The gradients of the copies are added up in that one model. So a "
-                "step computes what one GPU would compute with the whole "
-                "batch, except for layers that look at other rows, such as BatchNorm.",
+                why="The gradients of the copies are added up in the one model. So a "
+                "step computes what one GPU would compute with the whole batch. Layers "
+                "that look at other rows, such as BatchNorm, are an exception.",
             ),
         ],
         measured=True,
@@ -95,88 +97,91 @@ QUESTIONS = lesson(
     SingleChoice(
         "03.gil",
         "The replicas run in threads of one process. What does the GIL, Python's "
-        "global interpreter lock, let run at one moment?",
+        "global interpreter lock, allow to run at one moment?",
         [
             Choice(
                 "The Python code of one of the threads.",
                 right=True,
                 why="The lock belongs to the process. A thread that waits, or computes "
-                "outside the interpreter, releases it: GPUs compute at the same "
-                "time, once they have been told what to do.",
+                "outside the interpreter, releases it. So GPUs compute at the same "
+                "time once they have been told what to do.",
             ),
             Choice(
-                "One of the GPUs.",
-                why="The lock is about Python code on the CPU. GPUs compute by "
-                "themselves once they have been told what to do.",
+                "The computations of one of the GPUs.",
+                why="The lock concerns Python code on the CPU. GPUs compute on their "
+                "own once they have been told what to do.",
             ),
             Choice(
-                "One thread, whatever the others want to do.",
+                "One of the threads, whatever the others do.",
                 why="A thread that waits for a GPU, or computes in C++, does not need "
                 "the lock and can release it.",
             ),
             Choice(
                 "One Python process of the whole machine.",
-                why="Each process has an interpreter and a lock of its own. That is "
+                why="Each process has its own interpreter and its own lock. That is "
                 "why DDP has a process for each GPU.",
             ),
         ],
     ),
     Number(
         "03.shared_gil",
-        "Four replicas run in four threads. In each forward the Python code takes 10 "
-        "ms, and then the GPU computes for 10 ms. How long does it take until all four "
-        "are done, at best?",
+        "Four replicas run in four threads. In each forward, the Python code takes 10 "
+        "ms, and then the GPU computes for 10 ms. How long does it take, at best, "
+        "until all four are done?",
         answer=50,
         unit="ms",
         tolerance=5,
         why="The Python parts take turns: 4 × 10 ms. The GPUs compute at the same "
-        "time, so after the last Python part only its own 10 ms of GPU follow.",
-        hint="The GIL lets one thread run Python code at one moment. What goes on at "
-        "the same time, and what takes turns?",
+        "time, so only the last one's 10 ms come after the last Python part.",
+        hint="The GIL lets one thread run Python code at a time. Which parts can run "
+        "at the same time, and which take turns?",
         slips=[
             Slip(
                 20,
-                "20 ms if all of it went on at the same time. But the GIL lets one "
-                "thread at a time run Python.",
+                "It would be 20 ms if everything ran at the same time. But the GIL "
+                "lets one thread at a time run Python.",
             ),
             Slip(
                 80,
-                "80 ms if nothing went on at the same time. But a thread that waits "
-                "for its GPU releases the GIL.",
+                "It would be 80 ms if nothing ran at the same time. But a thread that "
+                "waits for its GPU releases the GIL.",
             ),
             Slip(40, "The last thread's GPU still has to compute."),
         ],
-        purpose="Answer before you run the next cells: they measure it here, and draw "
-        "your number beside it.",
+        purpose="Answer before you run the next cells: they measure it, and draw your "
+        "number beside it.",
         measured=True,
     ),
     SingleChoice(
         "03.imbalance",
-        "What is the memory (or load) imbalance of `DataParallel`, and why does one "
-        "overloaded GPU slow all the others?",
+        "Four equal GPUs train with `nn.DataParallel`, and each gets a quarter of the "
+        "rows. Still their load is uneven, which is called its imbalance. Which GPU is "
+        "overloaded, and why do the others have to wait for it?",
         [
             Choice(
-                "The first GPU gets more rows than the others, and takes longer.",
-                why="The pieces are equal (the last may be smaller). What makes the "
-                "first one special is what comes on top of its piece.",
+                "The first: it gets more rows than the others and takes longer.",
+                why="The pieces are equal. (The last one may be smaller.) What makes "
+                "the first GPU special comes on top of its piece.",
             ),
             Choice(
-                "The first GPU alone holds gradients and optimizer, and updates.",
+                "The first: it gathers the outputs and makes the update alone.",
                 right=True,
-                why="The outputs of all are gathered there, too. So its memory limits "
-                "the batch of all. And while it computes the loss and updates the "
-                "weights, the others wait.",
+                why="It holds the outputs of all rows, the gradients and the "
+                "optimizer's state, so its memory limits the batch of all. The others "
+                "wait while it computes the loss and updates the weights.",
             ),
             Choice(
-                "GPUs of different kinds hold different amounts of memory.",
-                why="That is a problem, too, and PyTorch warns of it. But the "
-                "imbalance is there with equal GPUs.",
+                "The last: it gets the rest of the batch, and is the last to end.",
+                why="The rest is never larger than the other pieces, so the last GPU "
+                "is not slower.",
             ),
             Choice(
-                "The last GPU gets the rest of the batch, and all wait for it.",
-                why="The rest is smaller than the other pieces, so it is done earlier.",
+                "Each in turn: replicas take turns to hold the whole batch.",
+                why="No replica ever holds the whole batch. Each one gets its own "
+                "piece, in every step.",
             ),
         ],
+        measured=True,
     ),
     Number(
         "03.rows_counted",
@@ -184,14 +189,13 @@ QUESTIONS = lesson(
         "runs under `nn.DataParallel` on 4 GPUs, on one batch of 32 rows. Which number "
         "is in `model.rows` afterwards?",
         answer=8,
-        why="Each replica counts its 8 rows in its own buffer. That of the first GPU "
-        "shares the memory of the model's. The other three are thrown away.",
-        hint="Who adds how much, to whose buffer? Three of the four are copies.",
+        why="Each replica counts its 8 rows in its own buffer. The first GPU's buffer "
+        "shares its memory with the model's. The other three are thrown away.",
+        hint="Who adds how much, and to whose buffer? Three of the four are copies.",
         slips=[
             Slip(
                 32,
-                "Nobody adds up the four buffers. Gradients are added up, buffers are "
-                "not.",
+                "The four buffers are not added up. Only gradients are.",
             ),
             Slip(
                 0,
@@ -206,95 +210,96 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "03.loss_mean",
-        "The loss is computed inside `forward`, on 4 GPUs. `loss.backward()` fails: "
-        "“grad can be implicitly created only for scalar outputs”. Why?",
+        "The forward of `model` returns the mean loss of its rows. On 4 GPUs you "
+        "compute `loss = nn.DataParallel(model)(x, y)`. What does `loss.backward()` "
+        "do?",
         [
             Choice(
-                "The loss is on another GPU than the model.",
-                why="gather has brought the losses to the first GPU, where the model "
-                "is.",
+                "It works: `loss` is the mean loss over all rows of the batch.",
+                why="Each replica returns the mean of its own rows, and gather only "
+                "joins them. It does not compute anything.",
             ),
             Choice(
-                "`backward` does not work through `nn.DataParallel`.",
-                why="It does: scatter, replicate and gather all have a backward.",
+                "It works, but only the first GPU's rows have a gradient.",
+                why="gather joins what all replicas return, not only the first.",
             ),
             Choice(
-                "gather has joined four losses into a vector: it takes a `mean()`.",
+                "It fails: `loss` is a vector with one number for each GPU.",
                 right=True,
-                why="Each replica returns its own loss. For pieces of equal size their "
-                "mean is the loss of the whole batch.",
+                why="gather joins the four losses, and `backward` needs a single "
+                "number. Call `loss.mean()` first.",
             ),
             Choice(
-                "Four losses need four calls of `backward`, one on each replica.",
-                why="One call is enough: it runs through all replicas and adds up "
-                "their gradients.",
+                "It fails: gather and replicate do not have a backward.",
+                why="They have one. The gradients go back through them to the model.",
             ),
         ],
+        measured=True,
     ),
     MultipleChoice(
         "03.breaks",
-        "A model is wrapped: `model = nn.DataParallel(model)`. What is true?",
+        "`model` is trained as `wrapped = nn.DataParallel(model)` on 4 GPUs. Which of "
+        "these lines do what their author wants?",
         [
             Choice(
-                "Its `state_dict()` has keys that begin with `module.`.",
+                "`torch.save(wrapped.module.state_dict(), path)`, to load the weights "
+                "on one GPU later.",
                 right=True,
-                why="The wrapper is a module with one child of that name. Save "
-                "`model.module.state_dict()`.",
+                why="These names have no `module.` in front.",
             ),
             Choice(
-                "BatchNorm normalizes with the statistics of the whole batch.",
-                why="Each replica sees its own rows only, and normalizes with these.",
+                "`self.steps += 1` in the forward, to count the training steps.",
+                why="Each replica sets its own attribute, and is thrown away. The "
+                "model's counter stays at 0.",
             ),
             Choice(
-                "A counter `self.calls += 1` in `forward` stays at its first value.",
+                "`nn.BatchNorm1d(64)`, to normalize with the statistics of the batch.",
+                why="Each replica sees only its own rows, a quarter of the batch.",
+            ),
+            Choice(
+                "`self.seen.append(len(x))` with a list, to note the size of each "
+                "piece.",
                 right=True,
-                why="Replicas add to their own attribute, and are thrown away.",
+                why="All replicas share the list. Their order in it may be any.",
             ),
             Choice(
-                "A method of the model, such as `model.generate()`, can be called as "
-                "before.",
-                why="The wrapper only has `forward`. The model is `model.module`, and "
-                "its methods run on one GPU.",
-            ),
-            Choice(
-                "The optimizer must be made anew for each GPU.",
-                why="One optimizer updates the one model. The replicas have no "
-                "parameters of their own.",
+                "`wrapped.generate(x)`, to call a method of the model.",
+                why="The wrapper has only `forward`. `wrapped.module.generate(x)` is "
+                "there, and runs on one GPU.",
             ),
         ],
     ),
     MultipleChoice(
         "03.why_ddp",
-        "Why does nearly everybody use `DistributedDataParallel` (DDP) today, and not "
-        "`DataParallel`?",
+        "A job runs with `nn.DataParallel` on 8 GPUs of one node. Which of these "
+        "problems would `DistributedDataParallel` (DDP) solve?",
         [
             Choice(
-                "DDP has one process for each GPU, so Python code runs on all of them "
-                "at the same time.",
+                "The Python code of eight forwards takes turns.",
                 right=True,
-                why="Each process has an interpreter and a GIL of its own.",
+                why="With DDP each GPU has its own process, with its own interpreter "
+                "and its own GIL.",
             ),
             Choice(
-                "In each step DDP sends gradients, not weights, and no GPU is a "
-                "bottleneck.",
+                "In each step the GPUs wait until the weights have arrived.",
                 right=True,
-                why="Every process keeps its model and makes the same update. The "
-                "gradients go around, not to one GPU.",
+                why="Each process keeps its model and makes the same update. DDP sends "
+                "gradients, not weights.",
             ),
             Choice(
-                "DDP works on several nodes.",
+                "Four more GPUs are there, but on another node.",
                 right=True,
-                why="Processes may be on different computers; threads of one process "
-                "are not.",
+                why="Processes can run on different nodes; threads of one process "
+                "cannot.",
             ),
             Choice(
-                "DDP computes other gradients, with which training converges better.",
-                why="With the same global batch the gradients are the same.",
+                "BatchNorm normalizes only over the rows on its own GPU.",
+                why="It does so with DDP, too. `nn.SyncBatchNorm` cures it.",
             ),
             Choice(
-                "DDP splits models that do not fit on one GPU.",
-                why="Each process holds the whole model, as each replica does here. "
-                "For larger models see lessons 02 and 08.",
+                "A larger model would no longer fit on one GPU.",
+                why="With DDP each process holds the whole model, as each replica does "
+                "here. For larger models see lessons 02 and 08.",
             ),
         ],
     ),
@@ -311,16 +316,16 @@ PREDICT_TRAFFIC = NumberTask(
     unit="MB",
     title="Predict the traffic",
     stars=1,
-    why="Seven GPUs get a copy of the parameters, 700 MB, and each of them sends "
+    why="Seven GPUs get a copy of the parameters, 700 MB in all, and each sends "
     "gradients of the same size back: 700 MB more.",
     hint="How many GPUs get a copy of the parameters in each step, and how many send "
     "gradients back? Each copy has 100 MB.",
     slips=[
-        Slip(700, "That is the way out. In the backward as many gradients come back."),
+        Slip(700, "That is the forward. In the backward, the gradients come back."),
         Slip(1600, "GPU 0 sends nothing to itself: seven GPUs get a copy."),
         Slip(
             800,
-            "GPU 0 sends nothing to itself, so seven GPUs get a copy. And as many "
+            "GPU 0 sends nothing to itself, so seven GPUs get a copy. And the "
             "gradients come back.",
         ),
         Slip(200, "That is the traffic with one other GPU. There are seven."),
@@ -331,9 +336,9 @@ PREDICT_TRAFFIC = NumberTask(
     ],
     hints=(
         "How many of the eight GPUs get a copy from GPU 0?",
-        "In the forward the parameters go out, in the backward gradients of the same "
-        "size come back. GPU 0 itself needs no copy.",
-        "For 4 GPUs it goes like this:\n"
+        "In the forward the parameters go out, and in the backward gradients of the "
+        "same size come back. GPU 0 itself needs no copy.",
+        "With 4 GPUs it would be:\n"
         "  out    3 * 100 MB\n"
         "  back   3 * 100 MB\n"
         "  sum    600 MB",

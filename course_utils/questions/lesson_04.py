@@ -19,8 +19,8 @@ QUESTIONS = lesson(
         [
             Choice(
                 "Two new processes run `hello`, and print their numbers.",
-                why="They would have to have it first. What they are sent is its name, "
-                "and under this name they find nothing.",
+                why="They would need the function for that. All they are sent is its "
+                "name, and under this name they find nothing.",
             ),
             Choice(
                 "The new processes fail: they find no function `hello`.",
@@ -49,19 +49,20 @@ QUESTIONS = lesson(
         [
             Choice(
                 "It runs `worker(i, n)` in n processes, for i from 0.",
-                why="That was the plan. It would take a tuple, and `(n)` is none.",
+                why="That was the plan. But it would take a tuple, and `(n)` is not "
+                "one.",
             ),
             Choice(
                 "It runs `worker(n)` in n processes.",
                 why="spawn always puts the number of the process first. But it does "
-                "not come that far.",
+                "not get that far.",
             ),
             Choice(
                 "It raises an error: `(n)` is a number, not a tuple.",
                 right=True,
                 why="spawn unpacks `args`. Parentheses only group; the comma makes the "
-                "tuple. `(n,)` is one, and so is `(n, m)`, which is why the mistake "
-                "shows with one argument only.",
+                "tuple. `(n,)` is a tuple, and so is `(n, m)`, so the mistake shows "
+                "only with a single argument.",
             ),
             Choice(
                 "It runs `worker` once, with all n numbers.",
@@ -81,12 +82,12 @@ QUESTIONS = lesson(
         "elif rank == 1:\n"
         "    dist.recv(x, src=0)",
         answer=2,
-        why="recv writes what came over what was there: the 0 is replaced by 2.",
-        hint="What is in x on rank 0 when it is sent? And what does recv do with what "
-        "rank 1 has?",
+        why="recv writes the message over what was there: the 0 is replaced by 2.",
+        hint="What is in x on rank 0 when it is sent? And what does recv do with x on "
+        "rank 1?",
         slips=[
             Slip(0, "recv writes into x: what was in it before is gone."),
-            Slip(1, "Look again: x += 2. (There are pages that say 1 here.)"),
+            Slip(1, "Look again: x += 2."),
         ],
         purpose="The next cell runs it.",
         measured=True,
@@ -97,20 +98,20 @@ QUESTIONS = lesson(
         "line it does `x += 1`, and then `request.wait()`. What does rank 1 receive?",
         [
             Choice(
-                "Zeros: what x was when isend was called.",
+                "Zeros, because isend has made a copy of x.",
                 why="isend makes no copy. It notes where the numbers are, and they are "
                 "read when they are sent.",
             ),
             Choice(
-                "Ones: what x was when wait was called.",
-                why="It may be sent at any moment between isend and the end of wait.",
+                "Ones, because wait sends x as it is then.",
+                why="x may be sent at any moment between isend and the end of wait.",
             ),
             Choice(
-                "An error: the tensor is locked.",
-                why="Nothing guards the tensor.",
+                "Nothing, because `x += 1` is an error then.",
+                why="Nothing guards the tensor, so there is no error.",
             ),
             Choice(
-                "Nobody can say: zeros, ones, or some of both.",
+                "Nobody can say: zeros, ones, or both.",
                 right=True,
                 why="Until wait has returned, the tensor belongs to the request. The "
                 "documentation calls the outcome undefined.",
@@ -131,18 +132,18 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "It works, because 4 bytes fit into a buffer of the system.",
-                why="That is what one would hope. But gloo first asks the receiver "
-                "whether it is ready, for every size.",
+                why="You might hope so. But gloo first asks the receiver whether it is "
+                "ready, whatever the size.",
             ),
             Choice(
-                "All wait: each send needs a recv that nobody calls.",
+                "All wait: each send needs a recv that no rank calls.",
                 right=True,
                 why="In gloo a send returns when its message has gone out, and it goes "
                 "out when the receiver has called recv.",
             ),
             Choice(
-                "Rank 0 gets through, because it is the first, and then the others.",
-                why="No rank has precedence. Each waits for the next, in a circle.",
+                "Rank 0 gets through first, and then the others, one by one.",
+                why="No rank comes first. Each waits for the next, in a circle.",
             ),
         ],
         measured=True,
@@ -172,10 +173,9 @@ QUESTIONS = lesson(
         "Rank r of four holds a list of four numbers: 10 r, 10 r + 1, 10 r + 2 and "
         "10 r + 3. All call reduce_scatter with SUM. What does rank 2 get?",
         answer=68,
-        why="Rank 2 gets the sum of what stands at place 2 of each list: 2 + 12 + 22 + "
-        "32.",
+        why="Rank 2 gets the sum of what is at place 2 of each list: 2 + 12 + 22 + 32.",
         hint="A reduce-scatter adds up the lists, place by place, and gives rank r "
-        "the place r of the result.",
+        "place r of the result.",
         slips=[
             Slip(86, "That is the sum of rank 2's own list."),
             Slip(60, "That is what rank 0 gets. Places count from 0."),
@@ -189,9 +189,9 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "04.members_only",
-        "Four ranks. Only ranks 0 and 2 call `dist.new_group([0, 2])`, and sum up in "
-        "this group. The documentation says that all ranks must call new_group. What "
-        "happens with gloo in the PyTorch of this course?",
+        "Only ranks 0 and 2 of four call `dist.new_group([0, 2])`, and then "
+        "`all_reduce` in this group. The documentation says that all ranks must call "
+        "new_group. What happens with gloo in the PyTorch of this course?",
         [
             Choice(
                 "It works, and so does everything that comes after it.",
@@ -200,7 +200,7 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "new_group raises an error on ranks 0 and 2.",
-                why="It does not ask whether the others have called it, too.",
+                why="new_group does not ask whether the others have called it, too.",
             ),
             Choice(
                 "Ranks 0 and 2 hang in new_group.",
@@ -211,7 +211,7 @@ QUESTIONS = lesson(
                 "It works, and the next new_group of all four hangs.",
                 right=True,
                 why="Ranks 0 and 2 give the next group another name than ranks 1 and "
-                "3, and look for the others where they are not. The error comes far "
+                "3, and look for the others where they are not. The hang comes far "
                 "from its cause.",
             ),
         ],
@@ -224,11 +224,12 @@ QUESTIONS = lesson(
         "needed, at least?",
         answer=10,
         unit="steps",
-        why="In each step the number of ranks that have it can double: 1, 2, 4, … "
-        "1024 = 2 to the power of 10. One after the other, it would be 1,023 steps.",
+        why="In each step the number of ranks that have the tensor can double: 1, 2, "
+        "4, … 1024 = 2 to the power of 10. If rank 0 sent to each in turn, it would be "
+        "1,023 steps.",
         hint="How many ranks can have it after one step, after two, after three?",
         slips=[
-            Slip(1023, "That is how many messages there are. Many can go at once."),
+            Slip(1023, "That is the number of messages. Many can go at once."),
             Slip(1024, "Rank 0 has it already, and all that have it can send."),
             Slip(32, "The number can double in each step: 1, 2, 4, 8, 16, …"),
             Slip(11, "1 rank has it before the first step. After 10 steps it is 1024."),
@@ -237,29 +238,30 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "04.busbw",
-        "An all-reduce on 8 GPUs has an algorithm bandwidth (size / time) of 200 GB/s. "
-        "Its bus bandwidth is 350 GB/s. What is that figure for?",
+        "An all-reduce has an algorithm bandwidth (size / time) of 200 GB/s on 8 GPUs, "
+        "and of 190 GB/s on 64 GPUs of the same kind. In which of the two are the "
+        "links of the GPUs used better?",
         [
             Choice(
-                "It tells how soon the user has the sum of a large tensor.",
-                why="For the user, size / time counts: that is the algorithm "
-                "bandwidth.",
+                "On 8 GPUs: the sum of a tensor is ready sooner.",
+                why="That is what the user sees. But for it, a GPU has to send less "
+                "than on 64 GPUs.",
             ),
             Choice(
-                "It can be compared with a link's speed, for any number of GPUs.",
+                "On 64 GPUs: each link carries more in a second.",
                 right=True,
-                why="Each GPU must send 2 (n - 1) / n times the size: 1.75 times with "
-                "8. Bus bandwidth counts these bytes.",
+                why="The bus bandwidth tells: 200 × 1.75 = 350 GB/s on 8 GPUs, and on "
+                "64 it is 190 × 1.969 = 374 GB/s.",
             ),
             Choice(
-                "It is what the 8 GPUs together send in a second.",
-                why="That would be eight times as much. It is what one GPU sends, in "
-                "one direction.",
+                "Neither: they differ only as two runs may differ.",
+                why="The bus bandwidths differ by more than that, and the other way "
+                "round.",
             ),
             Choice(
-                "It counts both directions of each link.",
-                why="It counts one direction. The factor 2 comes from the two halves: "
-                "reduce-scatter and all-gather.",
+                "You cannot tell: the numbers of GPUs are different.",
+                why="The bus bandwidth is made for this: it takes the number of GPUs "
+                "into account.",
             ),
         ],
     ),
@@ -273,46 +275,46 @@ QUESTIONS = lesson(
         tolerance=0.2,
         why="376.71 / 194.43 = 1.9375 = 2 (n - 1) / n = 2 - 2 / n, so n = 2 / (2 - "
         "1.9375) = 32: four nodes.",
-        hint="The quotient of the two is the factor of the collective. Solve it for n.",
+        hint="busbw / algbw is the factor of the collective. Solve it for n.",
         slips=[
             Slip(2, "The quotient is not the number of GPUs, but 2 (n - 1) / n."),
             Slip(1.9375, "That is the factor 2 (n - 1) / n. Solve it for n."),
             Slip(16, "n = 16 would give 30 / 16 = 1.875."),
             Slip(8, "n = 8 would give 14 / 8 = 1.75."),
             Slip(64, "n = 64 would give 126 / 64 = 1.969."),
-            Slip(31, "Nearly. 2 (n - 1) / n = 2 - 2 / n: solve that for n."),
-            Slip(33, "Nearly. All nodes have eight GPUs: is that a multiple of 8?"),
+            Slip(31, "Nearly. 2 (n - 1) / n = 2 - 2 / n: solve this for n."),
+            Slip(33, "Nearly. Each node has eight GPUs: is that a multiple of 8?"),
             Slip(4, "That is the number of nodes. Each has eight GPUs."),
         ],
     ),
     MultipleChoice(
         "04.true_of_collectives",
-        "What is true of the collectives of `torch.distributed`?",
+        "Four ranks run these lines. Which of them do what is said behind them?",
         [
             Choice(
-                "Every rank of the group must call them, in the same order.",
+                "`dist.all_reduce(g)`, then `g /= 4`, for the mean of all g.",
                 right=True,
-                why="A rank that skips one leaves the others waiting.",
+                why="An all-reduce sums, and every rank divides the sum.",
             ),
             Choice(
-                "`reduce` leaves the tensors of all ranks but the destination as they "
-                "were.",
-                why="Nothing promises it. Here gloo leaves partial sums in them.",
+                "`if rank == 0: dist.broadcast(x, src=0)`, to send x to all.",
+                why="Every rank of the group must make the call: the others have to "
+                "receive.",
             ),
             Choice(
-                "`all_reduce` computes the mean of gradients.",
-                why="It sums. DDP divides, or you do.",
+                "`dist.reduce(x, dst=0)`, for a sum, while ranks 1 to 3 keep their x.",
+                why="Only rank 0's tensor is defined afterwards. gloo leaves partial "
+                "sums in others.",
             ),
             Choice(
-                "An all-reduce gives the same result as a reduce-scatter followed by "
-                "an all-gather.",
+                "`dist.all_gather(xs, x)`, then `sum(xs)`, in place of an all-reduce.",
                 right=True,
-                why="Up to rounding. Many algorithms for large tensors even work this "
-                "way: each rank reduces one n-th, then all collect the parts.",
+                why="Every rank has all tensors and adds them up. It is right, but "
+                "each rank receives n - 1 whole tensors.",
             ),
             Choice(
-                "After a `gather`, every rank has the list.",
-                why="Only rank `dst` has it. An all-gather gives it to all.",
+                "`dist.gather(x, xs, dst=0)`, to give the list to every rank.",
+                why="Only rank `dst` gets it. An all-gather gives it to all.",
             ),
         ],
     ),
@@ -321,9 +323,9 @@ QUESTIONS = lesson(
 # The number that is a task of the exercise.
 PREDICT_MESSAGES = NumberTask(
     "04.predict_messages",
-    "Six ranks make a naive all-reduce of a tensor of 1,000 float32 numbers: all the "
-    "others send their tensors to rank 0, which adds them up and sends the sum to each "
-    "of the others. How many bytes are in the messages of all ranks together?",
+    "Six ranks make a naive all-reduce of a tensor of 1,000 float32 numbers. The other "
+    "five send their tensors to rank 0, which adds them up and sends the sum to each "
+    "of them. How many bytes are in the messages of all ranks together?",
     answer=40_000,
     unit="bytes",
     title="Predict the messages",
@@ -337,13 +339,13 @@ PREDICT_MESSAGES = NumberTask(
         Slip(10_000, "The messages are right. But a float32 has 4 bytes."),
         Slip(4000, "That is one message. How many are there?"),
         Slip(120_000, "Not every rank sends to every other: all goes through rank 0."),
-        Slip(10, "That is how many messages there are. How many bytes has each?"),
+        Slip(10, "That is the number of messages. How many bytes has each?"),
     ],
     hints=(
-        "Two parts: all the others send to rank 0, then rank 0 sends to all the "
-        "others. How many ranks are the others?",
+        "There are two parts: the other ranks send to rank 0, and then rank 0 sends to "
+        "each of them. How many other ranks are there?",
         "Every message is a whole tensor. A float32 has 4 bytes.",
-        "With 3 ranks it goes like this:\n"
+        "With 3 ranks it would be:\n"
         "  to rank 0      2 messages of 4000 bytes\n"
         "  from rank 0    2 messages of 4000 bytes\n"
         "  together       16000 bytes",

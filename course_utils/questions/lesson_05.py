@@ -28,11 +28,11 @@ QUESTIONS = lesson(
                 why="`/` makes a float in both cases, and the type is what counts.",
             ),
             Choice(
-                "An error, when the first batch is asked for.",
-                why="The DataLoader looks at its arguments when it is made.",
+                "An error when the loop asks for the first batch.",
+                why="The DataLoader checks its arguments when it is made.",
             ),
             Choice(
-                "An error, as soon as the DataLoader is made.",
+                "An error as soon as the DataLoader is made.",
                 right=True,
                 why="It wants a positive integer, and 32.0 is a float. `128 // 4` is "
                 "an int.",
@@ -43,24 +43,23 @@ QUESTIONS = lesson(
     SingleChoice(
         "05.other_starts",
         "Four ranks begin with different weights. In every step they average their "
-        "gradients, and each makes a step of plain SGD. How do the distances between "
-        "the four models develop?",
+        "gradients, and each makes a step of plain SGD. What happens to the distances "
+        "between the four models?",
         [
             Choice(
                 "They shrink: the average pulls the models together.",
-                why="Averaged *parameters* would do that. Averaged gradients are the "
-                "same step for everybody, wherever they are.",
+                why="Averaged *parameters* would do that. Averaged gradients give all "
+                "ranks the same step, wherever they are.",
             ),
             Choice(
-                "They stay as they are.",
+                "They stay as they are, in every step.",
                 right=True,
-                why="All ranks subtract the same from their weights, so the "
-                "differences between them remain (but for rounding).",
+                why="All ranks subtract the same from their weights. So the "
+                "differences between them remain, apart from rounding.",
             ),
             Choice(
                 "They grow: each rank sees other images.",
-                why="It would be so without averaging. With it, all make the same "
-                "step.",
+                why="Without averaging they would. With it, all make the same step.",
             ),
             Choice(
                 "They are zero after the first step.",
@@ -87,11 +86,11 @@ QUESTIONS = lesson(
                 "no line under the `if` ever ran.",
             ),
             Choice(
-                "`size` is a float, and a gradient cannot be divided by a float.",
-                why="It can: `4.0` and `4` give the same.",
+                "`size` is a float, and dividing a gradient in place needs an int.",
+                why="It does not: `4.0` and `4` give the same.",
             ),
             Choice(
-                "It had to be called before `backward()`.",
+                "It was called after `backward()`, when all was decided.",
                 why="Before it there are no gradients to average.",
             ),
         ],
@@ -99,7 +98,7 @@ QUESTIONS = lesson(
     Number(
         "05.messages",
         "A model has 20 linear layers, each with a weight and a bias. "
-        "`average_gradients_naive` is called once. How many all-reduces are that?",
+        "`average_gradients_naive` is called once. How many all-reduces does it make?",
         answer=40,
         unit="all-reduces",
         why="One for each parameter: 20 weights and 20 biases.",
@@ -115,8 +114,8 @@ QUESTIONS = lesson(
     ),
     Number(
         "05.sum_step",
-        "Four ranks add up their gradients and forget to divide. Their first step of "
-        "plain SGD is ... times as long as with the average. Which number is missing?",
+        "Four ranks add up their gradients and forget to divide. How many times as "
+        "long as with the average is their first step of plain SGD?",
         answer=4,
         why="The sum is N times the mean, here four times. It is as if the learning "
         "rate were four times as large.",
@@ -132,37 +131,40 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "05.why_average",
-        "Why are the gradients of the ranks averaged, and not added up?",
+        "Why are the gradients averaged, and not added up? Test your reason on another "
+        'case. Now the loss of each rank is a *sum* over its rows (`reduction="sum"`), '
+        "and so is that of one process over the whole batch. What gives the gradient "
+        "of that one process?",
         [
             Choice(
-                "Each loss is a mean over its rank's rows: a factor 1 / N is missing.",
+                "Their sum: this time no rank has divided by anything.",
                 right=True,
-                why="The gradient of the batch divides by all rows, each rank only by "
-                "its own. With equal shares, the average over N ranks is exactly the "
-                "gradient of the whole batch, and the learning rate keeps its meaning "
-                "for any number of ranks.",
+                why="The sum of the ranks' sums is the sum over the whole batch. With "
+                "a mean, each rank divides by its own b rows, and not by the B of the "
+                "batch: then the missing factor is b / B, which is 1 / N.",
             ),
             Choice(
-                "So that no rank with unusual images has too much influence.",
-                why="In a sum, too, each rank counts the same. Sum and mean have the "
-                "same direction, and differ by a factor.",
+                "Their mean: there are still N ranks, so divide by N.",
+                why="Then the result is N times too small. The number of ranks is no "
+                "reason by itself: what counts is by what each rank has divided.",
             ),
             Choice(
-                "So that the models of the ranks come closer to each other.",
-                why="They are the same already, and make the same step with a sum as "
-                "well.",
+                "Their sum, divided by the B rows of the whole batch.",
+                why="That is the gradient of the mean loss. This one process does not "
+                "divide.",
             ),
             Choice(
-                "`all_reduce` computes a mean, so it comes out like this.",
-                why="By default it adds up. Somebody has to divide.",
+                "Their mean: a sum would take the models apart.",
+                why="All ranks make the same step with a sum as well, so their models "
+                "stay equal.",
             ),
         ],
     ),
     MultipleChoice(
         "05.division",
-        "N ranks add up gradients with `all_reduce`. Where may the division by N "
-        "happen, so that they train like one process with the whole batch, with any "
-        "optimizer? (In float32, with equal shares.)",
+        "N ranks add up gradients with `all_reduce`, in float32 and with equal shares. "
+        "They are to train like one process with the whole batch, with any optimizer. "
+        "Where may the division by N happen?",
         [
             Choice(
                 "The loss is divided by N before `backward()`.",
@@ -183,8 +185,8 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "The learning rate is divided by N.",
-                why="That is right for plain SGD and momentum. Weight decay, clipping "
-                "and Adam make something else of it.",
+                why="That is right for plain SGD and momentum, but not with weight "
+                "decay, clipping or Adam.",
             ),
             Choice(
                 "Nowhere: `all_reduce` returns the average by default.",
@@ -219,27 +221,25 @@ QUESTIONS = lesson(
         "`DistributedSampler`, and what shuffles then?",
         [
             Choice(
-                "Distributed data must not be shuffled: the ranks would get the same "
-                "items.",
-                why="It is shuffled, in the same way on all ranks, and then each takes "
-                "other places of that order.",
+                "The ranks would shuffle differently. So the order stays fixed.",
+                why="It does change: all ranks shuffle alike, and each takes other "
+                "places of that order. The sampler does that by default.",
             ),
             Choice(
-                "Shuffling is done once, before the training, when the data set is "
-                "made.",
-                why="Then every epoch would have the same order.",
+                "The loader would shuffle before the sampler. The data set does it.",
+                why="The data set keeps its order. The sampler shuffles indices only.",
             ),
             Choice(
-                "`shuffle=True` makes a second sampler. The DistributedSampler "
-                "shuffles.",
+                "The sampler decides the order, and it shuffles by itself.",
                 right=True,
-                why="A loader can have one sampler only. This one's `shuffle` is True "
-                "by default. All ranks shuffle alike, by its seed and the epoch: "
-                "`set_epoch` gives each epoch another order.",
+                why="A loader takes one order only, and `shuffle=True` would add a "
+                "second. This sampler's own `shuffle` is True by default. All ranks "
+                "shuffle alike, by its seed and the epoch.",
             ),
             Choice(
-                "It may be True as well; it is only slower.",
-                why="You have seen the error: sampler and shuffle exclude each other.",
+                "Both would shuffle, which only costs time. One is enough.",
+                why="It is no matter of time, but an error: a loader takes one order "
+                "only.",
             ),
         ],
     ),
@@ -250,8 +250,7 @@ QUESTIONS = lesson(
         "divided by 4. What is true?",
         [
             Choice(
-                "Each rank loads its own batches: 4 × 64 are the 256 of a step, so the "
-                "learning rate stays right.",
+                "4 × 64 make the 256 of a step again: the learning rate stays right.",
                 right=True,
                 why="With 256 on each rank, a step would have 1,024 rows, and the "
                 "learning rate would have to change.",
@@ -263,18 +262,18 @@ QUESTIONS = lesson(
                 "share its cores.",
             ),
             Choice(
-                "Each GPU has a quarter of the memory when there are four.",
+                "Each of the four GPUs has a quarter of the memory for its rows.",
                 why="Each has its own memory, as much as before. You *may* keep 256 on "
                 "each: it is a batch of 1,024 then.",
             ),
             Choice(
                 "PyTorch divides neither of them by itself.",
                 right=True,
-                why="`DataLoader` knows nothing of other ranks, and neither does DDP "
-                "change it. (`nn.DataParallel` is different: it cuts the batch.)",
+                why="`DataLoader` knows nothing of other ranks, and DDP does not "
+                "change it. `nn.DataParallel` is different: it cuts the batch.",
             ),
             Choice(
-                "`DistributedSampler` refuses a batch that is too large.",
+                "`DistributedSampler` refuses a batch that is larger than its share.",
                 why="It never sees the batch size: it only says which items are for "
                 "this rank.",
             ),
@@ -318,13 +317,13 @@ QUESTIONS = lesson(
                 "not the number of GPUs.",
             ),
             Choice(
-                "DDP raises the learning rate by itself.",
+                "DDP raises the learning rate to the number of GPUs by itself.",
                 why="It averages gradients, and leaves the learning rate to you.",
             ),
             Choice(
-                "The rule holds for any batch, if there is a warm-up.",
-                why="You have seen it end: for 320 images the rule gave a rate that is "
-                "too large for the network. The paper names a limit, too.",
+                "The rule holds for any batch size, as long as there is a warm-up.",
+                why="You have seen its limit: for 320 images the rule gave a rate that "
+                "is too large for the network. The paper names a limit, too.",
             ),
             Choice(
                 "A warm-up helps because the weights change quickly at the beginning.",

@@ -24,8 +24,7 @@ QUESTIONS = lesson(
                 "thread for each GPU.",
             ),
             Choice(
-                "It sends the first gradients while the backward still computes "
-                "others.",
+                "It sends gradients while the backward still computes others.",
                 right=True,
                 why="As soon as a bucket (some layers' gradients) is full, its "
                 "all-reduce begins. `DataParallel` sends all in one go, to GPU 0, when "
@@ -33,16 +32,16 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "Its rank 0 hands out the work, and collects the results.",
-                why="In DDP nobody coordinates: all ranks make the same calls. It is "
-                "`DataParallel` where the main thread hands out the work.",
+                why="No rank of DDP coordinates the others: all make the same calls. "
+                "In `DataParallel`, the main thread hands out the work.",
             ),
             Choice(
-                "It copies the weights to all GPUs in every forward.",
+                "It copies the weights to all GPUs before every forward.",
                 why="That is `DataParallel`. DDP broadcasts them once, when it is "
                 "made, and then all ranks make the same steps.",
             ),
             Choice(
-                "It can run on several machines.",
+                "It can run on several machines at the same time.",
                 right=True,
                 why="Processes can be anywhere, as long as messages get through. "
                 "Threads share one machine.",
@@ -79,9 +78,10 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "`optimizer.zero_grad()`",
-                why="It throws this rank's gradients away.",
+                why="It clears this rank's gradients, and sends nothing.",
             ),
         ],
+        measured=True,
     ),
     Number(
         "06.two_ranks",
@@ -110,11 +110,11 @@ QUESTIONS = lesson(
         "averaged gradients. What happens?",
         [
             Choice(
-                "An error: the models do not match.",
-                why="All shapes match, and nobody compares values.",
+                "An error in the first step: the models do not match.",
+                why="All shapes match, and no code compares the values.",
             ),
             Choice(
-                "All is well. Buffers are not trained, so they do not matter.",
+                "All is well: buffers are not trained, so they change no gradients.",
                 why="They are not trained, but they are part of the function that the "
                 "model computes.",
             ),
@@ -125,7 +125,7 @@ QUESTIONS = lesson(
                 "the two is the same step on both, and right for neither.",
             ),
             Choice(
-                "The parameters of the ranks drift apart.",
+                "The parameters of the ranks drift apart from step to step.",
                 why="They begin alike, and make the same step: they stay equal. That "
                 "is what makes the mistake hard to see.",
             ),
@@ -138,7 +138,7 @@ QUESTIONS = lesson(
         "is ready first in the backward?",
         [
             Choice(
-                "The first layer's: it comes first in the model.",
+                "The first layer's: it comes first in the model, too.",
                 why="It comes first in the forward. The backward starts at the loss.",
             ),
             Choice(
@@ -147,11 +147,11 @@ QUESTIONS = lesson(
                 "when the backward has passed the layer.",
             ),
             Choice(
-                "The smaller one's: it needs the least computing.",
+                "The smaller layer's: it needs less computing.",
                 why="The order follows from the graph, not from sizes.",
             ),
             Choice(
-                "The second layer's: the backward begins at the end.",
+                "The second layer's: it is closer to the loss.",
                 right=True,
                 why="The gradient flows from the loss through the last layer to the "
                 "first.",
@@ -175,12 +175,12 @@ QUESTIONS = lesson(
                 "full bucket also waits for those before it.",
             ),
             Choice(
-                "Every time a gradient is ready: it is sent as far as it is filled.",
+                "When one of its gradients is ready: that part of it is sent at once.",
                 why="A bucket is one tensor and one all-reduce. It waits for all of "
                 "its gradients.",
             ),
             Choice(
-                "When the optimizer needs its first gradient.",
+                "When the optimizer needs the first of the gradients that are in it.",
                 why="The optimizer asks for nothing: all means are there before it "
                 "begins.",
             ),
@@ -202,7 +202,7 @@ QUESTIONS = lesson(
             Slip(2, "All gradients together do not even fill the first bucket."),
             Slip(0, "Some message must carry the gradients."),
         ],
-        purpose="The next cells count them, and measure the time.",
+        purpose="The next cell counts them.",
         measured=True,
     ),
     Number(
@@ -231,8 +231,8 @@ QUESTIONS = lesson(
     ),
     Number(
         "06.divide_by_k",
-        "A batch is cut into 4 micro-batches, whose gradients add up. Nobody divides "
-        "the losses by 4. How many times as large as that of the whole batch is the "
+        "A batch is cut into 4 micro-batches, whose gradients add up. The losses are "
+        "not divided by 4. How many times as large as that of the whole batch is the "
         "gradient?",
         answer=4,
         unit="times",
@@ -242,7 +242,7 @@ QUESTIONS = lesson(
         hint="What is the sum of four means, compared with the mean of all rows?",
         slips=[
             Slip(1, "Each micro-batch's loss has divided by its own few rows only."),
-            Slip(0.25, "The other way round: nobody divides, so it is larger."),
+            Slip(0.25, "The other way round: without a division it is larger."),
             Slip(2, "DDP averages over the ranks. That leaves the four parts."),
             Slip(8, "DDP averages over the two ranks. That leaves four parts."),
         ],
@@ -255,23 +255,23 @@ QUESTIONS = lesson(
         "model.no_sync():`, and only `loss.backward()` inside. What is the effect?",
         [
             Choice(
-                "Each micro-batch is averaged, in as much time as without no_sync.",
+                "Each micro-batch is averaged: nothing is saved.",
                 right=True,
                 why="The forward has already decided that the next backward sends. "
                 "(The mean is right: an average of gradients that are averaged already "
                 "changes nothing in them.)",
             ),
             Choice(
-                "The gradients are never averaged, and the ranks drift apart.",
+                "The gradients are never averaged.",
                 why="That would be the forward inside and the backward outside, in "
                 "the last micro-batch.",
             ),
             Choice(
-                "An error, because forward and backward do not match.",
-                why="Nothing is said at all.",
+                "An error: forward and backward do not match.",
+                why="There is no error, and no warning.",
             ),
             Choice(
-                "It works as intended: the backward is inside, and only it sends.",
+                "It works: only the backward sends.",
                 why="It is the backward that sends, but the forward that decides: the "
                 "next cell shows the mean, 0.5.",
             ),
@@ -353,7 +353,7 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "All ranks must call `torch.save`, because it is a collective.",
-                why="It writes a file and talks to nobody. (For FSDP, lesson 08, it is "
+                why="It writes a file, and sends nothing. (FSDP, lesson 08, is "
                 "different: there each rank has only a part of the model.)",
             ),
             Choice(
@@ -364,8 +364,8 @@ QUESTIONS = lesson(
             ),
             Choice(
                 'With `map_location="cpu"`, the model is on the CPU afterwards.',
-                why="The loaded tensors are. `load_state_dict` copies their values "
-                "into the parameters, wherever these are.",
+                why="Only the loaded tensors are. `load_state_dict` copies their "
+                "values into the parameters, wherever these are.",
             ),
             Choice(
                 "`model.module.state_dict()` can be loaded without DDP.",
@@ -382,7 +382,7 @@ QUESTIONS = lesson(
         [
             Choice(
                 "64 times as many gradients are added up, so each GPU sends 64 times "
-                "as many bytes.",
+                "the bytes.",
                 why="In a ring, each GPU sends 2 (n - 1) / n times the model: never "
                 "more than twice, however many there are.",
             ),

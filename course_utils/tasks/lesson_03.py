@@ -143,7 +143,7 @@ SCATTER = Task(
         "handle tensors, tuples, lists and dicts?",
         "form": "Each part has the form of the inputs: a tuple (x, y) on two GPUs "
         "becomes (x0, y0) and (x1, y1), as `zip(*...)` pairs them; so do lists and "
-        "dicts. What is no tensor, or is empty, is repeated for every GPU.",
+        "dicts. What is not a tensor, or is empty, is repeated for every GPU.",
         "devices": "The rows are right, but on other devices: part i belongs on device "
         "`target_gpus[i]`, which need not be cuda:i.",
         "only pieces": "The parts are right, but each GPU was sent all rows, and cut "
@@ -165,14 +165,14 @@ SCATTER = Task(
         "pairs what belongs to one GPU. Anything else is repeated.",
         "Three cases and a rest:\n"
         "  if isinstance(inputs, torch.Tensor):\n"
-        "      pieces = inputs.chunk(len(target_gpus), dim)\n"
-        "      return [piece.to(...) for piece, gpu in zip(pieces, target_gpus)]\n"
+        "      pieces = ...  # torch.chunk\n"
+        "      return [... for piece, gpu in zip(pieces, target_gpus)]\n"
         "  if isinstance(inputs, (tuple, list)) and inputs:\n"
-        "      parts = zip(*[scatter(item, ...) for item in inputs])\n"
-        "      return [type(inputs)(part) for part in parts]\n"
+        "      parts = zip(*[... for item in inputs])  # the function calls itself\n"
+        "      return [... for part in parts]\n"
         "  if isinstance(inputs, dict) and inputs:\n"
-        "      ...  # the values like a tuple, then dict(zip(inputs, part))\n"
-        "  return [inputs] * len(target_gpus)",
+        "      ...  # scatter the values, then give each part its keys again\n"
+        "  return ...  # the same for every GPU",
     ),
 )
 
@@ -260,16 +260,16 @@ GATHER = Task(
         "Two steps: all tensors must be on one device before they can be joined.",
         "Look at the first output: is it a tensor, None, a dict, or a list or tuple? "
         "For a list or tuple, gather the first items of all outputs, then the second "
-        "ones: `zip(*outputs)` gives these groups.",
+        "items, and so on: `zip(*outputs)` gives these groups.",
         "Four cases:\n"
         "  first = outputs[0]\n"
         "  if isinstance(first, torch.Tensor):\n"
-        "      here = [output.to(...) for output in outputs]\n"
-        "      # numbers (first.dim() == 0): torch.stack, else torch.cat\n"
+        "      here = ...  # all on the target device\n"
+        "      ...  # first.dim() == 0: torch.stack; otherwise: torch.cat\n"
         "  if first is None: ...\n"
         "  if isinstance(first, dict):\n"
-        "      return {key: gather([o[key] for o in outputs], ...) for key in first}\n"
-        "  return type(first)(gather(group, ...) for group in zip(*outputs))",
+        "      ...  # for each key, gather what all outputs have for it\n"
+        "  ...  # a tuple or list: gather each group of zip(*outputs)",
     ),
 )
 
@@ -378,11 +378,11 @@ REPLICATE = Task(
         "devices": "Replica i must be a module like the network, with all its weights "
         "and buffers (`network.buffers()`) on `devices[i]`, those of submodules, too. "
         "deepcopy writes into its second argument: give it a new dict for each device.",
-        "own modules": "A module of the network stands in a replica. Make new "
-        "modules, on the network's own device, too.",
-        "again is": "Two layers may share a weight, and a module may stand in two "
-        "places. In a replica it must be so, too: copy each once, and keep the copies "
-        "in a dict.",
+        "own modules": "A module of the network itself is in a replica. Make new "
+        "modules, on the network's own device too.",
+        "again is": "Two layers may share a weight, and a module may be in two places. "
+        "It must be the same in a replica: copy each once, and keep the copies in a "
+        "dict.",
         "gradients": "The gradients of all replicas must add up in the network. A "
         "replica's weight must be `parameter.to(device)` itself. `deepcopy(network)`, "
         "nn.Parameter, `detach`, `.data`, no_grad and load_state_dict cut it off.",
@@ -396,8 +396,8 @@ REPLICATE = Task(
     errors={
         "'NoneType' object": EMPTY,
         "object has no attribute 'no": EMPTY,
-        "Network.__init__() missing": "Nobody knows with which arguments the network "
-        "was made. Copy it: with copy.deepcopy, or module by module.",
+        "Network.__init__() missing": "You cannot know which arguments the network was "
+        "made with. Copy it: with copy.deepcopy, or module by module.",
         "cannot assign": "A module takes only an nn.Parameter as a parameter, and that "
         "would be cut off. Write into its dict: `module._parameters[name] = copy`.",
         "deepcopy protocol": "copy.deepcopy copies a tensor only if it is a leaf. Its "
@@ -412,9 +412,9 @@ REPLICATE = Task(
         "buffer. copy.deepcopy makes the module: its second argument says what to use "
         "in place of which object.",
         "For each device:\n"
-        "  tensors = [*network.parameters(), *network.buffers()]\n"
+        "  tensors = ...  # all parameters and buffers\n"
         "  copies = {id(tensor): ... for tensor in tensors}\n"
-        "  replica = copy.deepcopy(network, copies)\n"
+        "  replica = copy.deepcopy(network, ...)\n"
         "deepcopy takes copies[id(x)] for x where there is one, and copies the rest.",
     ),
 )
@@ -424,7 +424,8 @@ REPLICATE = Task(
 LATE = 0.1  # seconds that the first module takes longer than the last
 MEETING = 1.0  # seconds that modules wait for each other
 ONE, MIXED, SCALED = "one argument each", "one argument, then two", "keyword arguments"
-NO_GRAD, FAILING = "under torch.no_grad()", "the first and the last module fail"
+NO_GRAD = "gradients switched off by torch.no_grad()"
+FAILING = "a first and a last module that fail"
 
 
 class Part(nn.Module):
@@ -523,8 +524,8 @@ PARALLEL_APPLY = Task(
         Miss(
             "inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)",
             "inputs[i]",
-            "A tensor was taken apart into its elements. An input that is no tuple is "
-            "the only argument: `module(input)`, without a star.",
+            "A tensor was taken apart into its elements. An input that is not a tuple "
+            "is the only argument: `module(input)`, without a star.",
         ),
     ),
     because={
@@ -548,7 +549,7 @@ PARALLEL_APPLY = Task(
     },
     errors={
         "for +: 'int' and 'tuple'": "An input may be a tuple of several arguments: "
-        "`module(*input)`. One that is no tuple is the only argument.",
+        "`module(*input)`. One that is not a tuple is the only argument.",
         "'NoneType'": "`kwargs_tup` is None where there are no keyword arguments.",
         "KeyError: ": "No thread wrote under this key. Did each use the variable of "
         "your loop, which has moved on by then? Or did an exception end one?",
@@ -557,19 +558,20 @@ PARALLEL_APPLY = Task(
     otherwise="Return a list: output i is what module i makes of input i, and of the "
     "keyword arguments in `kwargs_tup[i]`, whichever thread ends first.",
     hints=(
-        "One thread for each module. What a thread finds out, it writes into a list "
-        "that all of them share.",
-        "A function call(i) runs module i and keeps its output, or its exception. "
-        "no_grad and the current device are settings of a thread: read them before, "
-        "and set them inside. Start all, join all, then look for exceptions.",
+        "Use one thread for each module. Each writes its result into a list that all "
+        "of them share.",
+        "A function call(i) runs module i and keeps its output or its exception. "
+        "Whether gradients are recorded and which device is current are settings of a "
+        "thread: read the first one outside, and set both inside. Start all threads, "
+        "join all, then look for exceptions.",
         "The function that each thread runs:\n"
         "  def call(i):\n"
-        "      args = inputs[i] if isinstance(inputs[i], tuple) else (inputs[i],)\n"
+        "      args = ...  # a tuple, also where the input is a single argument\n"
         "      try:\n"
         "          with torch.set_grad_enabled(...), torch.cuda.device(...):\n"
-        "              outputs[i] = modules[i](*args, **...)\n"
+        "              outputs[i] = ...\n"
         "      except Exception as error:\n"
-        "          errors[i] = error",
+        "          ...  # keep it",
     ),
 )
 
@@ -667,13 +669,13 @@ DATA_PARALLEL = Task(
         "First scatter the inputs: now you know how many parts there are. Then "
         "replicate to that many devices, parallel_apply, and gather on the output "
         "device, or on the first device where none is given.",
-        "Four lines and a default:\n"
-        "  if output_device is None: output_device = device_ids[0]\n"
-        "  parts = scatter(inputs, device_ids)\n"
-        "  used = device_ids[:len(parts)]\n"
-        "  replicas = replicate(module, used)\n"
-        "  outputs = parallel_apply(replicas, parts, devices=used)\n"
-        "  return gather(outputs, ...)",
+        "Four calls and a default:\n"
+        "  if output_device is None: ...\n"
+        "  parts = scatter(...)\n"
+        "  used = ...  # as many devices as there are parts\n"
+        "  replicas = replicate(...)\n"
+        "  outputs = parallel_apply(..., devices=used)\n"
+        "  return gather(...)",
     ),
 )
 
@@ -781,10 +783,12 @@ SPOT_THE_MEAN = Task(
         "GPU return, and what comes out at the end?",
         "(mean(1, 2) + mean(6)) / 2 is not mean(1, 2, 6). The mean must be taken once, "
         "over the losses of all rows. cross_entropy has an argument `reduction`.",
-        "One way, in two lines:\n"
-        '  forward:        return F.cross_entropy(..., reduction="none")\n'
-        "  training_step:  loss = losses.mean()   # now one loss for each row\n"
-        "The other: return sums, and divide by len(y) at the end.",
+        "Two ways:\n"
+        "  forward returns one loss for each row,     reduction=...\n"
+        "  training_step takes the mean over all rows\n"
+        "or:\n"
+        "  forward returns the sum of its rows,       reduction=...\n"
+        "  training_step adds up, and divides once by ...",
     ),
 )
 

@@ -34,7 +34,7 @@ SPOT_THE_TUPLE = Task(
         Miss(
             "(n,)",
             "int(n)",
-            "n is a number, also in parentheses, and a number has no elements. A comma "
+            "n is a number, even in parentheses, and a number has no elements. A comma "
             "makes it a tuple of one element.",
         ),
         Miss(
@@ -59,8 +59,8 @@ SPOT_THE_TUPLE = Task(
         "Ask Python: `type((3))`. And `type((3,))`? (`args=(n)` and `args=n` are the "
         "same to Python, and so to the check.)",
         "spawn calls worker(i, *args). The star needs something with elements.",
-        "A tuple of one element ends with a comma:\n"
-        "  mp.spawn(worker, args=(...,), nprocs=...)",
+        "A tuple of one element ends with a comma. This is one: (3,). And this: "
+        '("text",).',
     ),
 )
 
@@ -99,15 +99,15 @@ SPOT_THE_WAIT = Task(
     },
     otherwise="Rank r returns row r of rank 0's tensor. A buffer must not be written "
     "while a message from it is under way: wait inside the loop, or give each message "
-    "memory of its own.",
+    "its own memory.",
     instead="Keep isend and irecv (or send and recv), and repair what is around them.",
     hints=(
-        "isend and irecv return at once. What do they return, and what is it for?",
-        "Two waits are missing. One rank reads what may not have come yet. Another one "
-        "writes into a buffer from which a message may still be under way.",
+        "isend and irecv return at once. What do they return, and what is that for?",
+        "Two waits are missing. One rank reads what may not have arrived yet. Another "
+        "rank writes into a buffer from which a message may still be sent.",
         "Both return a request:\n"
-        "  request = dist.isend(...)\n"
-        "  request.wait()   # from here on the buffer may be written again",
+        "  request = ...\n"
+        "  request.wait()   # from here on the buffer may be used again",
     ),
 )
 
@@ -156,8 +156,8 @@ EXCHANGE = Task(
         "rank + 1 and receive from rank - 1, and not through another rank.",
     },
     otherwise="Rank r returns the tensor of rank r - 1, and rank 0 that of the last "
-    "rank. Receive it into memory of its own: a tensor that is being sent must not be "
-    "written before the `wait()`.",
+    "rank. Receive it into a new tensor: one that is being sent must not be written "
+    "before the `wait()`.",
     errors={
         **messages.ERRORS,
         OUT_OF_STEP: "If all send first, nobody receives; if all receive first, nobody "
@@ -166,13 +166,14 @@ EXCHANGE = Task(
     },
     instead="Use send and recv, or isend and irecv.",
     hints=(
-        "If every rank sends first, everybody waits for somebody to receive. Who could "
-        "receive first? And with one rank, what is there to send?",
+        "If every rank sends first, all wait for a receiver. Which ranks could receive "
+        "first? And with one rank, what is there to send?",
         "isend starts a send and does not wait. Start it, receive, and wait for the "
         "send at the end. (Or let even ranks send first and odd ranks receive first.)",
-        "Begin with a buffer, and end with it. One rank is a case of its own:\n"
-        "  request = dist.isend(tensor, dst=...)\n"
-        "  dist.recv(received, src=...)\n"
+        "Make a buffer first, and return it. One rank is a special case:\n"
+        "  received = ...\n"
+        "  request = ...   # to the next rank\n"
+        "  ...             # from the previous rank\n"
         "  request.wait()",
     ),
 )
@@ -209,8 +210,8 @@ ALL_REDUCE = Task(
         Miss(
             IN,
             "dist.recv(total, src=other)",
-            "Each recv overwrites its buffer. Add what came to the sum before the next "
-            "recv: `+=`, inside the loop.",
+            "Each recv overwrites its buffer. Add what has come to the sum before the "
+            "next recv: `+=`, inside the loop.",
         ),
         Miss(
             f"total += incoming{NEXT_LOOP}",
@@ -221,7 +222,7 @@ ALL_REDUCE = Task(
         Miss(
             "total, world_size = tensor.clone()",
             "total, world_size = torch.zeros_like(tensor)",
-            "A rank's own tensor is missing in the sum. Begin with `tensor.clone()`.",
+            "A rank's own tensor is missing from the sum. Begin with `tensor.clone()`.",
         ),
         Miss(IN, "total += dist.recv(incoming, src=other)", FROM_RECV),
         Miss(BACK, f"total = {BACK}", FROM_RECV),
@@ -246,12 +247,11 @@ ALL_REDUCE = Task(
         "Begin with two ranks: each sends its tensor and receives the other's. Then "
         "think of one rank that collects for all.",
         "All send to rank 0, which adds up and sends the sum to each of the others.",
-        "The others call send, then recv. On rank 0 there are two loops:\n"
+        "The other ranks call send, then recv. On rank 0 there are two loops:\n"
         "  for other in range(1, world_size):\n"
-        "      dist.recv(buffer, src=...)\n"
-        "      result += ...\n"
+        "      ...   # receive into a buffer, and add it up\n"
         "  for other in range(1, world_size):\n"
-        "      dist.send(...)",
+        "      ...   # send the sum",
     ),
 )
 
@@ -306,8 +306,8 @@ BROADCAST = Task(
         MESSAGES: "Every rank but src must receive the tensor once, and nothing else: "
         "that is n - 1 messages. In the last step, not every place may have a partner.",
         STEPS: "Every rank has the tensor, but it took too many steps. In each step, "
-        "every rank that has it sends it to one that has not. Messages leave in the "
-        "order of the calls: send first to the one that passes it on to the most.",
+        "every rank that has it sends it to one that does not. Messages leave in the "
+        "order of the calls: send first to the rank that passes it on most often.",
     },
     errors={
         **messages.ERRORS,
@@ -324,13 +324,13 @@ BROADCAST = Task(
     hints=(
         "On 8 ranks with src = 0: who has the tensor after the first message? How many "
         "can have it one step later, if both of them send?",
-        "In step k, the places below 2^k send to the place 2^k further on, if there is "
-        "one. A rank's place is (rank - src) % world_size.",
-        "One loop in which the distance doubles from 1:\n"
+        "In step k, counted from 0, the places below 2^k send to the place 2^k further "
+        "on, if there is one. A rank's place is (rank - src) % world_size.",
+        "One loop, in which the distance doubles from 1:\n"
         "  while distance < world_size:\n"
-        "      if place < distance and place + distance < world_size:\n"
-        "          dist.send(tensor, dst=(rank + distance) % world_size)\n"
-        "      elif distance <= place < 2 * distance:\n"
+        "      if ...:      # this place has the tensor, and has a partner\n"
+        "          dist.send(...)\n"
+        "      elif ...:    # this place gets the tensor in this step\n"
         "          dist.recv(...)\n"
         "      distance *= 2",
     ),
@@ -364,6 +364,15 @@ EVEN_GROUP = Task(
     observe=observe_even_group,
     cases=TENSORS[:2],
     inputs=a_tensor,
+    misses=(
+        Miss(
+            "range(0, world_size, 2)",
+            "range(0, world_size - 1, 2)",
+            "Nothing was added up. On a rank that is not in the group's list, "
+            "all_reduce does nothing but warn. Is every even rank in the list, also "
+            "the last one? And does every even rank call all_reduce?",
+        ),
+    ),
     because={
         COUNTED: "The sum is right, but some ranks have made more groups than others, "
         "and a group's number is its name: the next group of all ranks will hang. "
@@ -373,21 +382,23 @@ EVEN_GROUP = Task(
         "the even ranks alone, and give it to the collective: `group=...`.",
     },
     errors={
+        "the new group's world size": "The list has more ranks than the job. The even "
+        "ranks are `range(0, dist.get_world_size(), 2)`.",
         OUT_OF_STEP: "Every rank of the job must call new_group, with the same list. "
         "Without `group=...`, or with odd ranks in the list, all_reduce waits for odd "
         "ranks, too.",
     },
     otherwise="Even ranks return the sum over the even ranks, odd ranks return None. "
-    "all_reduce adds up over the group that it is given, in place.",
+    "all_reduce adds up, in place, over the ranks in the group's list.",
     hints=(
-        "Two calls: one makes the group, one adds up in it. Which of them must every "
-        "rank make, and which only the members?",
+        "There are two calls: one makes the group, one adds up in it. Which of them "
+        "must every rank make, and which only the members?",
         "Every rank calls new_group with the list of the even ranks. Then only the "
         "even ranks call all_reduce with this group.",
-        "Take one call out of the `if`:\n"
-        "  group = dist.new_group(list(range(0, ..., 2)))   # every rank\n"
-        "  if dist.get_rank() % 2 == 0:\n"
-        "      ...   # the sum, with group=...",
+        "One call comes before the `if`, the other stays in it:\n"
+        "  ...   # every rank\n"
+        "  if rank % 2 == 0:\n"
+        "      ...   # the members, with group=...",
     ),
 )
 

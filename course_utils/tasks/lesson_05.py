@@ -73,10 +73,11 @@ LOCAL_BATCH = Task(
         "128 rows on 3 ranks: 42 for each, and 2 are left over. Who takes them?",
         "`//` gives what every rank gets, `%` gives how many are left over. That many "
         "ranks take one row more.",
-        "Two parts:\n"
-        "  rows = global_batch // world_size\n"
-        "  extra = 1 if rank < ... else 0   # how many ranks take one more?\n"
-        "  return rows + extra",
+        "The shape:\n"
+        "  rows = ...      # what every rank gets\n"
+        "  if ...:         # is this one of the ranks that take one more?\n"
+        "      rows += 1\n"
+        "  return rows",
     ),
 )
 
@@ -205,14 +206,13 @@ PARTITION = Task(
         "every rank. (The `hash` of a text is no seed: it differs between ranks.)",
     },
     hints=(
-        "First one order of all items, the same on every rank. Then deal it out.",
+        "Begin with one order of all items, the same on every rank. Then deal it out.",
         "torch.randperm draws an order; with a seeded `generator` it is the same on "
         "every rank. The slice [rank::n] takes every n-th item.",
-        "Three steps:\n"
-        "  generator = torch.Generator()\n"
-        "  generator.manual_seed(...)\n"
-        "  order = torch.randperm(..., generator=generator).tolist()\n"
-        "  return [order[rank::...] for rank in range(...)]",
+        "The shape:\n"
+        "  generator = ...            # begins with the seed\n"
+        "  order = ...                # all items, in the order that it draws\n"
+        "  return [... for rank in range(world_size)]   # a part of the order each",
     ),
 )
 
@@ -354,14 +354,13 @@ AVERAGE_GRADIENTS = Task(
         "Every rank must make the same calls, whatever its own gradients are. Put "
         "zeros where a trained parameter has none. Skip a parameter only if all ranks "
         "skip it.",
-        "One all_reduce for each parameter is enough:\n"
+        "The shape:\n"
         "  for parameter in model.parameters():\n"
-        "      if not parameter.requires_grad:\n"
+        "      if ...:          # frozen: the same answer on all ranks\n"
         "          continue\n"
-        "      if parameter.grad is None:\n"
-        "          parameter.grad = ...\n"
-        "      dist.all_reduce(...)\n"
-        "      parameter.grad /= ...",
+        "      if ...:          # no gradient on this rank\n"
+        "          ...\n"
+        "      ...              # the sum over the ranks, then the division",
     ),
 )
 
@@ -496,13 +495,11 @@ SAMPLER = Task(
         "Too short? Repeat the order: 3 items on 8 ranks need it more than once. With "
         "drop_last, cut it to a multiple of world_size. The order must not depend on "
         "the rank.",
-        "In __iter__:\n"
-        "  order = ...       # a list: list(range(n)), or randperm(...).tolist()\n"
-        "  total = len(self) * self.world_size\n"
-        "  while len(order) < total:\n"
-        "      order = order + order\n"
-        "  order = order[:total]\n"
-        "  return iter(order[self.rank :: ...])",
+        "The shape of __iter__:\n"
+        "  order = ...       # a list of all items, in the order of this epoch\n"
+        "  total = ...       # items of all ranks together: len(self) is one rank's\n"
+        "  ...               # repeat the order while it is shorter than that\n"
+        "  return iter(...)  # this rank's places of it, up to total",
     ),
 )
 
@@ -587,14 +584,14 @@ ACCURACY = Task(
     "the counts of all ranks, and divide once by n_items.",
     hints=(
         "Which of this rank's items are there twice? Work it out for 10 items on 4 "
-        "ranks: the lesson has the table.",
+        "ranks: the lesson lists them.",
         "Rank r has the items r, r + n, r + 2n, ... Those below n_items are its own: "
         "there are len(range(r, n_items, n)) of them, and they come first.",
-        "Four lines:\n"
-        "  mine = len(range(..., n_items, ...))    # how many are this rank's own\n"
-        "  total = right[:mine].sum()\n"
-        "  dist.all_reduce(...)\n"
-        "  return total.item() / ...",
+        "The shape:\n"
+        "  own = ...         # how many of this rank's items are its own\n"
+        "  count = ...       # right answers among these\n"
+        "  ...               # over all ranks\n"
+        "  return ...        # one division",
     ),
 )
 
@@ -692,15 +689,15 @@ SPOT_THE_LOADER = Task(
     otherwise="Each rank gets batches of global_batch // world_size items, other ones "
     "in every epoch.",
     hints=(
-        "Run it: two of the bugs raise an error, one after the other. The third one "
-        "says nothing.",
-        "`/` makes a float. A sampler and shuffle=True both want to decide the order. "
-        "For the third: print two epochs, one below the other.",
+        "Run it as the task says: two of the bugs raise an error, one after the "
+        "other. The third one raises none.",
+        "Which type does a batch size need? Who decides the order, the sampler or the "
+        "loader? For the third, print two epochs, one below the other.",
         "Three places:\n"
-        "  batch_size=global_batch // ...\n"
-        "  shuffle=True                   # whose job is it?\n"
-        "  for epoch in range(n_epochs):\n"
-        "      sampler.set_...(...)",
+        "  batch_size=...            # a float now\n"
+        "  sampler=..., shuffle=...  # only one of them can decide the order\n"
+        "  for ... in ...:\n"
+        "      ...                   # what must the sampler be told?",
     ),
 )
 

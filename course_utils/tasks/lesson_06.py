@@ -115,10 +115,10 @@ BROADCAST_MODULE = Task(
     hints=(
         "What belongs to a module besides its parameters?",
         "`module.parameters()` and `module.buffers()` name all tensors, in the same "
-        "order on every rank. `dist.broadcast(tensor, src=0)` overwrites one in place.",
-        "  with torch.no_grad():\n"
-        "      for tensor in (*module.parameters(), *module....()):\n"
-        "          dist.broadcast(..., src=0)",
+        "order on every rank. `dist.broadcast` overwrites one of them in place.",
+        "  with torch.no_grad():   # they are changed in place\n"
+        "      for tensor in ...:  # all tensors of the module\n"
+        "          ...             # one collective",
     ),
 )
 
@@ -192,11 +192,12 @@ CUT_BUCKETS = Task(
         "Whose gradient is ready first? The first bucket begins with that parameter.",
         "Put a parameter into the open bucket first, then ask whether the cap is "
         "reached. After the loop, an open bucket may be left.",
-        "  buckets, members, held, cap = [], [], 0, first_bucket_bytes\n"
-        "  for number in reversed(range(len(nbytes))):\n"
-        "      ...                # append it to members, and count its bytes\n"
-        "      if held >= cap:\n"
-        "          ...            # close the bucket, and open the next",
+        "  buckets, members, held, cap = ...   # the cap of the first bucket\n"
+        "  for number in ...:                  # the last parameter comes first\n"
+        "      ...                             # put it in, and count its bytes\n"
+        "      if ...:\n"
+        "          ...                         # close this bucket, open the next\n"
+        "  ...                                 # is one left open?",
     ),
 )
 
@@ -371,11 +372,9 @@ ASYNC_DDP = Task(
         "Which parameters need a hook? What must it do, and what is left to finish()?",
         "The hook gets a parameter. It divides `parameter.grad`, starts an all_reduce "
         "of it with async_op=True, and keeps the request for finish().",
-        "  __init__:  broadcast_module(...), then for each trained parameter:\n"
-        "             parameter.register_post_accumulate_grad_hook(self.send)\n"
-        "  send:      parameter.grad /= ...\n"
-        "             self.requests.append(dist.all_reduce(..., async_op=True))\n"
-        "  finish:    wait for each request, then clear the list",
+        "  __init__:  the same start; then a hook for each parameter that ...\n"
+        "  send:      three things with the gradient of its argument: ..., ..., ...\n"
+        "  finish:    two things with the list of requests: ..., ...",
     ),
     **WRAPPER,
 )
@@ -435,12 +434,12 @@ BUCKETED_DDP = Task(
         "The next bucket is number len(self.sent). In ready: count down, then send as "
         "long as the next bucket misses nothing. In finish: wait, copy the means back, "
         "and call begin().",
-        "The shape of ready (finish takes flat apart by `split`):\n"
-        "  self.missing[number] -= 1\n"
-        "  while len(self.sent) < len(self.buckets) and ...:  # it is full\n"
-        "      bucket = self.buckets[len(self.sent)]\n"
-        "      flat = torch.cat([p.grad.flatten() for p in bucket]) / ...\n"
-        "      self.sent.append((bucket, flat, dist.all_reduce(...)))",
+        "The shape of ready:\n"
+        "  ...                    # one gradient less is missing\n"
+        "  while ... and ...:     # a bucket is left, and the next one is full\n"
+        "      flat = ...         # its gradients, one after another, divided\n"
+        "      ...                # send it; keep what finish() needs\n"
+        "finish: for each that was sent: wait, `split`, copy into each .grad",
     ),
     **WRAPPER,
 )
@@ -463,9 +462,9 @@ SPOT_THE_HOOK = Task(
         "What does `reduce` get? How many requests are there after each finish()?",
         "A post-accumulate hook gets the parameter. A list that is only appended to "
         "still has the last step's entries. And a module is more than its parameters.",
-        "  reduce(self, parameter): work with parameter.grad\n"
-        "  finish: after the loop, empty both lists\n"
-        "  __init__: broadcast the ... as well",
+        "  reduce:    what is its argument, and where is the gradient?\n"
+        "  finish:    what must be true of the lists when it returns?\n"
+        "  __init__:  what else does a module compute with?",
     ),
     **WRAPPER,
 )
@@ -581,10 +580,10 @@ ACCUMULATE = Task(
         "Which of the micro-batches must send? And what is each loss a mean of?",
         "`with model.no_sync():` is around forward and backward of all but the last.",
         "  *others, last = micro_batches\n"
-        "  with model.no_sync():\n"
+        "  with ...:\n"
         "      for inputs, labels in others:\n"
-        "          ...            # forward, loss / k, backward\n"
-        "  ...                    # the same with the last one, outside",
+        "          ...      # three steps; one number is divided\n"
+        "  ...              # the same with the last one, outside",
     ),
 )
 

@@ -32,13 +32,13 @@ def join_group(backend: str, *, bind: bool = False) -> torch.device:
                 f"for {LOCAL_WORLD_SIZE} ranks. Use --backend gloo."
             )
         device = torch.device("cuda", LOCAL_RANK)
-        torch.cuda.set_device(device)  # else "cuda" is the first GPU, everywhere
+        torch.cuda.set_device(device)  # "cuda" is this GPU from now on
     else:
         device = torch.device("cpu")
         torch.set_num_threads(1)  # the ranks share the cores
     if WORLD_SIZE == LOCAL_WORLD_SIZE and sys.platform in ("linux", "darwin"):
         # One machine: gloo meets on its loopback interface, also where it only serves
-        # beside nccl. Else it looks up the machine's own name, and often fails.
+        # beside nccl. Otherwise it looks up the machine's own name, and may fail.
         loopback = "lo" if sys.platform == "linux" else "lo0"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     gpu = device if bind and backend == "nccl" else None
