@@ -122,6 +122,30 @@ QUESTIONS = lesson(
         ],
         measured=True,
     ),
+    SingleChoice(
+        "10.slow_stage",
+        "One of four stages takes twice as long as the others. There are many "
+        "micro-batches. What becomes of the time of a step?",
+        [
+            Choice(
+                "It grows by a quarter, as one stage in four takes twice as long",
+                "The stages do not take turns. All work at the same time, and all wait "
+                "for the slowest.",
+            ),
+            Choice(
+                "It hardly changes, as the slow stage's work hides in the bubble",
+                "The bubble is at the beginning and the end. The slow stage delays "
+                "every micro-batch.",
+            ),
+            Choice(
+                "It nearly doubles, as every micro-batch passes the slow stage",
+                "The slow stage works without a break, and the others wait for it. So "
+                "layers are shared out by time, not by number.",
+                right=True,
+            ),
+        ],
+        measured=True,
+    ),
     Number(
         "10.interleaved_bubble",
         "Four ranks and eight micro-batches. The bubble of 1F1B is 3/8 of the ideal "
@@ -187,30 +211,6 @@ QUESTIONS = lesson(
                 "It usually does, but the two are separate products of matrices.",
             ),
         ],
-    ),
-    SingleChoice(
-        "10.slow_stage",
-        "One of four stages takes twice as long as the others. There are many "
-        "micro-batches. What becomes of the time of a step?",
-        [
-            Choice(
-                "It grows by a quarter, as one stage in four takes twice as long",
-                "The stages do not take turns. All work at the same time, and all wait "
-                "for the slowest.",
-            ),
-            Choice(
-                "It hardly changes, as the slow stage's work hides in the bubble",
-                "The bubble is at the beginning and the end. The slow stage delays "
-                "every micro-batch.",
-            ),
-            Choice(
-                "It nearly doubles, as every micro-batch passes the slow stage",
-                "The slow stage works without a break, and the others wait for it. So "
-                "layers are shared out by time, not by number.",
-                right=True,
-            ),
-        ],
-        measured=True,
     ),
 )
 
