@@ -46,6 +46,7 @@ RUNS = {
     "train_sgd": {"epochs": 1},
     "train_ddp": {**DDP, "checkpoint": "run"},
     "train_fsdp": {**FSDP, "checkpoint": "run"},
+    "train_pipeline": {"steps": 2, "every": 1},
     "collectives": {},
     "bench_all_reduce": {"-b": 64, "-e": 256},
     "spawn_hello": None,  # starts its processes itself

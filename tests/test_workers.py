@@ -44,6 +44,11 @@ def on():
         (1, "train_fsdp --width 30", "30 cannot be shared equally by 4 heads. Use a"),
         (1, "train_fsdp --resume", "--resume needs --checkpoint DIR"),
         (1, "train_fsdp --async-save", "--async-save needs --checkpoint DIR"),
+        (1, "train_pipeline --every 0", "--every 0: it is 1 or more"),
+        (1, "train_pipeline --width 30", "it is a multiple of the 4 heads"),
+        (4, "train_pipeline --layers 6", "6: it is a multiple of the 4 ranks"),
+        (1, "train_pipeline --batch-size 9", "a multiple of the 8 micro-batches"),
+        (4, "train_pipeline --micro-batches 2 --batch-size 8", "1F1B needs 4 or more"),
         (2, "collectives --by-hand --backend nccl", "use --backend gloo with it"),
         (1, "bench_all_reduce -b 1M -e 1K", "there is no size to measure"),
         (1, "bench_all_reduce -b 2", "expected 4 or more"),
@@ -76,7 +81,9 @@ def test_a_wrong_option_shows_those_there_are(on, words, message):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-@pytest.mark.parametrize("script", ["train_ddp", "train_fsdp", "bench_all_reduce"])
+@pytest.mark.parametrize(
+    "script", ["train_ddp", "train_fsdp", "train_pipeline", "bench_all_reduce"]
+)
 def test_nccl_without_gpus_says_what_to_do(on, script):
     assert on(2, script, "--backend", "nccl").mistake == (
         f"{script}: nccl needs a GPU for each rank: this machine has 0, for 2 ranks. "
@@ -107,6 +114,7 @@ def test_without_network_mnist_is_a_short_error(on, tmp_path, script):
         "train_ddp --epochs 1",
         "train_sgd --epochs 1",
         "train_fsdp --batch-size 12 --every 2 --steps 2",
+        "train_pipeline --every 2 --steps 2",
     ],
 )
 def test_one_process_without_torchrun_gives_the_same_curve(on, words):
@@ -129,7 +137,7 @@ runpy.run_path({script!r}, run_name="__main__")
     )
     assert (done.returncode, done.stderr) == (0, "")
     *lines, last = done.stdout.splitlines()
-    if name == "train_fsdp":  # it leaves at once
+    if name in ("train_fsdp", "train_pipeline"):  # it leaves at once
         lines.append(last)
     else:
         assert last == "[]"

@@ -20,12 +20,17 @@ One process without torchrun, to see that the numbers are the same:
 
     python course_utils/workers/train_pipeline.py
 
-The last rank prints a JSON line every 20 steps. "loss" is the mean since the line
-before; "best_loss" is the lowest that a model can reach in this language.
+Rank 0 prints a JSON line every 20 steps. "loss" is the mean since the line before,
+which the last rank knows and sends to all; "best_loss" is the lowest that a model can
+reach in this language.
 """
 
 import argparse
+import atexit
 import json
+import os
+import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +42,7 @@ from torch.nn import functional as F
 from course_utils.measure.language import Language, Transformer
 from course_utils.workers.group import RANK, WORLD_SIZE, join_group, stop
 
-LENGTH = 32  # symbols that the model sees
+LANGUAGE, LENGTH = Language(), 32  # symbols that the model sees
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
@@ -71,71 +76,84 @@ def next_symbol_loss(scores: Tensor, symbols: Tensor) -> Tensor:
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
     """The whole training, the same on every rank."""
-    language = Language()
-    torch.manual_seed(args.seed)  # all ranks draw the same model, and keep a part
-    model = Transformer(language.symbols, args.width, args.layers, context=LENGTH)
+    torch.manual_seed(0)  # all ranks draw the same model, and keep a part of it
+    model = Transformer(LANGUAGE.symbols, args.width, args.layers, context=LENGTH)
     module = Stage(model).to(device)
     optimizer = torch.optim.AdamW(module.parameters(), lr=args.lr)
-    stage = PipelineStage(module, RANK, WORLD_SIZE, device)
     schedule = SCHEDULES[args.schedule](
-        stage, args.micro_batches, loss_fn=next_symbol_loss
+        PipelineStage(module, RANK, WORLD_SIZE, device),
+        args.micro_batches,
+        loss_fn=next_symbol_loss,
     )
-    data = torch.Generator().manual_seed(args.seed)
-    recent: list[float] = []
+    losses: list[Tensor] = []  # of micro-batches, on the last rank
+    start = time.perf_counter()
     for step in range(1, args.steps + 1):
-        sentences = language.sample(args.batch_size, LENGTH + 1, data).to(device)
-        given = [sentences[:, :-1]] if RANK == 0 else []
-        losses: list[Tensor] = []
-        wanted = {}
+        generator = torch.Generator().manual_seed(step)
+        batch = LANGUAGE.sample(args.batch_size, LENGTH + 1, generator).to(device)
+        inputs = [batch[:, :-1]] if RANK == 0 else []
+        at_the_end: dict[str, Any] = {}
         if RANK == WORLD_SIZE - 1:
-            wanted = {"target": sentences[:, 1:], "losses": losses}
+            at_the_end = {"target": batch[:, 1:], "losses": (found := [])}
         optimizer.zero_grad()
-        schedule.step(*given, **wanted)
+        schedule.step(*inputs, **at_the_end)
         optimizer.step()
-        recent += [loss.item() for loss in losses]
-        if step % 20 == 0 or step == args.steps:
-            if recent:
-                metrics = {
-                    "step": step,
-                    "loss": sum(recent) / len(recent),
-                    "best_loss": language.best_loss(LENGTH),
-                    "schedule": args.schedule,
-                    "world_size": WORLD_SIZE,
-                    "backend": dist.get_backend(),
-                }
-                print(json.dumps(metrics), flush=True)
-            recent = []
+        if at_the_end:
+            losses += found
+        if step % args.every and step < args.steps:
+            continue
+        mean = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
+        dist.broadcast(mean, src=WORLD_SIZE - 1)
+        metrics = {
+            "step": step,
+            "loss": mean.item(),
+            "best_loss": LANGUAGE.best_loss(LENGTH),
+            "parameters": sum(p.numel() for p in module.parameters()),
+            "seconds": round(time.perf_counter() - start, 3),
+            "world_size": WORLD_SIZE,
+        }
+        if RANK == 0:
+            print(json.dumps(metrics), flush=True)
+        losses, start = [], time.perf_counter()
 
 
-@record
-def main() -> None:
-    """Read the command line, meet the other ranks, train."""
-    parser = argparse.ArgumentParser(description="Train with a stage on each rank.")
-    add = parser.add_argument
-    add("--schedule", choices=SCHEDULES, default="1f1b")
-    add("--backend", choices=["auto", "gloo", "nccl"], default="auto")
-    add("--steps", type=int, default=100)
-    add("--batch-size", type=int, default=32, help="of all micro-batches together")
-    add("--micro-batches", type=int, default=8)
-    add("--width", type=int, default=64)
-    add("--layers", type=int, default=4)
-    add("--lr", type=float, default=0.01)
-    add("--seed", type=int, default=0)
+def parse_arguments() -> argparse.Namespace:
+    what = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(description=what, allow_abbrev=False)
+    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
+    whole = {"steps": 200, "every": 20, "batch_size": 32, "micro_batches": 8}
+    for name, default in (whole | {"width": 64, "layers": 4}).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.add_argument("--lr", type=float, default=0.005, help="learning rate")
+    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     args = parser.parse_args()
-    if args.steps < 1 or args.micro_batches < 1:
-        stop("--steps and --micro-batches are 1 or more")
-    if args.layers < 1 or args.layers % WORLD_SIZE:
+    for name, value in vars(args).items():
+        if type(value) is int and value < 1:
+            stop(f"--{name.replace('_', '-')} {value}: it is 1 or more")
+    if args.width % 4:
+        stop(f"--width {args.width}: it is a multiple of the 4 heads")
+    if args.layers % WORLD_SIZE:
         stop(f"--layers {args.layers}: it is a multiple of the {WORLD_SIZE} ranks")
-    if args.batch_size < 1 or args.batch_size % args.micro_batches:
+    if args.micro_batches < WORLD_SIZE and args.schedule == "1f1b":
+        stop(
+            f"--micro-batches {args.micro_batches}: 1F1B needs {WORLD_SIZE} or more, "
+            "one for each rank"
+        )
+    if args.batch_size % args.micro_batches:
         stop(
             f"--batch-size {args.batch_size}: it is a multiple of the "
             f"{args.micro_batches} micro-batches"
         )
-    device = join_group(args.backend)
-    try:
-        train(args, device)
-    finally:
-        dist.destroy_process_group()
+    return args
+
+
+@record  # torchrun's report of a failure then has the traceback
+def main() -> None:
+    args = parse_arguments()
+    train(args, join_group(args.backend))
+    dist.destroy_process_group()
+    # PyTorch's pipelining keeps the group to the end of Python, where gloo's threads
+    # crash it now and then (exit code -6). All is done: leave without that end.
+    atexit.register(os._exit, 0)
 
 
 if __name__ == "__main__":
