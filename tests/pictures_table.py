@@ -113,7 +113,7 @@ def timeline(rows):
 
 
 def step_seconds(micro_batches):
-    return costs.pipeline_seconds(20e-3, 2, micro_batches, overhead=0.5e-3)
+    return (micro_batches + 1) * (20e-3 / micro_batches + 0.5e-3)
 
 
 TIMES = {m: step_seconds(m) for m in (1, 2, 4, 8, 16, 32)}
@@ -319,6 +319,12 @@ DRAWN = {
     "one moment": lambda: p.timeline([[(3, 3, LONG, "wait")], []], title=LONG),
     "naive": lambda: p.device_timeline(timeline(NAIVE), title="A naive split"),
     "pipeline": lambda: p.device_timeline(timeline(pipeline(4, 8))),
+    "a split": lambda: p.layers_on_devices(
+        {"cuda:0": ["conv1", "layer1\n3 blocks"], "cuda:1": ["layer2\n4 blocks", "fc"]}
+    ),
+    "many layers": lambda: p.layers_on_devices(
+        {f"cuda:{k}": [LONG, "b", "c"] for k in range(4)}, title=LONG
+    ),
     "ticks": lambda: p.pipeline_ticks(ticks(2, 4)),
     "schedule": lambda: p.pipeline(scheduled(schedules.interleaved, 4, 8, 2)),
     "schedule of weights": lambda: p.pipeline(
@@ -328,7 +334,7 @@ DRAWN = {
     "two ranks": lambda: p.overlap([ddp_step(*BUCKETS), ddp_step(*BUCKETS, late=2e-3)]),
     "many buckets": lambda: p.overlap(p.step_events(MANY)),
     "FSDP": lambda: p.fsdp_schedule(fsdp_step()),
-    "simulated": lambda: p.fsdp_schedule(p.fsdp_events(SIMULATED)),
+    "simulated": lambda: p.fsdp_schedule(p.fsdp_events(SIMULATED, transformer=True)),
     "two devices": lambda: p.device_memory(TWO, capacity=320 * MiB, title="The peak"),
     "stages": lambda: p.memory_per_gpu(STAGES, title="7.5 billion parameters"),
     "a record": lambda: p.memory_over_time({"FSDP": RECORD}),
@@ -388,6 +394,7 @@ SAID = {
     "partial": "Only the root is promised the result: undefined on ranks 1 and 2.",
     "a skipped all-reduce": "rank 1: compute 0.3, stuck 4.7; rank 2: compute 0.4.",
     "naive": "cuda:1 forward 50, backward 100, transfer 20, idle 47 %.",
+    "a split": "cuda:0: conv1 and layer1 (3 blocks); cuda:1: layer2 (4 blocks) and fc.",
     "ticks": "2 stages, 5 ticks; idle: 2 of 10. Tick 0: stage 0 on micro-batch 0; tick",
     "two ranks": "all-reduces, of which 14 ms exposed (21.9 % of its 64 ms).",
     "FSDP": "8 all-gathers of 4 units, of which at most 2 are whole at a time.",

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils.from_scratch import collectives, ring
+from course_utils.measure import calibration
 from course_utils.measure.calibration import (
     EmulatedLink,
     free_medians,
@@ -21,6 +22,7 @@ from course_utils.measure.calibration import (
     ping_pong_seconds,
     ring_shift_seconds,
     slowest_seconds,
+    speeds_of_two,
 )
 from course_utils.measure.messages import recorded
 from course_utils.ranks import Ranks, RanksError
@@ -310,3 +312,18 @@ def test_only_runs_with_free_cores_count(monkeypatch):
     before = now[0]
     assert free_medians(ways, {"alone": 2, "shared": 2}, seconds=10) == {}
     assert now[0] - before < 10 + 4
+
+
+def test_two_threads_and_two_processes_are_compared_with_one_thread(monkeypatch):
+    times = {"1 thread": 0.06, "2 threads": 0.08, "2 processes": 0.04}
+    free = ["1 thread", "2 processes"]  # for 2 threads the cores were never free
+
+    def medians(ways, cores, **_):
+        return {way: times[way] for way in ways if way in free or not cores[way]}
+
+    monkeypatch.setattr(calibration, "free_medians", medians)
+    speeds, note = speeds_of_two(lambda n: None, 2, ranks=None)
+    assert speeds == {"1 thread": 1.0, "2 threads": 0.75, "2 processes": 1.5}
+    assert "run this cell again" in note
+    free.append("2 threads")
+    assert "run this cell again" not in speeds_of_two(lambda n: None, 2, None)[1]

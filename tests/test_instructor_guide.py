@@ -303,8 +303,8 @@ def test_the_tables_of_the_doctor_and_the_room_have_their_lines():
 def test_the_line_of_the_room_is_that_of_the_command():
     bad = re.search(r"^    (room: NOT ready .+)\.\.\.$", TEXT, re.MULTILINE)[1]
     machine = replace(inspect_machine(), memory=8 * 10**9, free_memory=21 * 10**8)
-    found = [f for f in doctor._cores_and_memory(machine) if f.topic == "memory"]
-    assert f"room: {doctor._brief(machine, found, ROOT)}".startswith(bad)
+    found = [doctor.room_in_memory(machine)]
+    assert f"room: {doctor.in_a_line(machine, found)}".startswith(bad)
 
 
 def test_the_memory_of_the_lessons_is_the_doctors():
@@ -317,8 +317,8 @@ def test_the_memory_of_the_lessons_is_the_doctors():
     for limit in map(float, least.groups()):
         for gigabytes in (limit - 0.01, limit + 0.01):
             machine = replace(inspect_machine(), free_memory=int(gigabytes * 1e9))
-            findings = {f.topic: f for f in doctor._cores_and_memory(machine)}
-            seen.append((bool(findings["memory"].fix), findings["memory"].problem))
+            found = doctor.room_in_memory(machine)
+            seen.append((bool(found.fix), found.problem))
     assert seen == [(True, False), (False, False), (True, True), (True, False)]
     needs = {number: peak + doctor.BESIDES for number, peak in memory.items()}
     first = needs.pop("08")

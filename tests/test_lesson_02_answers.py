@@ -255,7 +255,7 @@ def in_a_table(seconds, nbytes, devices, capacity):
 
 for value in (27, torch.tensor(27), "27", Fraction(27)):
     ANSWERS.right(PREDICT)(value)
-ANSWERS.wrong(PREDICT, "wrong", "Asked for is a tenth of the whole time")(30)
+ANSWERS.wrong(PREDICT, "wrong", "asks for a tenth of the whole time")(30)
 
 test_wrong, test_right = ANSWERS.tests()
 

@@ -108,7 +108,7 @@ def gathered_in_batches(chunks, mine):
         in_a_batch(outgoing, arriving)
 
 
-@ANSWERS.wrong("07.all_gather", "wrong", "but this is no ring")
+@ANSWERS.wrong("07.all_gather", "wrong", "but this is not a ring")
 def to_everybody(chunks, mine):
     rank, n = me()
     for step in range(1, n):
@@ -145,8 +145,8 @@ for pieces in (
     ANSWERS.right("07.all_reduce")(Edited(*pieces))
 for dtype, wide, says in (
     ("bfloat16", "float32", "in the tensor's own dtype"),
-    ("int32", "float32", "float32 has all whole numbers to 2^24 only"),
-    ("int64", "float64", "float64 to 2^53"),
+    ("int32", "float32", "float32 has all whole numbers only up to 2^24"),
+    ("int64", "float64", "float64 up to 2^53"),
 ):
     widened = f"{FLAT}\n    if flat.dtype == torch.{dtype}:\n        "
     widened += f"flat = flat.to(torch.{wide})"

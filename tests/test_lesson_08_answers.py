@@ -121,7 +121,7 @@ for task_id, *pieces in (
     ANSWERS.right(task_id)(Edited(*pieces))
 
 for task_id, says, *pieces in (
-    (SHARD, "keep the shapes only", "self.shapes =", f"{LISTS}; self.shapes ="),
+    (SHARD, "Keep only the shapes", "self.shapes =", f"{LISTS}; self.shapes ="),
     (SHARD, "Keep nothing of what unshard()", "sizes = [", f"{WHOLE}; sizes = ["),
     (
         PART,
@@ -138,7 +138,7 @@ for task_id, says, *pieces in (
     (UNIT, "the module computed with the copy", MODULE, COPIES),
     (UNIT, "computed in eval mode", MODULE, MODULE.replace("e(", "e.eval()(")),
     (TRAIN, "A model in eval mode", OPTIMIZER, f"{OPTIMIZER}; model.eval()"),
-    (PILE, "Wait for each request before", "if on_its_way:", "if len(on_its_way) > 1:"),
+    (PILE, "Wait for each request before", "if running:", "if len(running) > 1:"),
     (
         TRAIN,
         "not an empty dictionary",
@@ -335,7 +335,7 @@ def quotient_awaited_at_once(units, grad):
 
 
 @ANSWERS.right(PILE)
-def one_on_its_way(units, grad):
+def one_running(units, grad):
     n, before = dist.get_world_size(), None
     units[-1].gather()
     for number in range(len(units) - 1, -1, -1):

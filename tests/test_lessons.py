@@ -8,7 +8,8 @@ import pytest
 
 from course_utils import pictures
 from course_utils.notebook.lessons import LESSONS, Lesson
-from course_utils.questions import load
+from course_utils.questions import NumberTask, load
+from course_utils.tasks import tasks_of
 
 ROOT = Path(__file__).resolve().parent.parent
 LAST_HEADINGS = ["Recap", "What goes wrong", "On real GPUs", "Sources"]
@@ -145,6 +146,29 @@ def minutes_of(notebook: Path) -> float:
 def test_the_stated_times_are_what_reading_and_running_takes(notebook: Path):
     takes, said = minutes_of(notebook), stated_minutes(notebook)
     assert abs(said - takes) <= max(0.1 * takes, 2.5), takes
+
+
+STARS = {1: 10, 2: 15, 3: 20}  # minutes for a task; a number to predict takes 3
+
+
+@each_lesson
+def test_the_stated_time_of_an_exercise_is_that_of_its_tasks(lesson: Lesson):
+    tasks = tasks_of(lesson.number)
+    predicted = [isinstance(task, NumberTask) for task in tasks]
+    takes = 3 * sum(predicted) + sum(
+        STARS[task.stars]
+        for task, is_number in zip(tasks, predicted, strict=True)
+        if not is_number
+    )
+    assert abs(stated_minutes(lesson.solution) - takes) <= 2.5, takes
+
+
+@each_lesson
+def test_a_lesson_is_one_hour_and_one_idea(lesson: Lesson):
+    code = sources(lesson.notebook, "code").splitlines()
+    assert len(cells_of(lesson.notebook)) <= 90
+    assert len([line for line in code if line.strip()]) <= 300
+    assert stated_minutes(lesson.notebook) <= 60
 
 
 def test_the_readme_says_how_long_all_takes():

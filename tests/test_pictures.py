@@ -19,6 +19,7 @@ from matplotlib.colors import to_hex, to_rgb
 from PIL import Image
 
 from course_utils import pictures
+from course_utils.notebook.difference import difference
 from course_utils.pictures import Picture, draw, training, words
 from course_utils.theory import costs
 from tests import pictures_table as table
@@ -411,3 +412,24 @@ assert not heavy, heavy
 
 def test_docstring():
     assert doctest.testmod(pictures) == (0, 3)
+
+
+def test_a_difference_of_two_functions_has_signs_and_colours():
+    def one(x):
+        """A docstring."""
+        y = x < 1
+        return y
+
+    def other(x):
+        """Another."""
+        y = x < 2
+        return y
+
+    shown = difference(one, other)
+    assert repr(shown).splitlines() == [
+        "-        y = x < 1",
+        "+        y = x < 2",
+        "         return y",
+    ]
+    page = shown._repr_html_()
+    assert "x &lt; 1" in page and page.count("background") == 2

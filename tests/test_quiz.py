@@ -154,8 +154,9 @@ def test_neither_the_place_nor_the_length_of_an_option_gives_it_away() -> None:
         for question in single
     }
     assert {id: times for id, times in longer.items() if times > 1.2} == {}
-    # By chance, it is so in a quarter of them.
-    assert sum(times > 1 for times in longer.values()) <= 0.4 * len(longer)
+    for number in lessons():  # by chance, it is so in a quarter of them
+        mine = [times > 1 for id, times in longer.items() if id[:2] == number]
+        assert sum(mine) <= max(0.3 * len(mine), 1), number
 
 
 def test_a_number_that_is_predicted_has_no_id_of_a_task() -> None:
@@ -365,7 +366,7 @@ def test_a_plain_python_needs_no_widgets_and_no_torch(state: Path) -> None:
         ("00.ranks", 2, "A thread inside the notebook's own Python process."),
         ("00.variables", [4, 1], [find("00.variables").options[n] for n in (0, 3)]),
         ("00.all_reduce", "4", 4.0),
-        ("01.nvlink_one_way", "450", 450.0),
+        ("01.nvlink_one_way", "20", 20.0),
         ("00.predict_sum", "7", 7.0),
     ],
 )
@@ -473,8 +474,12 @@ def test_a_prediction_is_noted_and_explained_below_the_measurement(
 @pytest.mark.parametrize(
     ("id", "answer", "begins"),
     [
-        ("00.skipped", 2, "Your prediction: 2. Not quite."),
-        ("00.skipped", 1, "Your prediction: 1. Right."),
+        ("00.skipped", 2, "Your prediction: 2, “They add up"),
+        (
+            "00.skipped",
+            1,
+            "Your prediction: 1, “They wait until rank 2 makes the call”. Right.",
+        ),
         ("00.skipped", None, "You have not predicted this."),
         ("06.dp_and_ddp", [1, 3], "Your prediction: 1 and 3. Not quite. You judged 3"),
     ],

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils.measure import tensor_bytes
-from course_utils.measure.tensor_bytes import record_tensor_bytes
+from course_utils.measure.tensor_bytes import TensorBytes, record_tensor_bytes
 from course_utils.ranks import Ranks
 
 
@@ -59,6 +59,13 @@ def test_another_thread_has_a_moment_to_let_go(monkeypatch):
             if len(record.nbytes) == 1:
                 assert record.end == 0
     assert record.end == 0
+
+
+def test_a_part_of_a_record_begins_with_what_was_held_then():
+    record = TensorBytes([1, 2, 4], [10, 30, 20], [("a", 0, 2), ("b", 3, 5)])
+    late = record.since(3)
+    assert (late.seconds, late.nbytes, late.spans) == ([3, 4], [30, 20], [("b", 3, 5)])
+    assert late.peak == late.peak_of("b") == 30
 
 
 def test_a_training_step():

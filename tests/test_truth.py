@@ -53,12 +53,10 @@ GPT_2_XL = simulator.MODELS["GPT-2 XL"]
 WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("00", "train-explain", "32"): 64 / 2,
     ("00", "recap", "60 s"): default(Ranks.__init__, "timeout"),
-    ("01", "ladder-md", "64 GB/s"): 128 / 2,
     ("01", "ladder-md", "10⁹ bytes"): costs.GB,
     ("01", "ladder-md", "2³⁰"): costs.GiB,
     ("01", "ladder-md", "2²⁰"): costs.MiB,
     ("01", "ladder-md", "7.4 %"): costs.GiB / costs.GB - 1,
-    ("01", "ladder-explain", "9"): POD.inside.bandwidth / POD.between.bandwidth,
     ("01", "01.network_seconds", "14 GB"): 7 * 2,
     ("01", "01.network_seconds", "6.25"): 400 / 8 / 8,
     ("02", "gpus-md", "5 microseconds"): 1e-6 * default(virtual_gpus, "overhead"),
@@ -92,15 +90,16 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("06", "06.scaling", "1.2 seconds"): 145 * 0.0085,
     ("07", "whatif-explain", "2,046"): 2 * (1024 - 1),
     ("07", "slow-md", "10 ns"): 1e9 / 100e6,
-    ("07", "sim-md", "50 GB/s"): POD.between.bandwidth / costs.GB,
-    ("07", "busbw-explain", "25"): POD.inside.bandwidth / 18 / costs.GB,
+    ("07", "busbw-explain", "25 GB/s"): POD.inside.bandwidth / 18 / costs.GB,
     ("07", "sim-md", "400 GB/s"): POD.between_nodes(1).bandwidth / costs.GB,
     ("07", "sim-explain", "300"): round(83.50 / 0.28, -1),
     ("07", "07.lower_bound", "1.998"): 2 * (1000 - 1) / 1000,
-    ("08", "held-md", "16 bytes"): 4 + 4 + 8,
+    ("07", "07.lower_bound", "1.98"): 2 * (100 - 1) / 100,
+    ("08", "rung1-md", "16 bytes"): 4 + 4 + 8,
     ("08", "meta-md", "280 GB"): 70 * 4,
     ("08", "traffic-explain", "1.6 billion"): GPT_2_XL.parameters,
     ("08", "terminal-md", "14"): 2 + 12,
+    ("08", "terminal-md", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
 }
 
 # What somebody decided, or what only a source can know: the reason in words.
@@ -108,7 +107,6 @@ STATED: dict[tuple[str, str, str], str] = {
     ("02", "memory-explain", "224"): "torchvision's ResNet50_Weights crop to it",
     ("05", "alone-md", "1,440"): "measure/data.py: the split of 1,797 digits",
     ("05", "alone-md", "357"): "measure/data.py: the split of 1,797 digits",
-    ("08", "title", "80 GB"): "NVIDIA's data sheet, as in costs.CARDS",
     ("08", "meta-md", "70 billion"): "an example: no model is meant",
 }
 

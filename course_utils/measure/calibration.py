@@ -7,8 +7,10 @@
     seconds_in_turns        several works of all ranks, which take turns
     EmulatedLink            a network as slow as you want, on one machine
     free_medians            work in the notebook itself, while no other program runs
+    speeds_of_two           two threads and two processes, compared with one thread
+    host_copy_seconds       a copy to the GPU, from pageable and from pinned memory
 
-All but the last run on the ranks, and every rank calls them:
+All but the last three run on the ranks, and every rank calls them:
 
     SIZES = [2**19, 2**20, 2**21, 2**22]
     link = ranks.run(measured_link, ring_shift_seconds, SIZES)[0]
@@ -21,6 +23,8 @@ are bytes a second.
 
 import operator
 import statistics
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,7 +35,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from course_utils.measure.machine import inspect_machine
 from course_utils.measure.taps import Tapped, tap
+from course_utils.ranks import Ranks
 from course_utils.theory import costs
 from course_utils.theory.arguments import Count, NotNegative, Positive, checked
 
@@ -100,11 +106,15 @@ def ring_shift_seconds(sizes: Sequence[Count], rounds: Count = 20) -> list[float
             dist.recv(incoming, (rank - 1) % n)
             request.wait()
 
-    return _medians(exchanges, sizes, rounds, max(1, 2 * (n - 1)))
+    return _of_rounds(exchanges, sizes, rounds, max(1, 2 * (n - 1)))
 
 
 @checked
-def ping_pong_seconds(sizes: Sequence[Count], rounds: Count = 20) -> list[float]:
+def ping_pong_seconds(
+    sizes: Sequence[Count],
+    rounds: Count = 20,
+    of_rounds: Callable[[list[float]], float] = statistics.median,
+) -> list[float]:
     """Seconds of a message between ranks 0 and 1, one way, with nobody else sending.
 
     Rank 0 sends a message, rank 1 sends it back: half of that time. This is how a link
@@ -113,10 +123,10 @@ def ping_pong_seconds(sizes: Sequence[Count], rounds: Count = 20) -> list[float]
     Args:
         sizes: As in `ring_shift_seconds`.
         rounds: As there; in a round, each size goes n - 1 times there and back.
+        of_rounds: Which time counts; `min` on a machine that is busy now and then.
 
     Returns:
-        For each size the seconds of one message, the same on all ranks: the median of
-        the rounds.
+        For each size the seconds of one message, the same on all ranks.
 
     Raises:
         ValueError: there is only one rank.
@@ -136,16 +146,17 @@ def ping_pong_seconds(sizes: Sequence[Count], rounds: Count = 20) -> list[float]
                 dist.recv(incoming, 0)
                 dist.send(incoming, 0)
 
-    return _medians(there_and_back, sizes, rounds, 2 * (n - 1))
+    return _of_rounds(there_and_back, sizes, rounds, 2 * (n - 1), of_rounds)
 
 
-def _medians(
+def _of_rounds(
     messages: Callable[[Tensor, Tensor], None],
     sizes: Sequence[int],
     rounds: int,
     how_many: int,
+    of_rounds: Callable[[list[float]], float] = statistics.median,
 ) -> list[float]:
-    """For each size the seconds of one of so many messages: the median round.
+    """For each size the seconds of one of so many messages: the median of the rounds.
 
     A machine is now busier, now less. So the sizes take turns, and each sees the same.
     """
@@ -159,7 +170,7 @@ def _medians(
             seconds[number, place] = (time.perf_counter() - start) / how_many
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     # The first round warms up.
-    return [statistics.median(column) for column in seconds[1:].T.tolist()]
+    return [of_rounds(column) for column in seconds[1:].T.tolist()]
 
 
 def measured_link(
@@ -261,6 +272,80 @@ def free_medians(
             if cpu_seconds / taken >= cores[way]:
                 free[way].append(taken)
     return {way: statistics.median(t) for way, t in free.items() if len(t) > 2}
+
+
+def speeds_of_two(
+    work: Callable[[int], object], units: int, ranks: Ranks, *, seconds: float = 10.0
+) -> tuple[dict[str, float], str]:
+    """How many times as fast two threads, and two processes, are as one thread.
+
+    All do the same number of units: one thread does all of them, or each of two does
+    half. Runs count only while the cores are free, as in `free_medians`: one core for
+    the threads, and one and a half for the processes.
+
+    Args:
+        work: Does as many units as its argument says.
+        units: An even number of them, enough for about 50 ms.
+        ranks: The two processes.
+        seconds: So long it waits for free cores, and then takes any.
+
+    Returns:
+        The speeds, 1.0 for one thread; and a note on what they depend on: the cores,
+        the GIL, and whether other programs were using the cores.
+    """
+
+    def on_threads(number: int) -> float:
+        each = {"target": work, "args": (units // number,)}
+        threads = [threading.Thread(**each) for _ in range(number)]
+        start = time.process_time()  # of all threads
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.process_time() - start
+
+    ways: dict[str, Callable[[], float]] = {
+        "1 thread": lambda: on_threads(1),
+        "2 threads": lambda: on_threads(2),
+        "2 processes": lambda: sum(ranks.run(_cpu_seconds, work, units // 2)),
+    }
+    cores = {"1 thread": 0.9, "2 threads": 0.9, "2 processes": 1.5}
+    times = free_medians(ways, cores, seconds=seconds)
+    gil = "on" if getattr(sys, "_is_gil_enabled", lambda: True)() else "off"
+    note = f"CPU cores: {inspect_machine().cores}. GIL: {gil}."
+    if busy := {way: ways[way] for way in ways if way not in times}:
+        times |= free_medians(busy, dict.fromkeys(busy, 0.0), runs=3)
+        note = f"{note} Other programs used the CPU: run this cell again."
+    return {way: times["1 thread"] / times[way] for way in ways}, note
+
+
+def _cpu_seconds(work: Callable[[int], object], units: int) -> float:
+    start = time.process_time()
+    work(units)
+    return time.process_time() - start
+
+
+def host_copy_seconds(nbytes: int, rounds: int = 10) -> dict[str, float]:
+    """The seconds of a copy of that many bytes to the GPU: the fastest of the rounds.
+
+    Returns:
+        Those from pageable and from pinned memory of the host, by their names.
+
+    Raises:
+        RuntimeError: there is no GPU.
+    """
+    pageable = torch.zeros(nbytes, dtype=torch.uint8)
+    tensors = {"pageable": pageable, "pinned": pageable.pin_memory()}
+    seconds = {}
+    for name, tensor in tensors.items():
+        times = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            tensor.to("cuda")
+            torch.cuda.synchronize()  # a copy may go on after `.to()` has returned
+            times.append(time.perf_counter() - start)
+        seconds[name] = min(times)
+    return seconds
 
 
 # ---------------------------------------------------------------------- slow links

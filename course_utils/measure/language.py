@@ -11,10 +11,15 @@ best one is what the model has still to learn, and there is nothing to overfit.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from course_utils.measure.tensor_bytes import record_tensor_bytes
 
 
 class Language:
@@ -168,3 +173,58 @@ def next_symbol_loss(model: nn.Module, sentences: Tensor) -> Tensor:
     """
     scores = model(sentences[:, :-1])
     return F.cross_entropy(scores.flatten(0, 1).float(), sentences[:, 1:].flatten())
+
+
+def trained(
+    wrap: Callable[[nn.Module], tuple[Any, Any, Callable]], steps: int = 5
+) -> tuple[dict[str, Tensor], int]:
+    """A transformer after some steps with a strategy. Every rank calls it.
+
+    Each rank starts with other weights, and gets its own part of each batch. What the
+    ranks must agree on is up to the strategy.
+
+    Args:
+        wrap: the strategy. Called with the module, it returns the model to call, the
+            optimizer, and a function that returns the whole weights by name.
+        steps: how many.
+
+    Returns:
+        The whole weights by name, and the bytes that this rank holds between steps.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    language = Language()
+    torch.manual_seed(rank)
+    with record_tensor_bytes() as record:
+        model, optimizer, weights_of = wrap(Transformer(width=64, layers=4))
+        for step in range(steps):
+            batch = language.sample(16, 33, torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            next_symbol_loss(model, batch[rank::n]).backward()
+            optimizer.step()
+        del batch
+        held = record.end
+    return {name: value.clone() for name, value in weights_of().items()}, held
+
+
+def beside(
+    ranks: Any, wrap: Callable, other: Callable, steps: int = 5
+) -> tuple[float, int]:
+    """Train with two strategies, and compare them. Called in the notebook.
+
+    Args:
+        ranks: the `Ranks` to train on.
+        wrap, other: the strategies, as for `trained`.
+        steps: how many.
+
+    Returns:
+        How far a weight of the first is from that of the second, at most and on any
+        rank; and the bytes that rank 0 holds with the first.
+    """
+    results = ranks.run(trained, wrap, steps)
+    expected, _ = ranks.run(trained, other, steps)[0]
+    gaps = [
+        (weights[name] - value).abs().max().item()
+        for weights, _ in results
+        for name, value in expected.items()
+    ]
+    return max(gaps), results[0][1]

@@ -78,6 +78,15 @@ class TensorBytes:
         place = bisect_right(self.seconds, seconds)
         return self.nbytes[place - 1] if place else 0
 
+    def since(self, seconds: float) -> TensorBytes:
+        """The part of the record from this time on."""
+        first = bisect_right(self.seconds, seconds)
+        return TensorBytes(
+            [seconds, *self.seconds[first:]],
+            [self.at(seconds), *self.nbytes[first:]],
+            [span for span in self.spans if span[1] >= seconds],
+        )
+
     @contextlib.contextmanager
     def label(self, name: str) -> Iterator[None]:
         """Name what is done inside. Spans may lie within each other."""

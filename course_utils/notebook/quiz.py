@@ -109,10 +109,12 @@ def why(question_id: str, measured: float | None = None, title: str = "") -> Non
 
         unit = getattr(question, "unit", "")
         display(pictures.guess_and_measured(item.value, measured, unit, title))
-    page = f"<p><strong>{feedback.word}</strong> {to_html(feedback.text)}</p>"
+    word = to_html(feedback.word)
+    page = f"<p><strong>{word}</strong> {to_html(feedback.text)}</p>"
     if feedback.notes:
         notes = (
-            f"<li>{to_html(question.options[note.option])}<br>"
+            f'<li value="{note.option + 1}">'
+            f"{to_html(question.options[note.option])}<br>"
             f"<strong>{note.word}</strong> {to_html(note.text)}</li>"
             for note in feedback.notes
         )

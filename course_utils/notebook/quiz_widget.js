@@ -154,7 +154,8 @@ function numberField(question, name) {
     spellcheck: false,
     id: name,
   });
-  const unit = question.unit ? ` in ${question.unit}` : "";
+  const how = question.unit === "times" ? "how many" : "in";
+  const unit = question.unit ? ` ${how} ${question.unit}` : "";
   const row = make(
     "div",
     { className: "course-quiz-number" },

@@ -86,7 +86,7 @@ def guess_and_measured(
 
 def _with_unit(value: float, unit: str) -> str:
     number = words.spoken(value, 3)
-    return f"{number}×" if unit == "×" else f"{number} {unit}".strip()
+    return f"{number}×" if unit in ("×", "times") else f"{number} {unit}".strip()
 
 
 def _bars(
@@ -160,7 +160,7 @@ def stacked(
         title: What the picture shows.
         said: One or two lines for each row, at its right.
         room_left: Whether to frame what is free below the last limit.
-        aside: A few words at the right of the key.
+        aside: A few words above what is said.
     """
     step, low = 0.54, 0.58
     most = max(*(sum(parts.values()) for parts in rows.values()), *limits.values())
@@ -205,8 +205,14 @@ def stacked(
             draw.box(board, x, y + 0.07, free, step - 0.14, **looks)
             texts += [] if unnamed else ["room left", "room"]
         text = draw.first_that_fits([t for t in texts if t], free - 0.14)
+        # Names of parts that are too narrow for them may go on beyond the last limit.
+        wide = draw.width_of(texts[0], SMALL)
+        beyond = free - 0.14 < wide < WIDTH - MARGIN - room - x - 0.04 and room_left
+        text = texts[0] if beyond else text
         behind = {"fc": PAPER, "ec": "none", "pad": 1.5}
-        at = x + free / 2 if room_left else x + 0.08 + draw.width_of(text, SMALL) / 2
+        at = x + free / 2
+        if beyond or not room_left:
+            at = x + 0.08 + draw.width_of(text, SMALL) / 2
         looks = {"ha": "center", "color": QUIET, "bbox": behind}
         draw.write(board, at, middle, text, **looks)
         for place, text in enumerate(said[name]):
@@ -217,7 +223,7 @@ def stacked(
             draw.write(board, WIDTH - MARGIN - room + 0.16, y, text, **looks)
     used = [what for what in LOOKS if any(parts.get(what) for parts in rows.values())]
     draw.key(board, low - 0.28, [(what, LOOKS[what]) for what in used])
-    draw.write(board, WIDTH - MARGIN, low - 0.28, aside, ha="right", color=QUIET)
+    draw.write(board, WIDTH - MARGIN, top + 0.1, aside, ha="right", color=QUIET)
     return picture
 
 

@@ -366,7 +366,12 @@ def four_ways() -> Picture:
         (1, 1, "1 node, 1 GPU", "Nothing is sent."),
         (1, 2, "1 node, several GPUs", "Inside the node: NVLink or PCIe."),
         (2, 1, "Several nodes, 1 GPU each", "Between nodes: the network."),
-        (2, 2, "Several nodes, several GPUs each", "Both, and NVLink is the faster."),
+        (
+            2,
+            2,
+            "Several nodes, several GPUs each",
+            "Both kinds of links. NVLink is faster.",
+        ),
     )
     for place, (nodes, gpus, name, sent) in enumerate(panels):
         row, column = divmod(place, 2)

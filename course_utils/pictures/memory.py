@@ -65,7 +65,7 @@ def memory_per_gpu(
 
     All bars have one scale, in decimal GB as in the ZeRO paper. A card's line is at the
     bytes that nvidia-smi reports, so that an H100, sold with 80 GB, has 85.5 GB. What
-    is left, or missing, is said for the H100.
+    is left, or too many, is said for the H100.
 
     Args:
         strategies: From a name to bytes by category: "parameters", "gradients",
@@ -88,20 +88,17 @@ def memory_per_gpu(
         f"{card.name}: {words.number(card.nbytes / size, 3)}": card.nbytes / size
         for card in cards
     }
-    said, lines = {}, []
+    said, lines, on = {}, [], f"on an {cards[-1].name}"
     for name, of in rows.items():
         total = math.fsum(of.values())
         left = cards[-1].nbytes / size - total
         number = words.spoken(abs(left), 3)
-        verdict = f"left on {cards[-1].name}"
-        if left < 0:
-            verdict = f"too much for {cards[-1].name}"
+        verdict = f"{unit} {'left' if left >= 0 else 'too many'}"
         holds = f"{words.spoken(total, 3)} {unit}"
         said[name] = [holds, f"{number} {verdict}"]
         parts = _parts(of, words.spoken)
-        lines.append(f"{name} holds {holds} ({parts}): {number} {verdict}")
-    aside = f"{unit} are decimal"
-    picture = charts.stacked(rows, limits, title, said, room_left=True, aside=aside)
+        lines.append(f"{name} holds {holds} ({parts}): {number} {verdict} {on}")
+    picture = charts.stacked(rows, limits, title, said, room_left=True, aside=on)
     have = words.listed(
         f"{card.name} has {words.number(card.nbytes / size, 3)} {unit} "
         f"({words.number(card.nbytes / costs.GiB, 3)} GiB)"

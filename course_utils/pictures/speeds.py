@@ -96,7 +96,7 @@ def transfer_times(
 @draw.picture
 def micro_batch_times(
     measured: Mapping[int, float],
-    formula: Callable[[int], float],
+    formula: Callable[[float], float],
     *,
     best: float,
     one_device: float,
@@ -106,7 +106,8 @@ def micro_batch_times(
     Args:
         measured: From the number of micro-batches to the seconds of a batch. Two to
             ten numbers.
-        formula: From a number of micro-batches to seconds, for the curve.
+        formula: From a number of micro-batches to seconds, for the curve: it is asked
+            for fractions as well.
         best: The number at which the formula is least.
         one_device: Seconds of the same batch on one device, drawn as a line.
 
@@ -121,8 +122,10 @@ def micro_batch_times(
         words.whole(number, "a number of micro-batches")
         words.finite(seconds, f"the time of {number}", above=0)
     numbers = sorted(measured)
-    # Through whole numbers alone, which lie close enough to look like one curve.
-    by_formula = {m: formula(m) for m in range(numbers[0], numbers[-1] + 1)}
+    ratio = numbers[-1] / numbers[0]
+    by_formula = {
+        m: formula(m) for m in (numbers[0] * ratio ** (k / 99) for k in range(100))
+    }
     most = max(*measured.values(), *by_formula.values(), one_device)
     unit, size = words.unit_of(most)
     lines = [

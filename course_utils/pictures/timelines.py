@@ -360,6 +360,55 @@ def _joined(device: str, intervals: Iterable[_Work]) -> list[Interval]:
 
 
 @draw.picture
+def layers_on_devices(
+    devices: Mapping[str, Sequence[str]], *, title: str = "Which layer is where"
+) -> Picture:
+    """The layers of a split model in their order, in a frame for each device.
+
+    Args:
+        devices: From the name of a device to its layers, in the order in which a batch
+            visits them; a second line of a name is a remark. At most 4 devices, and 12
+            layers in all.
+        title: What the picture shows.
+
+    Raises:
+        ValueError: there is nothing to draw, or too much.
+    """
+    layers = [layer for held in devices.values() for layer in held]
+    words.few(devices, "devices", 4)
+    words.few(layers, "layers", 12)
+    tall, gap, pad = 0.56, 0.2, 0.1
+    picture, board = draw.board(1.75, title)
+    frames = len(devices)
+    room = WIDTH - 2 * MARGIN - frames * 2 * pad - (frames - 1) * 2 * gap
+    wide = min(0.95, (room - (len(layers) - frames) * gap) / len(layers))
+    x, low = MARGIN, 0.24
+    for number, (device, held) in enumerate(devices.items()):
+        across = len(held) * wide + max(0, len(held) - 1) * gap + 2 * pad
+        draw.box(board, x, low, across, tall + 0.52, fill=draw.MIST)
+        draw.write(board, x + pad, low + tall + 0.34, device, size=NORMAL)
+        for place, layer in enumerate(held):
+            left = x + pad + place * (wide + gap)
+            draw.box(board, left, low + 0.12, wide, tall, layer, pad=0.02)
+            if place or number:
+                back = gap if place else 2 * gap + 2 * pad
+                y = low + 0.12 + tall / 2
+                draw.arrow(board, (left - back, y), (left, y))
+        x += across + 2 * gap
+    said = "; ".join(
+        f"{device}: {words.listed(map(_in_one_line, held))}"
+        for device, held in devices.items()
+    )
+    picture.summary = f"{title.rstrip('.')}. {said}."
+    return picture
+
+
+def _in_one_line(name: str) -> str:
+    first, *rest = name.split("\n")
+    return f"{first} ({', '.join(rest)})" if rest else first
+
+
+@draw.picture
 def pipeline_ticks(
     ticks: Iterable[Sequence[tuple[int, int]]], *, title: str = "Who works on what"
 ) -> Picture:
@@ -634,15 +683,21 @@ def fsdp_schedule(
 
 
 def fsdp_events(
-    step: FsdpStep, names: Mapping[str, str] | None = None
+    step: FsdpStep, *, transformer: bool = False
 ) -> list[tuple[float, float, str, str]]:
     """A simulated step (`simulator.fsdp_step`) as events for `fsdp_schedule`.
 
     Args:
         step: The step.
-        names: Other names for some of its units.
+        transformer: Whether to call its first unit "root", its last one "head", and
+            "layer 1" "block 1".
     """
-    names = names or {}
+    units = list(dict.fromkeys(event.unit for event in step.events))
+    names = {}
+    if transformer:
+        last = max(units, key=lambda unit: int(unit.rpartition(" ")[2]))
+        names = {unit: unit.replace("layer", "block") for unit in units}
+        names |= {"layer 0": "root", last: "head"}
     return [
         (event.start, event.stop, names.get(event.unit, event.unit), event.kind)
         for event in step.events

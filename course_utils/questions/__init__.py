@@ -209,7 +209,10 @@ class _ChoiceQuestion(Question):
         return [self.prompt, *(text for pair in both for text in pair)]
 
     def _repeated(self, answer: str | list[str]) -> str:
-        numbers = [self.options.index(text) + 1 for text in _as_list(answer)]
+        chosen = _as_list(answer)
+        numbers = [self.options.index(text) + 1 for text in chosen]
+        if len(chosen) == 1:
+            return f"Your prediction: {numbers[0]}, “{chosen[0].rstrip('.')}”."
         return f"Your prediction: {' and '.join(map(str, numbers))}."
 
     def _option(self, given: object) -> str:
@@ -325,6 +328,7 @@ class Number(Question):
         tolerance: accepted distance from `answer`, in the same unit.
         relative_tolerance: the same as a share of `answer`: 0.1 accepts ±10 %.
         purpose: what the notebook does with the number, shown under the input.
+        is_name: it is the number of a rank, say, of which none is "too high".
     """
 
     answer: float
@@ -335,6 +339,7 @@ class Number(Question):
     tolerance: float = field(default=0.0, kw_only=True)
     relative_tolerance: float = field(default=0.0, kw_only=True)
     purpose: str = field(default="", kw_only=True)
+    is_name: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str] = "number"
     task: ClassVar[str] = "Predict the number"
@@ -409,8 +414,8 @@ class Number(Question):
             way_on = "Is that a share? In percent, please."
         else:
             way_on = self.hint
-        side = "Too high." if answer > self.answer else "Too low."
-        return Feedback(False, _WORDS[False], f"{side} {way_on}")
+        side = "Too high. " if answer > self.answer else "Too low. "
+        return Feedback(False, _WORDS[False], f"{'' if self.is_name else side}{way_on}")
 
     def _repeated(self, answer: float) -> str:
         return f"Your prediction: {self._with_unit(answer)}."

@@ -18,26 +18,25 @@ QUESTIONS = lesson(
         [
             Choice(
                 "A GPU. Rank 0 is the first one in the machine.",
-                why="A rank often drives one GPU, but it is the process, not the "
-                "device. The ranks of this lesson run with no GPU at all.",
+                why="A rank belongs to a process, not to a device. The process often "
+                "drives one GPU, but the ranks of this lesson run without any.",
             ),
             Choice(
                 "A thread inside the notebook's own Python process.",
-                why="Threads share one process and its variables. Ranks are separate "
-                "processes: each has its own memory and its own Python.",
+                why="Threads share one process and its variables. Ranks number "
+                "separate processes: each has its own memory and its own Python.",
             ),
             Choice(
-                "One of the program's processes, known by its number.",
+                "The number of a process. Rank 0 is the first one.",
                 right=True,
                 why="Every process runs the same code. Its number, from 0 to the world "
-                "size minus 1, tells it which share of the work is its own. (Strictly, "
-                "a process *has* a rank: the number. But “rank 2” also means the "
-                "process.)",
+                "size minus 1, tells it which share of the work is its own. A process "
+                "is also called by its number, as in “rank 2 waits”.",
             ),
             Choice(
                 "A place in a ranking. Rank 0 is the fastest.",
                 why="The number is only a name. Rank 0 often prints and saves, because "
-                "one rank has to, but it is no faster than the others.",
+                "one rank has to do it, but it is no faster than the others.",
             ),
         ],
     ),
@@ -55,8 +54,8 @@ QUESTIONS = lesson(
             Slip(10, "10 is 1 + 2 + 3 + 4. Ranks are counted from 0."),
             Slip(
                 1.5,
-                "1.5 is the mean. `all_reduce` sums; whoever wants the mean "
-                "divides by the number of ranks.",
+                "1.5 is the mean. `all_reduce` gives the sum. For the mean, it has to "
+                "be divided by the number of ranks.",
             ),
             Slip(
                 4, "4 is the number of ranks. Each rank puts in its own number, not 1."
@@ -64,12 +63,12 @@ QUESTIONS = lesson(
             Slip(
                 3,
                 "3 is the largest of the four. `all_reduce` would give that with "
-                "`op=dist.ReduceOp.MAX`; without `op` it sums.",
+                "`op=dist.ReduceOp.MAX`. Without `op` it adds up.",
             ),
             Slip(
                 0,
                 "0 is what rank 0 put in. `broadcast` from rank 0 would give that "
-                "to every rank; `all_reduce` sums.",
+                "to every rank. `all_reduce` adds up.",
             ),
         ],
         purpose="Answer before you run the cells below: one of them draws your "
@@ -78,11 +77,11 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "00.skipped",
-        "Ranks 0, 1 and 3 call `dist.all_reduce(x)`. Rank 2 skips it, and does nothing "
-        "else. What do the other three do?",
+        "Ranks 0, 1 and 3 call `dist.all_reduce(x)`. Rank 2 skips the call, and does "
+        "nothing else. What do the other three do?",
         [
             Choice(
-                "They wait for rank 2.",
+                "They wait until rank 2 makes the call.",
                 right=True,
                 why="An all-reduce is complete only when every rank of the group has "
                 "joined. The three wait until something stops them. Here `%%ranks` "
@@ -90,17 +89,17 @@ QUESTIONS = lesson(
                 "stuck.",
             ),
             Choice(
-                "They sum the three tensors they have, and go on.",
+                "They add up their three tensors, and go on.",
                 why="A sum without rank 2 would be wrong, and nobody would notice. A "
                 "collective never leaves out a rank by itself.",
             ),
             Choice(
-                "They count rank 2's tensor as zeros.",
-                why="Nothing fills in for a missing rank. The others have no way to "
-                "know what it would have sent.",
+                "They count rank 2's tensor as zeros, and go on.",
+                why="Nothing stands in for a missing rank. The others have no way of "
+                "knowing what it would have sent.",
             ),
             Choice(
-                "They raise an error at once.",
+                "They raise an error at once, and name rank 2.",
                 why="They cannot know that rank 2 will never come: it may only be "
                 "slow. An error comes later, from a time limit, or when the process "
                 "of rank 2 ends and its connections close.",
@@ -148,10 +147,10 @@ PREDICT_SUM = NumberTask(
     stars=1,
     why="The first all_reduce leaves 0 + 1 + 2 + 3 + 4 = 10 on every rank. Times the "
     "rank that is 0, 10, 20, 30 and 40. The second one adds these up.",
-    hint="Write down five numbers, one for each rank, and change them line by line: "
-    "sum, times the rank, sum.",
+    hint="Write down five numbers, one for each rank. Change them line by line: the "
+    "sum, then times the rank, then the sum again.",
     slips=[
-        Slip(10, "Every rank holds that after the first all_reduce. Go on."),
+        Slip(10, "Every rank holds that after the first all_reduce. Two lines follow."),
         Slip(
             50,
             "Before the second all_reduce each rank multiplies by its own number: the "

@@ -14,10 +14,10 @@ QUESTIONS = lesson(
     "01",
     Number(
         "01.memory",
-        "Training with mixed precision and Adam keeps five numbers for each parameter: "
-        "the weight and its gradient in 16 bits, and for the optimizer a copy of the "
-        "weight, the momentum and the variance in 32 bits. How many GB do 7.5 billion "
-        "parameters need?",
+        "Training with mixed precision and Adam keeps five numbers for each parameter. "
+        "The weight and its gradient have 16 bits. For the optimizer there are a copy "
+        "of the weight, the momentum and the variance, in 32 bits each. How many GB do "
+        "7.5 billion parameters need?",
         answer=120,
         unit="GB",
         relative_tolerance=0.01,
@@ -29,9 +29,9 @@ QUESTIONS = lesson(
             Slip(
                 30, "30 GB are the weights and gradients. The optimizer needs 12 more."
             ),
-            Slip(90, "90 GB are the optimizer's. Weights and gradients are left out."),
-            Slip(960, "960 counts bits: 8 for each byte."),
-            Slip(111.76, "112 are GiB, of 2³⁰ bytes. A GB has 10⁹."),
+            Slip(90, "90 GB are for the optimizer. Weights and gradients are missing."),
+            Slip(960, "960 is the number of gigabits: a byte has 8 bits."),
+            Slip(111.76, "112 is the number of GiB, of 2³⁰ bytes. A GB has 10⁹."),
         ],
         purpose="The next cell draws your number beside the memory of one GPU.",
         measured=True,
@@ -44,10 +44,10 @@ QUESTIONS = lesson(
         [
             Choice(
                 "Data parallel: with half of the batch, a GPU needs half of it.",
-                why="The activations of a GPU get fewer with a smaller batch. Weights, "
-                "gradients and optimizer do not: with plain data parallel every GPU "
-                "holds all 120 GB. (FSDP, in lesson 08, is data parallel that stores "
-                "the model in parts.)",
+                why="A smaller batch has fewer activations. The weights, gradients and "
+                "optimizer stay the same: with plain data parallel every GPU holds all "
+                "120 GB. (FSDP, in lesson 08, is data parallel that stores the model "
+                "in parts.)",
             ),
             Choice(
                 "Model parallel: each GPU holds only some of the weights.",
@@ -57,12 +57,12 @@ QUESTIONS = lesson(
                 "are split with them.",
             ),
             Choice(
-                "Both: the two GPUs have 160 GB, however they are used.",
-                why="With plain data parallel each GPU needs the whole model, all "
-                "120 GB of it.",
+                "Both: the two GPUs have 160 GB, whichever way they are used.",
+                why="With plain data parallel each GPU needs the whole model: 120 GB, "
+                "and it has 80.",
             ),
             Choice(
-                "Neither: gradients exist only where the whole model is.",
+                "Neither: a backward pass needs the whole model in one place.",
                 why="A layer's gradient is computed where the layer is. The backward "
                 "pass then goes on to the other GPU.",
             ),
@@ -70,13 +70,14 @@ QUESTIONS = lesson(
     ),
     Number(
         "01.gil_speedup",
-        "Two threads of one Python process share a piece of work: a loop in pure "
-        "Python that only counts. Two CPU cores are free. How many times as fast are "
-        "they as one thread that does all of it? (Python as it is usually built.)",
+        "Two threads of one Python process share the counting to a million, a loop in "
+        "pure Python. Two CPU cores are free. How many times as fast are the two "
+        "threads as one thread that counts alone? (Python as it is usually built.)",
         answer=1,
         tolerance=0.25,
+        unit="times",
         why="The interpreter lets one thread at a time run Python code, so the two "
-        "take turns. Together they need about as long as one.",
+        "take turns. Together they take about as long as one.",
         hint="How many threads of a process may run Python code at the same moment?",
         slips=[
             Slip(
@@ -90,8 +91,8 @@ QUESTIONS = lesson(
                 "much less than that.",
             ),
         ],
-        purpose="Answer before you run the next cells: they measure it here, and draw "
-        "your number beside it.",
+        purpose="Answer before you run the next cells: they measure it, and draw your "
+        "number beside it.",
         measured=True,
     ),
     Number(
@@ -99,6 +100,7 @@ QUESTIONS = lesson(
         "Two servers with 4 GPUs each run one job, one process for each GPU. What is "
         "the rank (the global rank) of local rank 1 on the second server?",
         answer=5,
+        is_name=True,
         why="The first server holds ranks 0 to 3. On the second, local rank 0 is rank "
         "4 and local rank 1 is rank 5: 1 × 4 + 1.",
         hint="Write the ranks of both servers in two rows. All counts begin at 0.",
@@ -155,23 +157,23 @@ QUESTIONS = lesson(
             Choice(
                 "`node1`: its own address.",
                 why="Then the two nodes would wait at two meeting points, each for "
-                "processes that never come.",
+                "processes that never arrive.",
             ),
             Choice(
-                "`localhost`, because torchrun starts local processes.",
-                why="`localhost` means another machine on each node. On `node1` nobody "
-                "listens there.",
+                "`localhost`: torchrun starts local processes.",
+                why="`localhost` means a different machine on each node. On `node1`, "
+                "no process is listening there.",
             ),
             Choice(
-                "`node0`: the same as on `node0`.",
+                "`node0`: the same as on the other node.",
                 right=True,
-                why="All processes meet at one place. By torchrun's numbering that is "
-                "on node 0, where rank 0 runs.",
+                why="All processes meet at one place. That is node 0, where rank 0 "
+                "runs.",
             ),
             Choice(
-                "Nothing. Nodes find each other.",
-                why="Nobody has told `node1` where the others are. Without the option, "
-                "torchrun takes 127.0.0.1 for it: the machine itself.",
+                "Nothing: `node0` finds the other nodes.",
+                why="`node1` would not know where the others are. Without the option, "
+                "torchrun takes 127.0.0.1: the machine itself.",
             ),
         ],
     ),
@@ -181,19 +183,19 @@ QUESTIONS = lesson(
         "its own. Which backend do you choose?",
         [
             Choice(
-                "gloo, because it is Ethernet",
-                why="NCCL uses Ethernet, too. The documentation names gloo for GPUs "
-                "only as the fallback, because it is slower there.",
+                "gloo, because Ethernet joins the nodes",
+                why="NCCL also works over Ethernet. PyTorch's documentation names gloo "
+                "for GPUs only as the fallback, because it is slower there.",
             ),
             Choice(
                 "mpi, because there are several nodes",
-                why="NCCL and gloo work between nodes, too. PyTorch's packages do not "
+                why="NCCL and gloo also work between nodes. PyTorch's packages do not "
                 "contain MPI: you would have to build PyTorch from source.",
             ),
             Choice(
                 "nccl inside the nodes, gloo between them",
-                why="A process group has one backend for its GPU tensors. NCCL itself "
-                "finds a way for each pair of GPUs, inside nodes and between them.",
+                why="A process group has one backend for its GPU tensors. NCCL finds a "
+                "way for each pair of GPUs by itself, inside nodes and between them.",
             ),
             Choice(
                 "nccl, inside the nodes and between them",
@@ -206,40 +208,48 @@ QUESTIONS = lesson(
     ),
     Number(
         "01.nvlink_one_way",
-        "An H100 has 900 GB/s of NVLink, both directions together. "
-        "One GPU sends a tensor to another and gets nothing back. How many GB/s can it "
-        "have at most?",
-        answer=450,
-        unit="GB/s",
-        why="Half of the figure is for each direction.",
-        hint="The figure adds up what goes out and what comes in at the same time.",
+        "The data sheet of the H100 says 900 GB/s for NVLink. One GPU sends 9 GB to "
+        "another, and gets nothing back. How many milliseconds does that take at "
+        "least?",
+        answer=20,
+        unit="ms",
+        why="The 900 GB/s count both directions. One direction has 450 GB/s, and "
+        "9 / 450 = 0.02 seconds.",
+        hint="The figure adds up what goes out and what comes in. How much of it can "
+        "one direction have?",
         slips=[
-            Slip(900, "That counts both directions. This tensor uses only one."),
-            Slip(1800, "900 is the sum of both directions already."),
-            Slip(112.5, "112.5 takes 900 for gigabits. It is GB/s, with a large B."),
             Slip(
-                56.25,
-                "NVLink's 900 is in bytes already: only divide by the directions.",
+                10,
+                "That uses all of the 900 GB/s. They count both directions, and "
+                "this message uses one.",
             ),
+            Slip(5, "The 900 GB/s are the sum of both directions already."),
+            Slip(80, "That takes the 900 for gigabits. It is GB/s, with a large B."),
+            Slip(160, "The 900 are bytes already: divide by the directions only."),
+            Slip(0.02, "That is the time in seconds. The question asks for ms."),
+            Slip(0.01, "Half of 900 GB/s, and milliseconds instead of seconds."),
         ],
     ),
     Number(
         "01.network_seconds",
         "A model of 7 billion parameters, 2 bytes each, goes from one node to another "
-        "over one InfiniBand port of 400 Gb/s. How many seconds, at best?",
+        "over one InfiniBand port of 400 Gb/s. How many seconds does that take at "
+        "least?",
         answer=0.28,
         unit="s",
         relative_tolerance=0.02,
         why="7 billion × 2 bytes = 14 GB. 400 Gb/s are 400 / 8 = 50 GB/s. "
         "14 / 50 = 0.28.",
-        hint="Turn both into bytes first: how many bytes has the model, and how many "
-        "bytes a second does the port move?",
+        hint="Convert both to bytes first: how many bytes does the model have, and how "
+        "many bytes a second does the port move?",
         slips=[
             Slip(0.035, "You took 400 Gb/s for 400 GB/s. A small b is a bit."),
             Slip(0.14, "Each parameter has 2 bytes: 14 GB, not 7."),
-            Slip(0.56, "200 Gb/s in one direction? A port of 400 has 400 each way."),
+            Slip(0.56, "A port of 400 Gb/s has 400 each way, and not 200."),
             Slip(2.24, "Divide the 400 by 8 once: it becomes 50 GB/s, not 6.25."),
-            Slip(280, "280 milliseconds. The question asks for seconds."),
+            Slip(
+                280, "That is the time in milliseconds. The question asks for seconds."
+            ),
         ],
         purpose="The next cell draws your number among the links.",
         measured=True,
@@ -250,6 +260,7 @@ QUESTIONS = lesson(
         "long does a message of 4,096 bytes take as one of 4 bytes?",
         answer=1,
         tolerance=0.5,
+        unit="times",
         why="Both are so small that nearly all of their time is the latency, which "
         "does not depend on the size.",
         hint="Time = latency + size / bandwidth. Which part is larger for a few "
@@ -257,43 +268,43 @@ QUESTIONS = lesson(
         slips=[
             Slip(
                 1024,
-                "1,024 times the bytes, but not the time: most of it is the latency, "
-                "and that is the same for both.",
+                "The bytes are 1,024 times as many, but most of the time is the "
+                "latency, which is the same for both.",
             ),
             Slip(
                 1000,
-                "A thousand times the bytes, but not the time: most of it is the "
-                "latency, and that is the same for both.",
+                "The bytes are about a thousand times as many, but most of the time is "
+                "the latency, which is the same for both.",
             ),
         ],
-        purpose="Answer before you run the next cells: they measure it here, and draw "
-        "your number beside it.",
+        purpose="Answer before you run the next cells: they measure it, and draw your "
+        "number beside it.",
         measured=True,
     ),
     SingleChoice(
         "01.pinned",
-        "A GPU can read *pinned* host memory by itself. Bytes in ordinary host memory "
-        "are first copied to a pinned buffer, by the CPU. What is it about ordinary "
-        "memory that makes this necessary?",
+        "A GPU can read pinned host memory by itself, but not ordinary host memory. "
+        "Why not?",
         [
             Choice(
-                "The system may move it, or write it to disk, at any time.",
+                "The system may move ordinary memory during the copy.",
                 right=True,
-                why="A GPU that reads by itself needs an address that stays valid. "
-                "Pinned memory is ordinary host memory that is locked in its place.",
+                why="It may move the bytes, or write them to disk. A GPU that reads by "
+                "itself needs an address that stays valid: pinned memory is ordinary "
+                "host memory that is locked in its place.",
             ),
             Choice(
-                "It belongs to one process, and a GPU is shared by several.",
+                "Ordinary memory belongs to the process, not to the GPU.",
                 why="Pinned memory belongs to one process as well.",
             ),
             Choice(
-                "The CPU may hold newer values of it in its caches.",
-                why="The hardware takes care of that, for pinned memory as well.",
+                "The newest values may still be in the CPU's caches.",
+                why="The hardware takes care of that, for both kinds of memory.",
             ),
             Choice(
-                "It consists of pages, and PCIe sends only whole tensors.",
-                why="Pinned memory consists of pages, too, and PCIe knows nothing of "
-                "tensors: it sends bytes.",
+                "Ordinary memory has pages, which PCIe cannot address.",
+                why="Pinned memory consists of pages as well, and PCIe can address "
+                "both.",
             ),
         ],
     ),
@@ -302,17 +313,18 @@ QUESTIONS = lesson(
 # The number that is a task of the exercise.
 PREDICT_RANK = NumberTask(
     "01.predict_rank",
-    "On three nodes with 8 GPUs each, somebody has typed this line, with `--node-rank` "
-    "0 on the first node, and so on. On the last one, the GPU with local rank 5 does "
+    "This line has started a job on three nodes with 8 GPUs each. The first node has "
+    "`--node-rank` 0, and so on. On the last one, the GPU with local rank 5 does "
     "nothing. Which rank's log do you read?",
     code="torchrun --nnodes 3 --nproc-per-node 8 --node-rank ... train.py",
     answer=21,
+    is_name=True,
     title="Predict the rank",
     stars=1,
-    why="The last of three nodes is node 2. Before it come 2 × 8 ranks, and before "
-    "local rank 5 five others on its node.",
-    hint="A rank is the number of ranks that come before it: all those on the nodes "
-    "before, and those before it on its own node.",
+    why="The last of three nodes is node 2. The nodes before it have 2 × 8 ranks, and "
+    "its own node has five ranks before local rank 5.",
+    hint="A rank is the number of ranks that come before it: all those on earlier "
+    "nodes, and the earlier ones on its own node.",
     slips=[
         Slip(29, "That would be on a fourth node. Three nodes are 0, 1 and 2."),
         Slip(22, "Ranks count from 0, and so do local ranks."),
@@ -321,7 +333,7 @@ PREDICT_RANK = NumberTask(
         Slip(5, "That is its local rank, and every node has a local rank 5."),
         Slip(17, "You went across the nodes. The ranks go node by node."),
         Slip(7, "Each node before this one holds 8 ranks, not one."),
-        Slip(42, "Node and local rank changed places: there are only 24 ranks."),
+        Slip(42, "Node and local rank are swapped: there are only 24 ranks."),
         Slip(16, "That is the first rank on the last node: its local rank is 0."),
         Slip(23, "That is the last rank of all: its local rank is 7."),
         Slip(24, "That is the world size. The ranks go from 0 to one less."),

@@ -14,28 +14,28 @@ QUESTIONS = lesson(
     "02",
     SingleChoice(
         "02.who_first",
-        "In 2012 a network that had been split over two GPUs won the ImageNet contest "
-        "by far. Its diagram shows two rows of layers, one above the other. Why two?",
+        "AlexNet's paper has a diagram of the network. It shows two rows of layers, "
+        "one above the other. What are the two rows?",
         [
             Choice(
-                "Each GPU trained its own copy on half of the images.",
+                "Two copies of it: each GPU trained one, on half of the images.",
                 why="That would be data parallel: the data are split, and the whole "
                 "model must fit on each GPU. It did not.",
             ),
             Choice(
-                "The network did not fit into the memory of one GPU.",
+                "Two parts of it: each GPU had one, as neither could hold both.",
                 right=True,
-                why="That is AlexNet. Its paper says so: one GTX 580 has only 3 GB of "
-                "memory, which limits the size of the networks that can be trained on "
-                "it. Each row is one GPU. This is model parallel: the model is split.",
+                why="One GTX 580 had only 3 GB of memory, too little for the whole "
+                "network. Each row is one GPU. This is model parallel: the model is "
+                "split.",
             ),
             Choice(
-                "Two networks were trained, and their answers averaged.",
-                why="The authors averaged several networks as well, but the two rows "
-                "are one network: some layers read from both.",
+                "Two networks: both were trained, and their answers averaged.",
+                why="The authors also averaged several networks. But the two rows are "
+                "one network, because some layers read from both.",
             ),
             Choice(
-                "One row is the forward pass, the other the backward pass.",
+                "Two directions: the forward pass, and below it the backward pass.",
                 why="Both passes go through the same layers. Each row is the part of "
                 "the network on one GPU.",
             ),
@@ -43,30 +43,32 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "02.which_splits",
-        "Model parallel or data parallel: which statement is right?",
+        "Four GPUs train one model. You look at one of them: what it holds, which "
+        "samples it works on, and what the others send to it. Which of these is model "
+        "parallel?",
         [
             Choice(
-                "With model parallel each GPU holds all layers, and sees some of the "
-                "samples.",
-                why="That is data parallel, the subject of lesson 03. It does not help "
-                "where the model does not fit on one GPU.",
+                "It holds all layers, works on some samples, and gets gradients.",
+                why="That is data parallel, the subject of lesson 03: the data are "
+                "split, and the gradients are averaged. It does not help where the "
+                "model does not fit on one GPU.",
             ),
             Choice(
-                "With data parallel each GPU holds some layers, and fetches others.",
-                why="With data parallel every GPU has all layers. What travels between "
-                "the GPUs are gradients (and with `DataParallel` weights).",
+                "It holds all layers, works on all samples, and gets nothing.",
+                why="Then nothing is split, and all four GPUs do the same work.",
             ),
             Choice(
-                "With model parallel each GPU holds a part of the model. A sample "
-                "needs all GPUs.",
+                "It holds some layers, works on all samples, and gets activations.",
                 right=True,
-                why="So the model may be larger than the memory of one GPU. Between "
-                "the GPUs the activations travel, and their gradients on the way back.",
+                why="Each GPU holds a part of the model, and each sample visits all of "
+                "them. So the model may be larger than the memory of one GPU. The "
+                "activations travel, and their gradients on the way back.",
             ),
             Choice(
-                "With model parallel nothing travels: a GPU has all that it needs.",
-                why="Where the next layer is on another GPU, the activations must be "
-                "copied there.",
+                "It holds some layers, works on some samples, and gets the missing "
+                "layers.",
+                why="That comes close to FSDP (lesson 08). There the weights travel to "
+                "the data, and each GPU computes with all layers.",
             ),
         ],
     ),
@@ -77,8 +79,8 @@ QUESTIONS = lesson(
         [
             Choice(
                 "An error, when the model is made.",
-                why="Modules may be on any devices. Only when an operation gets "
-                "tensors from two devices does PyTorch notice.",
+                why="Modules may be on any devices. PyTorch notices only when an "
+                "operation gets tensors from two devices.",
             ),
             Choice(
                 "An error, when the first batch comes to `fc`.",
@@ -90,12 +92,12 @@ QUESTIONS = lesson(
             Choice(
                 "PyTorch copies the activations to `cuda:0` by itself.",
                 why="It never does that for whole tensors: a hidden copy in every step "
-                "would be slow, and nobody would know why. You write `.to(...)`.",
+                "would be slow, and hard to find. You write `.to(...)`.",
             ),
             Choice(
                 "It works, but the results are wrong.",
-                why="An operation on tensors from two devices is refused. Better an "
-                "error than a wrong number.",
+                why="An operation on tensors from two devices is refused, so there is "
+                "no result.",
             ),
         ],
         measured=True,
@@ -103,22 +105,22 @@ QUESTIONS = lesson(
     Number(
         "02.parameters_share",
         "ResNet-50 has four groups of blocks. The first convolution and groups 1 and 2 "
-        "(7 of 16 blocks) go to `cuda:0`. Which share of the 25.6 million parameters "
-        "is there, in percent?",
+        "(7 of 16 blocks) go to `cuda:0`. What share of the 25.6 million parameters is "
+        "there, in percent?",
         answer=5.65,
         tolerance=2.5,
         unit="%",
-        why="1.4 of 25.6 million: 5.7 %. The images get smaller from group to group, "
-        "and the channels more. A 3 × 3 convolution in group 4 has 8 × 8 times the "
-        "weights of one in group 1.",
+        why="1.4 of 25.6 million: 5.7 %. From group to group the images get smaller, "
+        "but the number of channels doubles. A 3 × 3 convolution in group 4 has 8 × 8 "
+        "times the weights of one in group 1.",
         hint="From group to group the number of channels doubles. A convolution has a "
         "weight for each pair of an input and an output channel.",
         slips=[
             Slip(
                 50,
-                "Nearly half of the blocks, but the late ones have many more "
-                "channels. From group to group, the weights of a block are about four "
-                "times as many.",
+                "It is nearly half of the blocks, but the late ones have many more "
+                "channels. From group to group, a block has about four times the "
+                "weights.",
             ),
             Slip(
                 43.75,
@@ -138,20 +140,20 @@ QUESTIONS = lesson(
     Number(
         "02.naive_speed",
         "The model is split over two GPUs, and a batch goes through one half after the "
-        "other. How many times as long does a training step take as on one GPU that "
+        "other. A training step then takes how many times as long as on one GPU that "
         "holds the whole model?",
         answer=1.01,
         tolerance=0.12,
         unit="times",
-        why="The two never compute at the same time: the second half needs the output "
-        "of the first. The work is the same, and the copies come on top. So two GPUs "
-        "are a little slower than one.",
+        why="The two never compute at the same time, because the second half needs the "
+        "output of the first. The work is the same, and the copies are added. So two "
+        "GPUs are a little slower than one.",
         hint="When does the second GPU begin? What does the first one do meanwhile?",
         slips=[
             Slip(
                 0.5,
-                "Half the time would need both GPUs to compute all the time. But the "
-                "second one waits for what the first one makes.",
+                "For half the time, both GPUs would have to compute all the time. But "
+                "the second one waits for the output of the first one.",
             ),
             Slip(
                 2,
@@ -170,55 +172,55 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "02.why_not_faster",
-        "Why does splitting a model over two GPUs, without micro-batches, not make it "
-        "faster?",
+        "Suppose that copies from GPU to GPU took no time at all. How long would a "
+        "step of this split model take then, and why?",
         [
             Choice(
-                "The copies between the GPUs take half of the time.",
-                why="They take a small part of it, as the timeline shows. Even with "
-                "copies that cost nothing it would not be faster than one GPU.",
+                "Half as long as on one GPU: only the copies made a GPU wait.",
+                why="The copies take very little of the step. Even where they cost "
+                "nothing, the second half has no input until the first half is done.",
             ),
             Choice(
-                "Python runs one thread at a time, so only one GPU gets work.",
-                why="Python hands out the work in microseconds and goes on while the "
-                "GPUs compute. What keeps the second GPU waiting is data that do not "
-                "exist yet.",
+                "As long as on one GPU: Python runs one thread, so one GPU gets work.",
+                why="Python hands out the work in microseconds, and goes on while the "
+                "GPUs compute. What the second GPU waits for is its input.",
             ),
             Choice(
-                "Each half needs the other's result, so one GPU always waits.",
+                "As long as on one GPU: each half waits for the other's result.",
                 right=True,
                 why="In the forward pass the second half waits for the first, in the "
-                "backward pass the first for the second. Each GPU is idle for about "
-                "half of the time, and the copies come on top.",
+                "backward pass the first for the second. All the work is still done "
+                "piece by piece, one after the other.",
             ),
             Choice(
-                "Two GPUs must compute everything twice, to compare.",
-                why="Each layer is computed once, on the GPU that holds it.",
+                "Longer than on one GPU: two GPUs must check each other's results.",
+                why="They check nothing. Each layer is computed once, on the GPU that "
+                "holds it.",
             ),
         ],
     ),
     Number(
         "02.bubble_four",
         "A pipeline of 4 GPUs works on a batch in 8 micro-batches. All stages take "
-        "equally long, copies cost nothing. For which share of the whole time is each "
-        "GPU idle, in percent?",
+        "equally long, and copies cost nothing. For what share of the whole time is "
+        "each GPU idle, in percent?",
         answer=27.27,
         tolerance=0.5,
         unit="%",
-        why="In units of one micro-batch in one stage: each GPU works 8 units and "
-        "waits 3. The whole time is 11, and 3 / 11 = 27 %.",
+        why="Take the time of one micro-batch in one stage as the unit. Each GPU works "
+        "for 8 units and waits for 3. The whole time is 11, and 3 / 11 = 27 %.",
         hint="Draw four rows. Each GPU begins one unit after the one before. How long "
         "is the whole picture, and how long is each row's work?",
         slips=[
             Slip(0.2727, "Right as a share. In percent that is 27."),
             Slip(
                 72.7,
-                "That is 8 / 11, the share of the time in which a GPU works.",
+                "That is 8 / 11, the share of the time for which a GPU works.",
             ),
             Slip(
                 37.5,
-                "That is 3 / 8: the idle time as a share of the working time, as in "
-                "the Megatron paper. The question asks for a share of the whole time.",
+                "That is 3 / 8, the idle time as a share of the working time. The "
+                "question asks for a share of the whole time.",
             ),
             Slip(
                 75,
@@ -226,7 +228,8 @@ QUESTIONS = lesson(
             ),
             Slip(
                 33.3,
-                "4 / 12? A GPU waits for 3 units, not 4: it does not wait for itself.",
+                "That is 4 / 12. A GPU waits for 3 units, because it does not wait for "
+                "itself.",
             ),
             Slip(
                 50,
@@ -242,14 +245,14 @@ QUESTIONS = lesson(
         answer=33.3,
         tolerance=0.5,
         unit="%",
-        why="50 % of the *ideal* time: for each 2 hours of work there is 1 of waiting, "
-        "and that is a third of the *whole* time. Before you compare two papers, ask "
-        "what 100 % is.",
+        why="The bubble is 50 % of the *ideal* time: for 2 hours of work there is 1 "
+        "hour of waiting. That is a third of the *whole* time. Before you compare two "
+        "papers, ask what their 100 % is.",
         hint="One divides the idle time by the time of the work, the other by the time "
         "of both. Take 2 hours of work: how long is the idle time?",
         slips=[
             Slip(50, "They divide the same idle time by different times."),
-            Slip(66.7, "That is the share in which a GPU works."),
+            Slip(66.7, "That is the share for which a GPU works."),
             Slip(100, "The whole time is longer than the ideal one: the share falls."),
             Slip(25, "The whole time is not twice the ideal one, but 1.5 times."),
             Slip(0.333, "Right as a share. In percent that is 33.3."),
@@ -257,59 +260,58 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "02.more_micro_batches",
-        "You double the number of micro-batches of a pipeline without BatchNorm, with "
-        "the same batch. What gets worse?",
+        "A pipeline has no BatchNorm. You cut the same batch into twice as many "
+        "micro-batches. What is then true?",
         [
             Choice(
-                "The bubble gets larger.",
-                why="It gets smaller: the idle time at both ends is one micro-batch "
-                "for each of the other stages, and these are shorter now.",
+                "The bubble gets larger, because there are more ticks.",
+                why="It gets smaller. The idle time is one micro-batch for each of "
+                "the other stages, and the micro-batches are shorter now.",
             ),
             Choice(
                 "The GPUs start more operations, on smaller tensors.",
                 right=True,
-                why="Starting an operation costs some microseconds whatever its size, "
-                "and small ones do not fill a GPU. This is why there is a best number.",
+                why="Starting an operation takes some microseconds, whatever its size, "
+                "and small ones do not fill a GPU.",
             ),
             Choice(
                 "The gradients differ from those of the whole batch.",
-                why="Added up in the right proportion they are the same. (BatchNorm "
-                "would be the exception: it looks at its own micro-batch alone.)",
+                why="Added up in the right proportion, they are the same. (BatchNorm "
+                "would be the exception: it looks at one micro-batch at a time.)",
             ),
             Choice(
-                "There are more messages, and each pays the latency.",
+                "There are more copies, and each of them takes the latency.",
                 right=True,
-                why="The bytes stay the same, but they travel in twice as many pieces.",
+                why="The bytes stay the same, but they travel in more pieces.",
             ),
             Choice(
-                "The activations of GPipe need twice the memory.",
-                why="Here the activations of the whole batch are kept in any case, in "
-                "more or fewer pieces. (The GPipe of the paper keeps only those that "
-                "go from stage to stage. It computes the others again.)",
+                "The activations of the batch need twice the memory.",
+                why="The activations of the whole batch are kept in any case, in more "
+                "or fewer pieces.",
             ),
         ],
     ),
     SingleChoice(
         "02.batchnorm",
-        "A ResNet-50 in training mode gives other outputs in micro-batches than with "
-        "the whole batch. A transformer without dropout gives the same. Why?",
+        "In training mode, a ResNet-50 gives different outputs in micro-batches than "
+        "with the whole batch. A transformer without dropout gives the same. Why?",
         [
             Choice(
-                "The copies between the GPUs round the numbers.",
-                why="A copy copies bits. Nothing is rounded.",
+                "Copies between GPUs round the numbers, and images have many of them.",
+                why="A copy moves bits. Nothing is rounded.",
             ),
             Choice(
-                "The samples come back in another order than they went in.",
+                "The samples of a micro-batch come back in a different order.",
                 why="Micro-batches go through in order, and their outputs are put "
                 "together in the same order.",
             ),
             Choice(
-                "Convolutions compute something else when the batch is smaller.",
-                why="Each image is convolved by itself. At most the last digit "
-                "differs.",
+                "A convolution computes something else when the batch is smaller.",
+                why="A convolution looks at each image by itself. At most the last "
+                "digit differs.",
             ),
             Choice(
-                "BatchNorm normalizes each micro-batch by its own mean and variance.",
+                "BatchNorm uses the mean and the variance of its micro-batch.",
                 right=True,
                 why="It is the one layer of a ResNet that mixes the samples of a "
                 "batch. Transformers use LayerNorm, which looks at each sample by "
@@ -319,13 +321,13 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "02.where_to_cut",
-        "You may cut a model where you like. Which cut makes a pipeline with many "
-        "micro-batches fastest, if all cuts fit into the memory?",
+        "Many micro-batches go through a pipeline, and all cuts fit into the memory. "
+        "Which cut is the fastest?",
         [
             Choice(
                 "The one with the same number of layers in each stage.",
-                why="Layers differ. In a ResNet most blocks take about equally "
-                "long, some take longer, and the last layer hardly any time.",
+                why="Layers differ. In a ResNet most blocks take about equally long. "
+                "Some take longer, and the last layer takes hardly any time.",
             ),
             Choice(
                 "The one with the same number of parameters in each stage.",
@@ -333,15 +335,15 @@ QUESTIONS = lesson(
                 "once for each pixel: early layers have few weights and much work.",
             ),
             Choice(
-                "The one whose slowest stage is fastest.",
+                "The one whose slowest stage takes the shortest time.",
                 right=True,
-                why="All stages work in the rhythm of the slowest one: the others "
-                "finish earlier, and wait.",
+                why="All stages work at the pace of the slowest one: the others finish "
+                "earlier, and wait.",
             ),
             Choice(
-                "The one that sends the fewest bytes.",
-                why="It helps where links are slow. But a copy takes a small part of a "
-                "step here, and an uneven cut costs in every micro-batch.",
+                "The one that sends the fewest bytes between stages.",
+                why="That helps where links are slow. But here a copy takes a small "
+                "part of a step, and an uneven cut costs time in every micro-batch.",
             ),
         ],
     ),
@@ -351,20 +353,20 @@ QUESTIONS = lesson(
 PREDICT_MICRO_BATCHES = NumberTask(
     "02.predict_micro_batches",
     "Four GPUs form a pipeline. All stages take equally long, and copies cost nothing. "
-    "With how many micro-batches, at least, is each GPU idle for no more than 10 % of "
-    "the whole time?",
+    "Each GPU is to be idle for no more than 10 % of the whole time. How many "
+    "micro-batches does that take, at least?",
     answer=27,
     title="Predict the micro-batches",
     stars=1,
     why="Each GPU waits for 3 parts and works for M. The 3 may be a tenth of the "
-    "whole, so M is the other nine tenths.",
-    hint="Each GPU waits for 3 parts (one for each of the other stages) and works for "
+    "whole, so the M are the other nine tenths.",
+    hint="Each GPU waits for 3 parts, one for each of the other stages, and works for "
     "M parts. What share of M + 3 are the 3?",
     slips=[
         Slip(
             30,
-            "That keeps the waiting to 10 % of the time in which a GPU works. Asked "
-            "for is a tenth of the whole time, to which the waiting belongs.",
+            "That keeps the waiting to 10 % of the time for which a GPU works. The "
+            "question asks for a tenth of the whole time, which includes the waiting.",
         ),
         Slip(26, "They are still idle for 3 of 29 parts: a bit more than 10 %."),
         Slip(

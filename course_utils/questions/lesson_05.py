@@ -200,6 +200,7 @@ QUESTIONS = lesson(
         "with `shuffle=False`. It returns 3 items for each rank. Which one is the "
         "last item of rank 2?",
         answer=0,
+        is_name=True,
         why="Rank 2 gets places 2, 6 and 10. Place 10 is beyond the end, so the first "
         "item comes again.",
         hint="The items are dealt out like cards: rank 2 begins with item 2. When no "

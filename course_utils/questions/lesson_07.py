@@ -18,13 +18,13 @@ QUESTIONS = lesson(
         "does rank 0 send?",
         answer=3600,
         unit="bytes",
-        why="The whole sum, to each of the three others. It has received as much "
-        "before.",
-        hint="Who gets what from rank 0, when it has added up?",
+        why="It sends the whole sum to each of the three others. Before that it "
+        "received three whole tensors.",
+        hint="Who gets what from rank 0 once it has added everything up?",
         slips=[
             Slip(1200, "That is what each of the others sends. Rank 0 answers three."),
             Slip(4800, "Rank 0 sends nothing to itself."),
-            Slip(7200, "That is what it sends and receives together."),
+            Slip(7200, "That is what it sends and receives, taken together."),
             Slip(300, "Each of the others gets the whole sum, not a part of it."),
         ],
         purpose="The next cell counts.",
@@ -34,16 +34,17 @@ QUESTIONS = lesson(
         "07.which_chunk",
         "Six ranks, six chunks. In step 0 each rank r sends chunk r to the next rank. "
         "In each later step it sends the chunk that it received in the step before, "
-        "with its own added. Which chunk does rank 1 send in step 2?",
+        "with its own chunk added. Which chunk does rank 1 send in step 2?",
         answer=5,
-        why="(r - k) mod n = (1 - 2) mod 6 = 5. Chunk 5 began on rank 5, and has moved "
-        "on to ranks 0 and 1.",
-        hint="Which chunk is on its way to rank 1 in step 1? Follow it back to where "
-        "it began: one rank for each step.",
+        is_name=True,
+        why="(r - k) mod n = (1 - 2) mod 6 = 5. Chunk 5 started on rank 5 and has "
+        "moved on to ranks 0 and 1.",
+        hint="Which chunk travels to rank 1 in step 1? Follow it back to where it "
+        "started: one rank for each step.",
         slips=[
             Slip(-1, "1 - 2 is right, but the chunks are 0 to 5: count in a circle."),
             Slip(3, "The chunk moves forwards, so its number falls: r - k, not r + k."),
-            Slip(2, "That is the step. Which chunk has come to rank 1 by then?"),
+            Slip(2, "That is the step. Which chunk has reached rank 1 by then?"),
             Slip(1, "Chunk 1 leaves rank 1 in step 0."),
             Slip(0, "Chunk 0 is what rank 1 sends in step 1."),
             Slip(4, "Chunk 4 is what rank 1 sends in step 3."),
@@ -62,12 +63,12 @@ QUESTIONS = lesson(
         hint="How large is a chunk, how many steps are there, and how many chunks does "
         "a rank send in each?",
         slips=[
-            Slip(900, "That is the reduce-scatter. The all-gather sends as much."),
+            Slip(900, "That is the reduce-scatter. The all-gather sends it again."),
             Slip(2400, "There are n - 1 = 3 steps in each half, not 4."),
             Slip(3600, "In each step it sends one chunk, not the whole tensor."),
             Slip(1200, "Six steps, and in each of them a quarter of the tensor."),
-            Slip(7200, "That is all four ranks together. How much is it for each?"),
-            Slip(300, "That is one chunk. In how many steps does it send one?"),
+            Slip(7200, "That is all four ranks together. How much is it for one?"),
+            Slip(300, "That is one chunk. In how many steps does a rank send one?"),
         ],
         purpose="The next cell counts, for 2 to 5 ranks.",
         measured=True,
@@ -75,36 +76,35 @@ QUESTIONS = lesson(
     MultipleChoice(
         "07.lower_bound",
         "The lower bound is 2(n - 1)/n · S bytes from each rank on average. Which of "
-        "these are true?",
+        "these follow from what you have read?",
         [
             Choice(
                 "With 1,000 ranks, a ring sends hardly more from each rank than with "
                 "10.",
                 right=True,
-                why="1.998·S and 1.8·S. The number of bytes is not what stops rings "
-                "from growing: the number of steps is.",
+                why="1.998·S and 1.8·S. What stops rings from growing is not the "
+                "number of bytes but the number of steps.",
             ),
             Choice(
                 "No algorithm can be faster than a ring.",
-                why="The bound is about bytes, not about steps. For small tensors time "
-                "is latency, and a tree has fewer steps.",
+                why="The bound is about bytes, not about steps. For small tensors the "
+                "time is latency, and a tree has fewer steps.",
             ),
             Choice(
-                "An all-reduce through rank 0 sends more bytes in all than a ring.",
-                why="Both send 2(n - 1)·S in all, the least that is possible. But "
-                "through rank 0, all of it goes over one link.",
+                "With twice the ranks, each rank of a ring sends about half the bytes.",
+                why="The chunks are half as large, but there are twice as many steps.",
             ),
             Choice(
-                "It does not hold if a switch can add.",
+                "With SHARP and 100 ranks, each rank sends about half of what a ring "
+                "needs.",
                 right=True,
-                why="Then not every addition is made by a rank, and the sum can be "
-                "sent to all at once.",
+                why="It sends its tensor once, S bytes, and not 1.98·S. The bound does "
+                "not hold there, because a switch adds.",
             ),
             Choice(
-                "A gradient in bfloat16 is exchanged with half of the bytes of "
-                "float32.",
+                "A gradient in bfloat16 needs half the bytes of one in float32.",
                 right=True,
-                why="The bound counts numbers. S is how many bytes they have.",
+                why="The bound counts numbers. S is how many bytes they take.",
             ),
         ],
     ),
@@ -117,12 +117,10 @@ QUESTIONS = lesson(
         why="Three steps, and in each of them a whole tensor: (n - 1)·S.",
         hint="How often does the loop run, and what does each `isend` send?",
         slips=[
-            Slip(1800, "That is a ring with chunks. Is anything cut here?"),
+            Slip(1800, "That is a ring with chunks. Does this code cut anything?"),
             Slip(4800, "range(size - 1) has three steps, not four."),
             Slip(1200, "It sends a whole tensor in each step of the loop."),
-            Slip(
-                7200, "There is no second half here: each rank adds up all by itself."
-            ),
+            Slip(7200, "There is no second half here: each rank adds up everything."),
             Slip(900, "The buffers are clones of the whole tensor."),
         ],
         purpose="The next cell counts.",
@@ -133,12 +131,12 @@ QUESTIONS = lesson(
         "How many pieces does `torch.arange(5).chunk(4)` make?",
         answer=3,
         unit="pieces",
-        why="Each piece has ceil(5 / 4) = 2 numbers, and the last one what is left: "
+        why="Each piece has ceil(5 / 4) = 2 numbers, and the last one has the rest: "
         "2 + 2 + 1.",
         hint="Each piece has ceil(5 / 4) numbers, until none is left.",
         slips=[
-            Slip(4, "So one would think. But each piece has ceil(5 / 4) numbers."),
-            Slip(5, "There are five numbers. How many in each piece?"),
+            Slip(4, "You would think so. But each piece has ceil(5 / 4) numbers."),
+            Slip(5, "There are five numbers. How many go into each piece?"),
             Slip(2, "Each piece has two numbers. How many pieces is that?"),
         ],
         purpose="The next cell shows them.",
@@ -151,12 +149,12 @@ QUESTIONS = lesson(
         answer=6,
         unit="steps",
         why="Up: 8 ranks become 4, 2, 1, so three steps. Down: three again.",
-        hint="In each step up, half of the ranks that are left hand in their sum.",
+        hint="In each step up, half of the remaining ranks hand in their sum.",
         slips=[
             Slip(3, "That is the way up. The total must come down again."),
             Slip(14, "That is a ring: 2(n - 1)."),
-            Slip(7, "That is how many messages go up. Many of them go together."),
-            Slip(8, "In each step up, the ranks with a sum to hand in are halved."),
+            Slip(7, "That many messages go up. But several go in the same step."),
+            Slip(8, "Each step up halves the number of ranks that still hold a sum."),
             Slip(4, "log2 of 8 is 3, and there are two ways."),
         ],
         purpose="The next cell counts the steps of all four algorithms.",
@@ -166,26 +164,27 @@ QUESTIONS = lesson(
         "07.ping_pong",
         "α and B are measured by ping-pong: two ranks send to each other, the others "
         "wait. On a machine with 2 cores, how long will a ring of 4 ranks really take, "
-        "compared with what the formula makes of these numbers?",
+        "compared with what the formula predicts from these numbers?",
         [
             Choice(
-                "As long as predicted: a message is a message.",
+                "As predicted: a message costs the same in both.",
                 why="Its cost depends on what else the machine does. During a "
                 "ping-pong it does nothing else.",
             ),
             Choice(
-                "Less: in a ring the ranks share the work.",
+                "Less than predicted: in a ring the ranks share the work.",
                 why="They share the adding. Each sends and receives as in the "
-                "ping-pong, but now all of them at once.",
+                "ping-pong, but now all of them do so at once.",
             ),
             Choice(
-                "Much longer: in a ring all four send at once, and share the cores.",
+                "Much longer: all four ranks send at the same time.",
                 right=True,
-                why="The ping-pong had a core for each of its two ranks. A ring shift, "
-                "where everybody sends at once, measures what a ring needs.",
+                why="In the ping-pong each of the two ranks had a core to itself. In a "
+                "ring four ranks share two cores. A ring shift, where all ranks send "
+                "at once, measures what a ring needs.",
             ),
             Choice(
-                "As long as predicted, plus a little for adding up the numbers.",
+                "A little longer: a ring also has to add the numbers up.",
                 why="The formula does leave that out. But it is not what counts here: "
                 "the ranks share cores and memory.",
             ),
@@ -194,8 +193,9 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "07.tree_wins",
-        "By this formula: which all-reduce is faster with a tree than with a ring? α·B "
-        "is 0.48 MB for the InfiniBand here, and 1.53 MB for the NVLink.",
+        "Which all-reduce is faster with a tree than with a ring? One step on "
+        "InfiniBand takes 9.6 µs plus the bytes at 50 GB/s, one on NVLink 3.4 µs plus "
+        "the bytes at 450 GB/s.",
         [
             Choice(
                 "The loss, 4 bytes, on 1,024 GPUs.",
@@ -205,8 +205,8 @@ QUESTIONS = lesson(
             Choice(
                 "A bucket of 26 MB on 1,024 GPUs, linked by InfiniBand.",
                 right=True,
-                why="It is below the limit of 54 MB. A ring's steps grow with n, a "
-                "tree's with log n.",
+                why="It is below the limit of 54 MB. The latencies alone cost the ring "
+                "more than the tree needs in all.",
             ),
             Choice(
                 "A gradient of 1 GB on 1,024 GPUs, linked by InfiniBand.",
@@ -220,7 +220,7 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "The loss, 4 bytes, on 3 GPUs.",
-                why="With two or three ranks a ring has as few steps as a tree, and "
+                why="With two or three ranks a ring has no more steps than a tree, and "
                 "smaller messages: the tree never wins.",
             ),
         ],
@@ -233,8 +233,8 @@ QUESTIONS = lesson(
         tolerance=1,
         unit="ms",
         why="2(n - 1) = 19,998 steps, one after the other: 79.99 ms.",
-        hint="2(n - 1) steps, as with four ranks, and each has to wait for the one "
-        "before.",
+        hint="2(n - 1) steps, as with four ranks, and each has to wait for the "
+        "previous one.",
         slips=[
             Slip(40, "That is one half."),
             Slip(0.08, "Those are seconds."),
@@ -243,29 +243,28 @@ QUESTIONS = lesson(
             Slip(0.004, "That is one step. How many are there?"),
             Slip(0.008, "That is one step in each half. How many are there?"),
         ],
-        purpose="The next cell simulates it, with 3.4 µs inside a node and 9.6 between "
-        "nodes.",
+        purpose="The next cell simulates it, with 3.4 µs inside a node and 9.6 µs "
+        "between nodes.",
         measured=True,
     ),
     Number(
         "07.slow_link",
         "64 GPUs on 8 nodes in a flat ring, 1 GB. In 8 places the ring goes from one "
-        "node to the next. In one of these the link, with all its cards, is 10 times "
-        "slower than in the others. About how many times as long does the all-reduce "
-        "take?",
+        "node to the next. In one of these the link is 10 times slower than in the "
+        "others. About how many times as long does the all-reduce take?",
         answer=9.89,
         tolerance=0.9,
         unit="times",
-        why="Nearly 10: every chunk passes over every link, so all wait for the "
-        "slowest. Only the latencies stay as they were.",
+        why="Nearly 10: every chunk passes over every link, so all of them wait for "
+        "the slowest. Only the latencies stay as they were.",
         hint="How many of the chunks have to pass over that one link?",
         slips=[
             Slip(1, "One of many links, but every chunk has to pass over it."),
-            Slip(1.1, "As if a chunk used some of the links only. It uses them all."),
-            Slip(1.14, "That is the mean of 64 links. But nobody can go around it."),
-            Slip(2.125, "That is the mean of 8 links. But nobody can go around it."),
+            Slip(1.1, "Each chunk uses all of the links, not only some of them."),
+            Slip(1.14, "That is the mean of 64 links. But no chunk can go around it."),
+            Slip(2.125, "That is the mean of 8 links. But no chunk can go around it."),
             Slip(2, "Every chunk has to pass over it, nearly all in both halves."),
-            Slip(64, "It is ten times slower, so it can't be worse than ten."),
+            Slip(64, "The link is ten times slower, so it cannot be worse than ten."),
         ],
         purpose="The next cell simulates it.",
         measured=True,
@@ -285,12 +284,12 @@ PREDICT_BYTES = NumberTask(
     hint="In each of 2(n - 1) steps a rank sends one n-th of the tensor.",
     slips=[
         Slip(3_750_000, "That is the reduce-scatter. The all-gather sends the same."),
-        Slip(1_875_000, "So many numbers are sent. A float32 has 4 bytes."),
+        Slip(1_875_000, "That is how many numbers are sent. A float32 has 4 bytes."),
         Slip(8_000_000, "That would be 32 chunks. Each half has n - 1 steps, not n."),
-        Slip(120_000_000, "All ranks together send as much. How much does each?"),
+        Slip(120_000_000, "That is what all ranks send together. And each of them?"),
         Slip(250_000, "Those are the bytes of one step. How many steps are there?"),
         Slip(30, "Those are the steps. How many bytes does a rank send in each?"),
-        Slip(7.5, "In bytes, please: not in MB."),
+        Slip(7.5, "That is in MB. Give it in bytes."),
     ],
     hints=(
         "Two halves. How many steps does each have on 16 ranks?",

@@ -14,13 +14,13 @@ QUESTIONS = lesson(
     "08",
     Number(
         "08.bytes",
-        "Training in mixed precision with Adam: weight and gradient are bfloat16, all "
-        "that the optimizer keeps is float32. How many bytes does the optimizer keep "
-        "for each parameter?",
+        "Training in mixed precision with Adam: weight and gradient are bfloat16, and "
+        "all that the optimizer keeps is float32. How many bytes does the optimizer "
+        "keep for each parameter?",
         answer=12,
         tolerance=0.2,
         unit="bytes",
-        why="A float32 copy of the weight, and Adam's two means: 4 bytes each. With "
+        why="A float32 copy of the weight and Adam's two means, 4 bytes each. With "
         "weight and gradient it is 16.",
         hint="How many numbers does it keep for each parameter, and how large is a "
         "float32?",
@@ -30,38 +30,38 @@ QUESTIONS = lesson(
                 "That is one float32 number, or the weight and its gradient. The "
                 "optimizer keeps more.",
             ),
-            Slip(8, "These are Adam's two means. A copy of the weight is kept, too."),
+            Slip(8, "Those are Adam's two means. A copy of the weight is kept, too."),
             Slip(
                 6, "That would be three bfloat16 numbers. The optimizer's are float32."
             ),
-            Slip(16, "That is all. Weight and gradient are 4 bytes of it."),
+            Slip(16, "That is the total. Weight and gradient are 4 bytes of it."),
         ],
         purpose="The next cell measures it.",
         measured=True,
     ),
     SingleChoice(
         "08.activations",
-        "A job runs out of memory. Somebody halves the batch of each GPU. Which part "
-        "of its memory is halved?",
+        "A job runs out of memory. Somebody halves the batch of each GPU, and the peak "
+        "hardly falls. What fills the memory?",
         [
             Choice(
-                "The gradients: there is one for each row.",
-                why="There is one for each parameter. The rows of a batch are summed.",
+                "Gradients, because each row of the batch has its own.",
+                why="There is one for each parameter: the rows of a batch are summed.",
             ),
             Choice(
-                "The optimizer's state.",
-                why="It belongs to the parameters. The batch does not touch it.",
+                "Activations, because they depend on the tokens of a sequence.",
+                why="They do, but on the number of sequences as well: half of the "
+                "batch has half of the activations.",
             ),
             Choice(
-                "The activations.",
+                "Weights, gradients and the optimizer's state.",
                 right=True,
-                why="They are kept for each token, until the backward has used them. "
-                "All else depends on the parameters alone.",
+                why="They depend on the parameters alone. So ZeRO is what helps, and "
+                "not a smaller batch.",
             ),
             Choice(
-                "All of it.",
-                why="Weights, gradients and the optimizer's state stay as they are. "
-                "Of a large model with a small batch they are most of it.",
+                "Whole units, because each row gathers the weights again.",
+                why="A unit is gathered once for all rows of the batch.",
             ),
         ],
     ),
@@ -75,7 +75,7 @@ QUESTIONS = lesson(
         why="2 + 2 + 12/6 = 6. Weight and gradient take 4 of the 6 bytes, so 2 are "
         "left for the optimizer's share.",
         hint="Which of the three parts does stage 1 share out, and how much room do "
-        "the other two leave for it?",
+        "the other two leave?",
         slips=[
             Slip(3, "Stage 3 fits on 3 GPUs: it shares out all three parts."),
             Slip(4, "Stage 2 fits on 4 GPUs: it shares out the gradients as well."),
@@ -90,13 +90,13 @@ QUESTIONS = lesson(
         [
             Choice(
                 "broadcast, nothing, all-reduce",
-                why="That is close to DDP (it broadcasts at the start). In FSDP no "
-                "rank has the whole layer that it could broadcast.",
+                why="That is close to DDP, which broadcasts at the start. In FSDP no "
+                "rank has a whole layer that it could broadcast.",
             ),
             Choice(
                 "all-gather, nothing, all-reduce",
                 why="After the forward the weights were freed, so the backward must "
-                "gather them again. And a rank needs its shard of the sum only.",
+                "gather them again. And a rank needs only its shard of the sum.",
             ),
             Choice(
                 "reduce-scatter, reduce-scatter, all-gather",
@@ -135,16 +135,18 @@ QUESTIONS = lesson(
         tolerance=0.006,
         why="A quarter of everything, all the time, and one whole layer while it "
         "computes: 1/4 + 1/8.",
-        hint="What lies there all the time? And what is added while a layer computes?",
+        hint="What is there all the time? And what is added while a layer computes?",
         slips=[
-            Slip(0.25, "That lies there all the time. One layer at a time is whole."),
-            Slip(0.125, "That is the one layer that is whole. Its shards come on top."),
+            Slip(
+                0.25, "That is there all the time. One layer at a time is whole, too."
+            ),
+            Slip(0.125, "That is the one whole layer. The shards of all come on top."),
             Slip(0.5, "With prefetch, yes. Here only one layer is whole at a time."),
             Slip(1, "All of it is never there at once: layers are freed after use."),
-            Slip(37.5, "That is in per cent. A share is a number from 0 to 1."),
+            Slip(37.5, "That is in percent. A share is a number from 0 to 1."),
             Slip(
                 0.34375,
-                "The shard is not taken away while the whole layer is there: both lie "
+                "The shard is not taken away while the whole layer is there: both are "
                 "in memory.",
             ),
         ],
@@ -154,15 +156,15 @@ QUESTIONS = lesson(
     Number(
         "08.pile_up",
         "Eight equal layers. In the backward, each layer's reduce-scatter is started, "
-        "but nobody waits for one until the backward is over. How many whole gradients "
-        "are in memory in the end?",
+        "but the program waits for none of them until the backward is over. How many "
+        "whole gradients are in memory at the end?",
         answer=8,
-        why="A gradient can be freed only when its reduce-scatter has ended, and as "
-        "long as nobody waits, nobody knows that it has. So all of them pile up.",
+        why="A gradient can be freed only when its reduce-scatter has ended. Without "
+        "a wait the program does not know that it has, so all of them pile up.",
         hint="When may the memory of a whole gradient be given back?",
         slips=[
             Slip(1, "That would need a wait before the next layer's gradient is made."),
-            Slip(2, "That is what a limit of 2 would give. Here is none."),
+            Slip(2, "That is what a limit of 2 would give. There is no limit here."),
             Slip(0, "They are freed at the very end. And just before that?"),
         ],
         measured=True,
@@ -173,25 +175,25 @@ QUESTIONS = lesson(
         "after it. Then the model is trained. What happens?",
         [
             Choice(
-                "The loss stays where it was, and nobody complains.",
+                "There is no error, but the loss does not fall.",
                 right=True,
-                why="The optimizer holds the old parameters. They get no gradient any "
-                "more, and what has no gradient is skipped.",
+                why="The optimizer holds the old parameters. They no longer get a "
+                "gradient, and an optimizer skips what has no gradient.",
             ),
             Choice(
-                "An error in the first `step()`.",
-                why="There is none. A parameter whose gradient is None is skipped, as "
-                "a frozen one would be.",
+                "The first call of `step()` raises an error.",
+                why="It does not. A parameter whose gradient is None is skipped, as a "
+                "frozen one would be.",
             ),
             Choice(
-                "It trains, only with more memory.",
-                why="More memory, yes: the old parameters are kept alive. But these "
-                "are all it knows, and the model computes with new ones: nothing is "
-                "trained.",
+                "The loss falls as usual, but it takes more memory.",
+                why="It does take more memory, because the old parameters are kept "
+                "alive. But the optimizer knows only these, and the model computes "
+                "with new ones.",
             ),
             Choice(
-                "The optimizer is sharded as well, so all is well.",
-                why="`fully_shard` does not know of the optimizer.",
+                "The loss falls, and the optimizer's state is sharded.",
+                why="`fully_shard` does not know about the optimizer.",
             ),
         ],
         measured=True,
@@ -202,26 +204,25 @@ QUESTIONS = lesson(
         "layers. What does that save?",
         [
             Choice(
-                "Nothing at all.",
+                "Nothing: a model must be sharded layer by layer.",
                 why="Between two steps weights, gradients and the optimizer's state "
                 "are shards. That is most of the memory.",
             ),
             Choice(
-                "Between steps as much as ever; in a step everything is whole at once.",
+                "Memory between steps, but little during a step.",
                 right=True,
-                why="One call, one unit: all weights are gathered together, and in the "
-                "backward all gradients are there together.",
+                why="One call makes one unit. All weights are gathered together, and "
+                "in the backward all gradients are there together.",
             ),
             Choice(
-                "As much as with a call for each layer, because they are found by "
-                "themselves.",
+                "The same as a call for each layer: it finds them by itself.",
                 why="A call groups the parameters of its module that are in no unit "
                 "yet. It does not look for layers.",
             ),
             Choice(
                 "More: one large message is more efficient than many.",
-                why="It has fewer latencies. But the memory at the worst moment is "
-                "that of the whole model.",
+                why="There are fewer latencies. But at the worst moment the whole "
+                "model is in memory.",
             ),
         ],
         measured=True,
@@ -231,9 +232,9 @@ QUESTIONS = lesson(
         "`fully_shard(layer, reshard_after_forward=False)`: what is true?",
         [
             Choice(
-                "The layer stays whole from its forward to its backward.",
+                "The peak of a step is higher than with `True`.",
                 right=True,
-                why="That is what it does: it is not freed in between.",
+                why="At the end of the forward all layers are whole.",
             ),
             Choice(
                 "The backward needs no all-gather.",
@@ -241,7 +242,7 @@ QUESTIONS = lesson(
                 why="The weights are still there.",
             ),
             Choice(
-                "Then a step sends as many bytes as with DDP.",
+                "A step sends the same number of bytes as with DDP.",
                 right=True,
                 why="One all-gather and one reduce-scatter. Together they are an "
                 "all-reduce.",
@@ -252,16 +253,16 @@ QUESTIONS = lesson(
                 "stage 2, not DDP.",
             ),
             Choice(
-                "The weights are gathered once, and then never again.",
-                why="The optimizer changes the shards in each step. Then the whole "
+                "The weights are gathered once, and never again.",
+                why="The optimizer changes the shards in each step, and then the whole "
                 "weights are out of date.",
             ),
         ],
     ),
     Number(
         "08.traffic",
-        "A step of DDP sends an all-reduce of all gradients. A step of FSDP sends two "
-        "all-gathers and a reduce-scatter, of as many bytes. How many times as much "
+        "In a step, DDP all-reduces all gradients. FSDP all-gathers all weights twice "
+        "and reduce-scatters all gradients, in the same type. How many times as much "
         "does a rank send with FSDP?",
         answer=1.5,
         tolerance=0.02,
@@ -271,9 +272,9 @@ QUESTIONS = lesson(
         hint="Lesson 07: from which two collectives is an all-reduce made?",
         slips=[
             Slip(3, "An all-reduce is already two of them."),
-            Slip(2, "An all-reduce is a reduce-scatter and an all-gather. Count."),
-            Slip(1, "One all-gather comes on top: that before the backward."),
-            Slip(0.67, "The other way around."),
+            Slip(2, "An all-reduce is a reduce-scatter and an all-gather. Count them."),
+            Slip(1, "One all-gather comes on top: the one before the backward."),
+            Slip(0.67, "That is DDP's share of FSDP's bytes: the other way around."),
         ],
         purpose="The next cells count it.",
         measured=True,
@@ -284,26 +285,25 @@ QUESTIONS = lesson(
         "faster with FSDP than with DDP?",
         [
             Choice(
-                "Yes: each GPU has less to compute.",
+                "Yes, because each GPU has less to compute.",
                 why="Each GPU computes whole layers on its part of the batch, as with "
                 "DDP. Only the storage is shared.",
             ),
             Choice(
-                "Yes: smaller messages are faster.",
+                "Yes, because its messages are smaller.",
                 why="There are more of them, and more bytes in all.",
             ),
             Choice(
-                "Mostly not: it sends half as much again.",
+                "Usually not, because it sends more bytes.",
                 right=True,
                 why="With a fast network most of it is hidden, with a slow one it is "
-                "not. (With weights gathered in bfloat16, and gradients in float32, it "
-                "sends about what DDP sends.) FSDP buys memory. It pays off where that "
-                "memory is used, say for a larger batch.",
+                "not. FSDP buys memory. It pays where that memory is used, for a "
+                "larger batch, for example.",
             ),
             Choice(
-                "It is exactly as fast, because all messages are hidden.",
-                why="What is hidden depends on the network. The first all-gather "
-                "and the last reduce-scatter have nothing to hide behind.",
+                "Equally fast, because messages are hidden.",
+                why="What is hidden depends on the network. The first all-gather and "
+                "the last reduce-scatter have nothing to hide behind.",
             ),
         ],
         measured=True,
@@ -320,16 +320,16 @@ QUESTIONS = lesson(
                 "those that do not write.",
             ),
             Choice(
-                "Rank 0 saves its own shard.",
+                "Rank 0 gets only its own shard.",
                 why="It asks for the whole tensor, and that needs the others.",
             ),
             Choice(
                 "It works: rank 0 has a copy of everything.",
-                why="No rank has. That is the point of FSDP.",
+                why="No rank has a copy of everything. That is the point of FSDP.",
             ),
             Choice(
                 "It works, if the others are not computing.",
-                why="They must take part. It is not about being busy.",
+                why="They must take part, busy or not.",
             ),
         ],
     ),
@@ -347,23 +347,24 @@ QUESTIONS = lesson(
             Choice(
                 "Three ranks can go on from it.",
                 right=True,
-                why="The metadata tells where each piece of each tensor is. Each rank "
+                why="The metadata says where each piece of each tensor is. Each rank "
                 "reads what it needs.",
             ),
             Choice(
                 "A rank that loads it reads one of the 4 files.",
                 why="It reads the pieces that it needs. With another number of ranks "
-                "they lie in several files.",
+                "they are in several files.",
             ),
             Choice(
                 "If one of the 4 files is lost, most layers are still whole.",
-                why="Each file has a part of every tensor, so none would be whole.",
+                why="Each file has a part of every large tensor, so none would be "
+                "whole.",
             ),
             Choice(
                 "With `async_save`, training may go on while it is written.",
                 right=True,
                 why="First the shards are copied, then a thread writes the copies. "
-                "Training waits for the copying only.",
+                "Training waits only for the copying.",
             ),
         ],
     ),
@@ -381,8 +382,8 @@ PREDICT_PEAK = NumberTask(
     title="Predict the peak",
     stars=1,
     why="The shards of all layers, 32 × 500 / 8 = 2,000 MB, are always there. One "
-    "layer is whole because it computes, and the next one is on its way.",
-    hint="Add what lies there all the time (the shards of all layers), and what is "
+    "layer is whole because it computes, and another because it is gathered ahead.",
+    hint="Add what is there all the time (the shards of all layers), and what is "
     "whole while a layer computes.",
     slips=[
         Slip(2500, "You left out the next layer: it needs memory for a whole one."),
@@ -390,8 +391,8 @@ PREDICT_PEAK = NumberTask(
         Slip(2000, "Those are the shards. Two layers are whole in other memory."),
         Slip(2562.5, "What is gathered ahead is a whole layer, not one shard of it."),
         Slip(2875, "A layer's shard stays beside the whole layer."),
-        Slip(16000, "That is the whole model. Never is all of it there at once."),
-        Slip(17000, "Only an eighth of each layer lies there all the time."),
+        Slip(16000, "That is the whole model. It is never there all at once."),
+        Slip(17000, "Only an eighth of each layer is there all the time."),
     ],
     hints=(
         "Two kinds of memory: shards, which are always there, and whole layers, which "

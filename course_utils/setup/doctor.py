@@ -63,7 +63,7 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     report(examine(machine, root))
     if options.room:
         report(try_room(root) if not problems else ())
-        say(f"\nroom: {_brief(machine, problems)}")
+        say(f"\nroom: {in_a_line(machine, problems)}")
     elif problems:
         say(f"\nPut right first: {', '.join(found.topic for found in problems)}.")
     else:
@@ -101,7 +101,7 @@ def examine(machine: Machine, root: Path = ROOT) -> Iterator[Finding]:
         why = f".venv: {condition(root)}"
         yield Finding("packages", why, fix=START, problem=True)
     yield _processor(machine)
-    yield _memory(machine)
+    yield room_in_memory(machine)
     shared = Path("/dev/shm")
     if shared.exists() and shutil.disk_usage(shared).free < 0.25e9:
         fix = "in Docker, start the container with --shm-size=1g; or use num_workers=0"
@@ -132,7 +132,7 @@ def _processor(machine: Machine) -> Finding:
     return Finding("processor", f"{machine.cpu}: {cores}", meaning)
 
 
-def _memory(machine: Machine) -> Finding:
+def room_in_memory(machine: Machine) -> Finding:
     free = machine.free_memory / 1e9
     tight = [lesson for lesson in LESSONS if free < lesson.memory + BESIDES]
     which = ", ".join(f"lesson {lesson.number}" for lesson in tight)
@@ -210,7 +210,7 @@ def try_room(root: Path = ROOT) -> Iterator[Finding]:
             yield Finding(topic, "works")
 
 
-def _brief(machine: Machine, problems: Sequence[Finding]) -> str:
+def in_a_line(machine: Machine, problems: Sequence[Finding]) -> str:
     """One line for a chat, without the name of a person, a folder or a computer."""
     if problems:
         return f"NOT ready | {problems[0].topic} -> {problems[0].fix or 'see above'}"

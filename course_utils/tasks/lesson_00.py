@@ -90,7 +90,7 @@ AVERAGE = Task(
     inputs=lambda case, rank, _: (whole_numbers(case[0], rank) / case[1],),
     observe=observe_mean,
     misses=(
-        Miss(DIVIDE, "", "That is the sum over the ranks. The division is yours."),
+        Miss(DIVIDE, "", "That is the sum over the ranks. Divide it."),
         Miss(
             "return total",
             "return tensor",
@@ -123,7 +123,7 @@ AVERAGE = Task(
     hints=(
         "A mean is a sum and a division. For which of the two do the ranks need each "
         "other?",
-        "all_reduce replaces the tensor that it is given by the sum over all ranks. "
+        "all_reduce writes the sum over all ranks into the tensor that it is given. "
         "Give it a copy, because the input must stay as it is.",
         "Three steps:\n"
         "  total = ...                  # a copy of the tensor\n"
@@ -187,7 +187,7 @@ SPOT_THE_HANG = Task(
     ),
     because={
         NUMBER: "The number is right, but it is no Python number: `.item()` makes one.",
-        OTHERS: "Rank 0 is right. The other ranks must return None: what stands under "
+        OTHERS: "Rank 0 is right. The other ranks must return None: what is under "
         "the `if` on the rank?",
     },
     errors={

@@ -122,7 +122,7 @@ NODE_AND_LOCAL_RANK = Task(
     ),
     because={WHOLE: NOT_WHOLE},
     otherwise="`return node, local_rank`: the node is the number of full nodes before "
-    "the rank, the local rank is what is then left of it. Both count from 0.",
+    "the rank, and the local rank is what is left over. Both count from 0.",
     hints=(
         "How many full nodes are there before this rank? How many ranks are left over?",
         "Whole-number division gives the one, its rest the other. Python writes them "
@@ -155,7 +155,7 @@ TRANSFER_SECONDS = Task(
         Miss(
             "1e9",
             "2**30",
-            "You took 1 GB as 2**30 bytes: that is a GiB, 7 % more. 1 GB is 10**9.",
+            "You took 1 GB to be 2**30 bytes. That is a GiB, 7 % more: 1 GB is 10**9.",
         ),
         Miss(
             SIZE,
@@ -235,7 +235,7 @@ SPOT_THE_UNITS = Task(
         Miss("ports * ", "", "All ports send at the same time: multiply by `ports`."),
         Miss(" * element_size", "", "Each number has `element_size` bytes."),
     ),
-    otherwise="Two lines of the plan need another number, and nothing else changes: "
+    otherwise="Two lines of the plan need another number, and the rest stays as it is: "
     "add no latency, and do not round. Say the unit of each line aloud: GB, GB/s, "
     "seconds.",
     hints=(
@@ -288,7 +288,7 @@ WHICH_BACKEND = Task(
     otherwise='Return the name "nccl" or "gloo", in small letters and alone.',
     hints=(
         "nccl is the fast one, but it has two conditions. If one of them is not met, "
-        "gloo is left.",
+        "only gloo is left.",
         'The tensors must be on "cuda", and each rank must have a GPU of its own. Both '
         "must hold.",
         "One condition with `and`:\n"

@@ -131,7 +131,7 @@ SPLIT_OVER_THREE = Task(
     ),
     because={
         "did not run": "Some layers are left out. Run all, in their order: the last "
-        "part takes all that a division leaves over.",
+        "part takes whatever a division leaves over.",
         "does not find": "`model.parameters()` does not find all layers, so no "
         "optimizer would train them. A plain list hides modules from PyTorch: use "
         "attributes (`self.first = ...`) or an nn.ModuleList.",
@@ -150,13 +150,13 @@ SPLIT_OVER_THREE = Task(
     errors={
         "on the same device": ANOTHER_DEVICE,
         "StopIteration": "Some layers have no parameters, such as nn.Tanh(), so they "
-        "cannot tell their GPU. Remember where you cut.",
+        "cannot say which GPU they are on. Remember where you cut.",
     },
     otherwise="`ThreeGPUs(layers)` is a module that gives what `layers(x)` gives on "
     "the CPU: every layer once, in its order.",
     hints=(
-        "Two things move: the layers in `__init__`, the activations in `forward`. How "
-        "many copies do three GPUs need?",
+        "Two things move: the layers in `__init__`, and the activations in "
+        "`forward`. How many copies do three GPUs need?",
         "Cut the row in two places, and move each part, such as `layers[:a]`, to its "
         "GPU. In `forward`, move x to a GPU before the part that is there.",
         "The shape of it:\n"
@@ -496,8 +496,8 @@ BALANCE = Task(
     otherwise="Return a list with one whole number for each device: how many layers it "
     "gets, 1 or more. Together they are all layers.",
     hints=(
-        "What decides how fast a pipeline is: the sum of its stages, the average, or "
-        "one of them?",
+        "What decides how fast a pipeline is: the sum of its stages, their average, "
+        "or one of them?",
         "The best cut of a row is a first stage with the best cut of what is left: a "
         "recursion. Or choose a limit, fill stage after stage up to it, and look for "
         "the smallest limit that is enough.",

@@ -44,10 +44,10 @@ def traffic(logs, tensor, halves=1):
 
 
 BECAUSE = {
-    PAIRED: "A message was sent that nobody received. It would be taken for one of the "
-    "next call.",
-    ONE_WAY: "The result is right, but this is no ring: each rank sends to the next "
-    "rank only, or always to the one before.",
+    PAIRED: "A message was sent that nobody received. The next call would take it for "
+    "one of its own.",
+    ONE_WAY: "The result is right, but this is not a ring: each rank sends only to the "
+    "next rank, or always to the previous one.",
     AMOUNT: "The result is right, but the ranks do not send what a ring sends: in each "
     "of a half's n - 1 steps one chunk, by isend and recv, in the tensor's own dtype.",
     STEPS: "The result is right, but it takes too many steps. In each, all ranks send "
@@ -66,8 +66,8 @@ IN_A_RING = {
     "make the same number of steps.",
 }
 DIGITS_LOST = (
-    "Digits were lost: float32 has all whole numbers to 2^24 only, float64 to 2^53. "
-    "Leave the dtype as it is, also on the way."
+    "Digits were lost: float32 has all whole numbers only up to 2^24, and float64 up "
+    "to 2^53. Keep the dtype as it is, also in the messages."
 )
 LARGE = {torch.int32: 30, torch.int64: 60, torch.float64: 40}  # powers of 2
 OF_LARGE, WITH_GAPS = ", of large numbers", ", which is not contiguous"
@@ -146,12 +146,12 @@ REDUCE_SCATTER = Task(
     ),
     because={
         "It returned": "Return the number of the chunk that is finished here, 0 to "
-        "n - 1 (`% n`): an int, not the chunk itself, no pair.",
+        "n - 1 (`% n`): an int, not the chunk itself, and not a pair.",
         OF_LARGE: DIGITS_LOST,
         BEST: "No chunk on this rank is the sum over all ranks. In each of n - 1 steps "
         "k rank r sends chunk r - k, and adds what arrives to chunk r - k - 1.",
-        THAT: "Another chunk is finished on this rank than the one whose number was "
-        "returned: the last of the n - 1 chunks that must arrive.",
+        THAT: "The chunk whose number was returned is not the one that is finished "
+        "here: that is the last of the n - 1 chunks to arrive.",
         IN_LINE: "If rank r finishes chunk k, rank r + 1 must finish chunk k + 1 (mod "
         "n): the all-gather of the next task counts on it.",
         **BECAUSE,
@@ -161,10 +161,12 @@ REDUCE_SCATTER = Task(
         "In step 0 each rank sends the chunk with its own number. Which chunk arrives?",
         "n - 1 times: isend chunk (rank - step) % n to the next rank, recv chunk "
         "(rank - step - 1) % n into a buffer, wait, and add the buffer to that chunk.",
+        "The shape of it:\n"
         "  for step in range(n - 1):\n"
-        "      mine = chunks[(rank - step - 1) % n]\n"
-        "      ...            # isend, recv into a buffer, wait, mine += ...\n"
-        "  return (rank + 1) % n",
+        "      request = dist.isend(..., (rank + 1) % n)\n"
+        "      dist.recv(..., (rank - 1) % n)      # into a buffer\n"
+        "      ...                                 # wait, then add in place\n"
+        "  return ...                              # what arrived last",
     ),
 )
 
@@ -182,7 +184,7 @@ def observe_all_gather(answer, chunks, mine):
 ALL_GATHER = Task(
     id="07.all_gather",
     title="The second half: all-gather",
-    stars=2,
+    stars=1,
     ranks=(3, 1, 2, 5),
     cases=((12, 1), (7, 0), (2, 2), (6, 1)),
     # One chunk counts as finished; the others are of no use.
@@ -208,8 +210,9 @@ ALL_GATHER = Task(
         "In step 0 each rank sends its finished chunk. Which number arrives?",
         "Chunk mine - 1 arrives in step 0, straight into its place. It goes on in step "
         "1, when mine - 2 arrives.",
+        "The shape of it:\n"
         "  for step in range(n - 1):\n"
-        "      request = dist.isend(chunks[(mine - step) % n], ...)\n"
+        "      request = dist.isend(chunks[...], (rank + 1) % n)\n"
         "      ...            # recv into a chunk, wait",
     ),
 )
@@ -227,7 +230,7 @@ def observe_all_reduce(answer, tensor):
 
 ON_A_COPY = (
     "The tensor is as it was: the work was done on a copy. `clone` makes one, and so "
-    "does `contiguous()` at times. Write into the tensor: `tensor.copy_(...)`."
+    "may `contiguous()`. Write the result into the tensor: `tensor.copy_(...)`."
 )
 NO_GAPS = (
     "This tensor is not contiguous, so `view(-1)` cannot flatten it. Work on "
@@ -277,10 +280,13 @@ ALL_REDUCE = Task(
     "begin with the chunk that the first has finished? Is all written in place?",
     hints=(
         "You have both halves already. Which tensors cannot be sent as they are?",
-        "`tensor.contiguous().view(-1)` is the tensor's own memory if possible, else a "
-        "copy. Cut it with tensor_split(n), run both halves, and copy_ it back.",
-        "  flat = tensor.contiguous().view(-1)\n"
-        "  ...                # cut it into chunks, and run both halves\n"
+        "`tensor.contiguous().view(-1)` is the tensor's own memory if possible, and "
+        "otherwise a copy. Cut it with tensor_split(n), run both halves, and copy_ it "
+        "back.",
+        "The shape of it:\n"
+        "  flat = ...                         # contiguous, one dimension\n"
+        "  chunks = flat.tensor_split(...)\n"
+        "  ...                                # both halves\n"
         "  tensor.copy_(flat.view(...))",
     ),
 )
@@ -315,10 +321,10 @@ SPOT_RING = Task(
         "Run it in your head on two ranks, on three, and with five numbers on four.",
         "The second loop sends before anybody receives. The first one adds what "
         "arrives to the wrong chunk. And `chunk(n)` may make fewer than n pieces.",
-        "  chunks = tensor.tensor_split(n)        # sizes may differ by one\n"
-        "  chunk = chunks[(rank - step - ...) % n]\n"
-        "  dist.recv(buffer[: len(chunk)], left)\n"
-        "and in the second loop isend, recv, wait.",
+        "The three places:\n"
+        "  chunks = ...                           # always n of them\n"
+        "  chunk = chunks[(rank - step ...) % n]  # and a buffer of its size\n"
+        "  ...                                    # in the second loop: do not block",
     ),
 )
 
@@ -327,7 +333,7 @@ SPOT_RING = Task(
 TREE_WINS = Task(
     id="07.tree_wins",
     title="When does a tree win?",
-    stars=2,
+    stars=1,
     where="here",
     cases=(
         (64, 9.6e-6, 5e10),
@@ -352,8 +358,9 @@ TREE_WINS = Task(
     hints=(
         "Each time is steps × (α + bytes of a message / B). Set the two equal.",
         "d·α + d·S/B = (n - 1)·α + (n - 1)/n · S/B. Collect S on one side.",
-        "  d = math.ceil(math.log2(world_size))\n"
-        "  return latency * bandwidth * (... - d) / (d - ...)",
+        "The shape of it:\n"
+        "  d = ...                        # the depth of the tree\n"
+        "  return latency * bandwidth * (latencies saved) / (tensors sent more)",
     ),
 )
 

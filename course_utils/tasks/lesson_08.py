@@ -34,15 +34,16 @@ ZERO_TABLE = Task(
         Miss("2 * parameters", "4 * parameters", "bfloat16 has 2 bytes, not 4."),
     ),
     otherwise="In bytes: each parameter has 2 of weight, 2 of gradient, and "
-    "optimizer_bytes. Each stage shares out one part more.",
+    "optimizer_bytes. Each stage shares out one more part.",
     hints=(
-        "In stage 0 everything is on each GPU. Each stage shares out one part more.",
+        "In stage 0 everything is on each GPU. Each stage shares out one more part.",
         "Stage 1 divides the optimizer's bytes by world_size, stage 2 also those of "
         "the gradients, stage 3 also those of the weights.",
         "The shape of it:\n"
+        "  weights, gradients, optimizer = 2 * parameters, ..., ...\n"
         "  return [\n"
-        "      (2 + 2 + optimizer_bytes / world_size) * parameters,\n"
-        "      ...,\n"
+        "      weights + gradients + optimizer,\n"
+        "      ...,                          # divide one more in each line\n"
         "  ]",
     ),
 )
@@ -107,7 +108,7 @@ FLAT_SHARD = Task(
         Miss(
             "(0, n * size - len(flat))",
             "(n * size - len(flat), 0)",
-            "The zeros stand in front. They belong behind.",
+            "The zeros come first. They belong at the end.",
         ),
         Miss(PIECE, "flat[rank::n]", "That is every n-th number. A shard has no gaps."),
         Miss(PIECE, "flat[:size]", "Each rank has rank 0's shard. Cut out its own."),
@@ -118,8 +119,8 @@ FLAT_SHARD = Task(
         "zeros, then cut.",
         "as they were": "The given tensors have changed. Keep no reference to them.",
         "object keeps": "The shard is right, but more is kept. A slice is a view, and "
-        "keeps the memory of the whole flat tensor: `clone()` it. Of the given "
-        "tensors, keep the shapes only. Keep nothing of what unshard() gathers.",
+        "keeps the memory of the whole flat tensor: `clone()` it. Keep only the shapes "
+        "of the given tensors. Keep nothing of what unshard() gathers.",
         "the same": "unshard() has changed the shard. Gather into other memory.",
         "has added": "unshard() must gather what is in the shards now.",
     },
@@ -137,13 +138,12 @@ FLAT_SHARD = Task(
         "Append zeros up to size · world_size, where size = ceil(numbers / "
         "world_size), and copy this rank's slice. unshard: gather, cut off, split.",
         "The shape of it:\n"
-        "  flat = torch.cat([t.reshape(-1) for t in tensors])\n"
+        "  flat = torch.cat(...)              # all tensors, flat\n"
         "  flat = F.pad(flat, (0, ...))\n"
-        "  self.shard = flat[...].clone()\n"
+        "  self.shard = ...                   # a copy of this rank's slice\n"
         "and of unshard:\n"
         "  dist.all_gather(shards, ...)\n"
-        "  flat = torch.cat(shards)[: ...]\n"
-        "  return [part.view(shape) for part, shape in zip(flat.split(...), ...)]",
+        "  ...                                # join, cut off the zeros, split, view",
     ),
 )
 
@@ -213,10 +213,10 @@ REDUCE_SCATTER = Task(
         "and all receives, wait for all of them, then take the mean.",
         "The shape of it:\n"
         "  pieces = gradient.chunk(n)\n"
+        "  rows = torch.empty(n, len(pieces[0]))  # one row for each rank's piece\n"
         "  for other in range(n):\n"
-        "      if other != rank:\n"
-        "          requests += [dist.isend(..., other), dist.irecv(..., other)]\n"
-        "  ...                        # wait for all requests",
+        "      ...                    # isend and irecv, unless it is this rank\n"
+        "  ...                        # wait for all of them, take the mean",
     ),
 )
 
@@ -340,11 +340,12 @@ ONE_UNIT = Task(
         "gather. after_backward: join the gradients, drop them, free, pad to the "
         "length of `self.whole`, reduce-scatter, and add to `self.shard.grad`.",
         "The shape of it:\n"
-        "  forward: self.gather(); output = self.module(*args); self.free()\n"
-        "  after_backward:\n"
-        "           flat = torch.cat([p.grad.reshape(-1) for p in self.members])\n"
-        "           part = reduce_scatter(flat)      # your task 4\n"
-        "           ...                              # .grad = None, free, add",
+        "  forward:         ...                          # three calls, and a hook:\n"
+        "                   output.register_hook(lambda grad: ...)\n"
+        "  after_backward:  flat = torch.cat(...)        # all gradients\n"
+        "                   ...                          # drop them, free, pad\n"
+        "                   part = reduce_scatter(flat)  # your task 4\n"
+        "                   ...                          # add to the shard's .grad",
     ),
 )
 
@@ -440,11 +441,12 @@ SPOT_THE_OPTIMIZER = Task(
         "take part in the last ones?",
         "fully_shard makes *new* parameters. It groups all that are in no unit yet. "
         "And `full_tensor()` is a collective.",
-        "The three repairs:\n"
-        "  for layer in model: fully_shard(layer)     # before the model\n"
-        "  optimizer = ...                            # after fully_shard\n"
-        "  for name, p in ...:\n"
-        "      whole = p.full_tensor()                # on all ranks",
+        "The shape of it:\n"
+        "  ...                            # units first: each layer, then the model\n"
+        "  optimizer = ...\n"
+        "  ...                            # train, as it is\n"
+        "  for name, p in model.named_parameters():\n"
+        "      ...                        # every rank calls it, only rank 0 keeps it",
     ),
 )
 
@@ -511,15 +513,14 @@ SPOT_THE_PILE = Task(
     "returns, divided by the world size.",
     hints=(
         "What is whole after two rounds of the loop, and what after six?",
-        "Free a unit when its backward is over. Let at most one reduce-scatter be on "
-        "its way while the next unit computes. Take the mean.",
+        "Free a unit when its backward is over. Let at most one reduce-scatter run "
+        "while the next unit computes. Take the mean.",
         "The shape of it:\n"
         "  for unit in reversed(units):\n"
-        "      grad, gradient = unit.backward(grad)\n"
-        "      ...                             # free it\n"
-        "      ...                             # wait for `before`, if there is one\n"
-        "      before = unit, unit.reduce_scatter(gradient)\n"
-        "  ...                                 # wait for the last one",
+        "      ...                  # gather, backward, free\n"
+        "      ...                  # wait for the one that runs, if there is one\n"
+        "      running = ...        # start this one\n"
+        "  ...                      # wait for the last one",
     ),
 )
 

@@ -132,7 +132,7 @@ def with_fsdp(args: argparse.Namespace, device: torch.device) -> "Job":
 def with_fsdp2(args: argparse.Namespace, device: torch.device) -> "Job":
     """Stage 3, by torch's fully_shard: a block is whole only while it computes."""
     with torch.device("meta"):
-        model = make_model(args)  # shapes alone: so far it takes no memory
+        model = make_model(args)  # shapes only: it takes no memory yet
     mesh = init_device_mesh(device.type, (WORLD_SIZE,))
     policy = MixedPrecisionPolicy(
         torch.bfloat16 if args.bf16 else None, reduce_dtype=torch.float32
@@ -140,12 +140,11 @@ def with_fsdp2(args: argparse.Namespace, device: torch.device) -> "Job":
     for unit in (*model.blocks, model):  # what is in no block belongs to the model
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     model.to_empty(device=device)  # memory for the shards
-    # Rank 0 has the whole model once, in the memory of the CPU. No GPU ever has.
+    # Only rank 0 has the whole model, once, in CPU memory. No GPU ever does.
     numbers = make_model(args).state_dict() if RANK == 0 else {}
     hand_out = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, numbers, options=hand_out)
-    # After fully_shard: until then the parameters were others, and an optimizer that
-    # holds those would update what nobody uses.
+    # After fully_shard: the optimizer must hold the sharded parameters.
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     return Job(model, optimizer)
 

@@ -9,7 +9,7 @@ from thorough import thorough_after
 RANKS = 'from course_utils import quiz\nquiz("00.ranks")'
 VARIABLES = 'from course_utils import quiz\nquiz("00.variables")'
 NUMBER = 'from course_utils import quiz\nguess = quiz("00.all_reduce")'
-RIGHT = "One of the program's processes"
+RIGHT = "The number of a process"
 WRONG = "A thread inside"
 FORM = ".course-quiz"
 

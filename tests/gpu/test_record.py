@@ -1,12 +1,11 @@
-"""The README says of real GPUs what the record says, and lessons show its figures."""
+"""The README says of real GPUs what the record says."""
 
-import json
 import os
 import subprocess
 import sys
 
 from course_utils import ROOT
-from course_utils.measure.recorded import gpu_record, recorded_figures
+from course_utils.measure.recorded import gpu_record
 
 BEGINS = "Run on real GPUs so far:"
 
@@ -46,20 +45,3 @@ def test_the_command_says_that_there_is_no_gpu_and_runs_the_twins():
     assert done.stdout.startswith("There is no GPU that PyTorch can use here.")
     assert "on_virtual_gpus[factories] PASSED" in done.stdout
     assert "there is no GPU here" in done.stdout
-
-
-def test_a_recorded_figure_comes_with_card_and_date(tmp_path):
-    file = tmp_path / "record.json"
-    assert recorded_figures("copy", path=file) == "nothing was measured."
-    record = {
-        "card": "NVIDIA H100",
-        "date": "2026-11-26",
-        "torch": "2.14.1",
-        "rows": [{"row": "copy", "ratio": 25.04, "unit": "GB/s"}],
-    }
-    file.write_text(json.dumps(record))
-    assert recorded_figures("copy", "other", path=file) == (
-        "these figures are of another machine (NVIDIA H100, 2026-11-26, "
-        "PyTorch 2.14.1).\n  copy: 25 GB/s"
-    )
-    assert recorded_figures("other", path=file) == "nothing was measured."

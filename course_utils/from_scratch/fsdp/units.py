@@ -55,14 +55,14 @@ class ShardedFlatParameter(FlatParameter):
 
     @torch.no_grad()
     def start_gather(self) -> None:
-        """Begin to fetch the other parts, unless all is here or under way."""
+        """Start to fetch the other parts, unless they are here or already coming."""
         if self.gathered or self.gathering is not None:
             return
         self.full.untyped_storage().resize_(self.bytes)
         self.gathering = AllGather(self.shard.to(self.full.dtype), self.full)
 
     def gather(self) -> None:
-        """Let all be here when this returns."""
+        """Fetch the other parts, and wait until they are here."""
         self.start_gather()
         if self.gathering is not None:
             self.gathering.wait()
