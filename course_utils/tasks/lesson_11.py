@@ -66,7 +66,7 @@ MESH_GROUPS = Task(
             "before.",
         ),
         Miss(
-            "if rank // step % sizes[axis] == 0",
+            "if first // step % sizes[axis] == 0",
             "",
             "Every rank begins a group here. A group begins where the place along the "
             "axis is 0.",
