@@ -59,14 +59,7 @@ def by_gathering(sliced, whole):
     return torch.cat([*parts, *(g.flatten() for g in whole)]).norm()
 
 
-ANSWERS.right("11.norm")(
-    Edited(
-        "squares.sqrt()",
-        "math.sqrt(squares)",
-        "dist.all_reduce(squares)",
-        "dist.all_reduce(squares, op=dist.ReduceOp.SUM)",
-    )
-)
+ANSWERS.right("11.norm")(Edited("squares.sqrt()", "math.sqrt(squares)"))
 ANSWERS.wrong("11.norm", "wrong", "then the root")(
     Edited("dist.all_reduce(squares)", "dist.all_reduce(squares, dist.ReduceOp.MAX)")
 )
@@ -107,7 +100,8 @@ def without_groups(gradient, tp):
 
 ANSWERS.wrong("11.spot_the_mesh", "stuck", "is a call of *all* ranks")(
     Edited(
-        "        made = dist.new_group(members)  # a call of all ranks, members or not\n"
+        "        made = dist.new_group(members)"
+        "  # a call of all ranks, members or not\n"
         "        if rank in members:\n"
         "            group = made\n",
         "        if rank in members:\n            group = dist.new_group(members)\n",
