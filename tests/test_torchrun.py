@@ -47,6 +47,7 @@ RUNS = {
     "train_ddp": {**DDP, "checkpoint": "run"},
     "train_fsdp": {**FSDP, "checkpoint": "run"},
     "train_tp": FSDP,
+    "train_pipeline": {"steps": 2, "every": 1},
     "collectives": {},
     "bench_all_reduce": {"-b": 64, "-e": 256},
     "spawn_hello": None,  # starts its processes itself

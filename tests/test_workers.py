@@ -48,6 +48,11 @@ def on():
         (1, "train_tp --batch-size 0", "--batch-size 0: it is 1 or more"),
         (1, "train_tp --width 30", "--heads 8, --width 30: use 1, 2, 4"),
         (4, "train_tp --heads 2", "4 ranks, --heads 2, --width 64: use 1, 2, 4"),
+        (1, "train_pipeline --every 0", "--every 0: it is 1 or more"),
+        (1, "train_pipeline --width 30", "it is a multiple of the 4 heads"),
+        (4, "train_pipeline --layers 6", "6: it is a multiple of the 4 ranks"),
+        (1, "train_pipeline --batch-size 9", "a multiple of the 8 micro-batches"),
+        (4, "train_pipeline --micro-batches 2 --batch-size 8", "1F1B needs 4 or more"),
         (2, "collectives --by-hand --backend nccl", "use --backend gloo with it"),
         (1, "bench_all_reduce -b 1M -e 1K", "there is no size to measure"),
         (1, "bench_all_reduce -b 2", "expected 4 or more"),
@@ -81,7 +86,8 @@ def test_a_wrong_option_shows_those_there_are(on, words, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize(
-    "script", ["train_ddp", "train_fsdp", "train_tp", "bench_all_reduce"]
+    "script",
+    ["train_ddp", "train_fsdp", "train_tp", "train_pipeline", "bench_all_reduce"],
 )
 def test_nccl_without_gpus_says_what_to_do(on, script):
     assert on(2, script, "--backend", "nccl").mistake == (
@@ -114,6 +120,7 @@ def test_without_network_mnist_is_a_short_error(on, tmp_path, script):
         "train_sgd --epochs 1",
         "train_fsdp --batch-size 12 --every 2 --steps 2",
         "train_tp --own --every 2 --steps 2",
+        "train_pipeline --every 2 --steps 2",
     ],
 )
 def test_one_process_without_torchrun_gives_the_same_curve(on, words):
@@ -136,7 +143,7 @@ runpy.run_path({script!r}, run_name="__main__")
     )
     assert (done.returncode, done.stderr) == (0, "")
     *lines, last = done.stdout.splitlines()
-    if name in ("train_fsdp", "train_tp"):  # it leaves at once
+    if name in ("train_fsdp", "train_tp", "train_pipeline"):  # it leaves at once
         lines.append(last)
     else:
         assert last == "[]"

@@ -136,7 +136,10 @@ def _refuse(rank: int, ranks: int, micro_batches: int) -> None:
 
 # --------------------------------------------------------------------- carry them out
 class Done(NamedTuple):
-    """An action that was carried out, in seconds since the step began on this rank."""
+    """An action that was carried out, in seconds of `time.perf_counter()`.
+
+    On Linux and macOS all processes of a machine share that clock.
+    """
 
     action: Action
     start: float  # when what it needs was there
@@ -198,7 +201,7 @@ class Pipeline:
         self.here: dict[int, Tensor] = {}
         self.sent: list[tuple[dist.Work, Tensor]] = []
         self.done, self.most_kept = [], 0
-        losses, began = [], time.perf_counter()
+        losses = []
         for action in actions:
             stage = action.chunk * self.ranks + self.rank
             if action.kind == "F":
@@ -221,8 +224,7 @@ class Pipeline:
                 torch.autograd.backward(y, grad)
                 if stage > 0:
                     self._send(x.grad, stage, stage - 1, action.micro_batch)
-            stop = time.perf_counter()
-            self.done.append(Done(action, start - began, stop - began))
+            self.done.append(Done(action, start, time.perf_counter()))
         for request, _ in self.sent:
             request.wait()
         return sum(losses) if losses else None

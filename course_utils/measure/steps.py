@@ -41,17 +41,27 @@ class SleepingLayer(nn.Module):
         number: Its number in the model.
         events: Where it notes each forward and each backward.
         elements: Of its weight; all of the gradient is really made.
+        forward, backward: Seconds.
     """
 
-    def __init__(self, number: int, events: list[Event], elements: int = 1 << 20):
+    def __init__(
+        self,
+        number: int,
+        events: list[Event],
+        elements: int = 1 << 20,
+        *,
+        forward: float = FORWARD,
+        backward: float = BACKWARD,
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(elements))
         self.number, self.events = number, events
+        self.seconds = {"forward": forward, "backward": backward}
 
-    def take(self, seconds: float, kind: str) -> None:
+    def take(self, kind: str) -> None:
         """Sleep, and note it."""
         start = time.perf_counter()
-        time.sleep(seconds)
+        time.sleep(self.seconds[kind])
         self.events.append((start, time.perf_counter(), str(self.number), kind))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,12 +72,12 @@ class _Work(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: SleepingLayer) -> Tensor:
         ctx.layer = layer
-        layer.take(FORWARD, "forward")
+        layer.take("forward")
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ctx.layer.take(BACKWARD, "backward")
+        ctx.layer.take("backward")
         return grad, None
 
 

@@ -36,6 +36,7 @@ from course_utils.pictures.memory import (
     memory_per_gpu,
 )
 from course_utils.pictures.memory_by_stage import bytes_by_stage, memory_by_stage
+from course_utils.pictures.mesh import mesh
 from course_utils.pictures.messages import data_parallel_steps, message_steps
 from course_utils.pictures.ring import ring_step
 from course_utils.pictures.shards import ddp_buckets, flat_shards, partition
@@ -92,6 +93,7 @@ __all__ = [
     "memory_by_stage",
     "memory_over_time",
     "memory_per_gpu",
+    "mesh",
     "message_steps",
     "micro_batch_times",
     "overlap",

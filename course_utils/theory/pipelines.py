@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from course_utils.theory.arguments import NotNegative, checked
+from course_utils.theory.arguments import NotNegative, Positive, checked
 
 
 class _Action(Protocol):
@@ -65,6 +65,7 @@ def pipeline_step(
     seconds: Mapping[str, NotNegative],
     *,
     send: NotNegative = 0.0,
+    slow_ranks: Mapping[int, Positive] | None = None,
 ) -> PipelineStep:
     """Simulate a step of a pipeline, of which each rank carries out its schedule.
 
@@ -76,6 +77,7 @@ def pipeline_step(
         schedules: for each rank what it does, in order.
         seconds: what an action takes, by its kind.
         send: until the next rank has what it needs from another one.
+        slow_ranks: ranks that take so many times longer: `{1: 2.0}`.
 
     Raises:
         ValueError: the ranks wait for each other for ever.
@@ -106,7 +108,8 @@ def pipeline_step(
             heads = ", ".join(f"rank {rank} for {waiting[rank][-1]}" for rank in todo)
             raise ValueError(f"The ranks wait for each other: {heads}.")
         action = waiting[rank].pop()
-        stop = free[rank] = start + seconds[action.kind]
+        takes = seconds[action.kind] * (slow_ranks or {}).get(rank, 1.0)
+        stop = free[rank] = start + takes
         stage = action.chunk * ranks + rank
         ended[action.kind, action.micro_batch, stage] = stop
         done[rank].append(Done(action, start, stop))

@@ -1,0 +1,239 @@
+"""Lesson 10, pipeline schedules: orders, bubbles, memory, sends that cross."""
+
+from course_utils.questions import (
+    Choice,
+    MultipleChoice,
+    Number,
+    NumberTask,
+    SingleChoice,
+    Slip,
+    lesson,
+)
+
+QUESTIONS = lesson(
+    "10",
+    SingleChoice(
+        "10.what_comes_back",
+        "Two ranks, a stage on each. Rank 1 has computed the loss of a micro-batch and "
+        "called `backward()`. What does rank 0 need from it to go on?",
+        [
+            Choice(
+                "The gradient of the loss with respect to rank 1's weights",
+                "These stay on rank 1, whose optimizer uses them.",
+            ),
+            Choice(
+                "The gradient of the loss with respect to rank 1's input",
+                "That input is rank 0's output. Its gradient is where rank 0's own "
+                "backward begins.",
+                right=True,
+            ),
+            Choice(
+                "The loss itself, from which rank 0 computes its own gradients",
+                "Rank 0 cannot: the layers between its output and the loss are on rank "
+                "1.",
+            ),
+            Choice(
+                "The output of rank 1, so that autograd sees the whole chain",
+                "Autograd ends where a tensor leaves the process. A gradient has to be "
+                "sent back.",
+            ),
+        ],
+    ),
+    Number(
+        "10.gpipe_kept",
+        "Four ranks, eight micro-batches, all forwards before the first backward. For "
+        "how many micro-batches does rank 0 keep activations at once?",
+        answer=8,
+        why="Its first backward comes after its last forward, so it has to keep all "
+        "eight until then. So does every other rank.",
+        hint="When does rank 0 let go of the activations of micro-batch 0?",
+        slips=[
+            Slip(4, "That is the number of ranks. It has no part in this schedule."),
+            Slip(1, "The next micro-batch comes long before the first one's backward."),
+            Slip(7, "The last micro-batch counts as well."),
+        ],
+        purpose="The next cell counts.",
+        measured=True,
+    ),
+    Number(
+        "10.rank_0_keeps",
+        "The same four ranks and eight micro-batches with 1F1B. For how many "
+        "micro-batches does rank 0 keep activations at once?",
+        answer=4,
+        why="Rank 0 does three forwards before its turns begin, and each turn begins "
+        "with a forward: four are kept, also of more micro-batches.",
+        hint="Three ranks are behind rank 0. What does it do until the first gradient "
+        "comes back?",
+        slips=[
+            Slip(
+                8, "That is GPipe. Here backwards begin before all forwards are done."
+            ),
+            Slip(
+                3, "Three come before the turns. A turn begins with one more forward."
+            ),
+            Slip(1, "That is the last rank: a backward follows each of its forwards."),
+            Slip(5, "The first backward lets go of micro-batch 0 before the fifth."),
+        ],
+        purpose="The next cell counts.",
+        measured=True,
+    ),
+    SingleChoice(
+        "10.same_bubble",
+        "All stages take equally long. How does the time of a step with 1F1B compare "
+        "with that of GPipe, for the same number of micro-batches?",
+        [
+            Choice(
+                "It is shorter, as backwards begin before all forwards are done",
+                "They begin earlier, but then they wait for forwards that come later.",
+            ),
+            Choice(
+                "It is longer, as a rank changes between forward and backward",
+                "Changing costs nothing: each rank does the same work as before.",
+            ),
+            Choice(
+                "It is the same, as the first and the last stage wait as before",
+                "The last rank still begins after p - 1 forwards, and the first one "
+                "still ends p - 1 backwards after it. 1F1B saves memory, not time.",
+                right=True,
+            ),
+        ],
+        measured=True,
+    ),
+    SingleChoice(
+        "10.crossing",
+        "Rank 0 calls `send` with an activation for rank 1. At the same moment rank 1 "
+        "calls `send` with a gradient for rank 0. Both are large. What happens?",
+        [
+            Choice(
+                "Both messages pass each other, and both ranks go on",
+                "A blocking send of a large tensor returns when the other side "
+                "receives it, and neither does.",
+            ),
+            Choice(
+                "Each waits for the other to receive, and neither goes on",
+                "Neither comes to its `recv`. The order of the schedule is right, and "
+                "still it hangs: one of the two must not block.",
+                right=True,
+            ),
+            Choice(
+                "The ranks receive each other's tensor in place of their own",
+                "Nothing is received here. Both still wait in `send`.",
+            ),
+        ],
+        measured=True,
+    ),
+    SingleChoice(
+        "10.slow_stage",
+        "One of four stages takes twice as long as the others. There are many "
+        "micro-batches. What becomes of the time of a step?",
+        [
+            Choice(
+                "It grows by a quarter, as one stage in four takes twice as long",
+                "The stages do not take turns. All work at the same time, and all wait "
+                "for the slowest.",
+            ),
+            Choice(
+                "It hardly changes, as the slow stage's work hides in the bubble",
+                "The bubble is at the beginning and the end. The slow stage delays "
+                "every micro-batch.",
+            ),
+            Choice(
+                "It nearly doubles, as every micro-batch passes the slow stage",
+                "The slow stage works without a break, and the others wait for it. So "
+                "layers are shared out by time, not by number.",
+                right=True,
+            ),
+        ],
+        measured=True,
+    ),
+    Number(
+        "10.interleaved_bubble",
+        "Four ranks and eight micro-batches. The bubble of 1F1B is 3/8 of the ideal "
+        "time. Now each rank has two smaller stages. What share of the ideal time is "
+        "the bubble?",
+        answer=18.75,
+        unit="%",
+        tolerance=0.3,
+        why="(p - 1) / (m v) = 3 / (8 · 2) = 18.75 %: the next rank begins after half "
+        "a stage.",
+        hint="A rank still waits for p - 1 others, but each of them takes less time.",
+        slips=[
+            Slip(37.5, "That is without interleaving: with v stages, divide by v."),
+            Slip(27.3, "That is the share of the *whole* time, without interleaving."),
+            Slip(9.4, "Divided by 4. There are two stages on each rank."),
+            Slip(15.8, "That is the share of the whole time. The ideal time has none."),
+        ],
+        purpose="The next cell simulates it.",
+        measured=True,
+    ),
+    MultipleChoice(
+        "10.price",
+        "What does interleaving with v stages on each rank cost, compared with 1F1B?",
+        [
+            Choice(
+                "v times as many messages between the ranks",
+                "A micro-batch passes each rank v times: a message for each boundary.",
+                right=True,
+            ),
+            Choice(
+                "v times as many parameters on each rank",
+                "The layers are the same ones, cut in another way.",
+            ),
+            Choice(
+                "more activations that are kept at once",
+                "A rank begins with more forwards before its first backward.",
+                right=True,
+            ),
+            Choice(
+                "a different result, as the layers run in another order",
+                "Each micro-batch still passes all layers in their order.",
+            ),
+        ],
+    ),
+    SingleChoice(
+        "10.who_waits",
+        "A backward computes the gradient of a stage's input, and those of its "
+        "weights. For which of the two does another rank wait?",
+        [
+            Choice(
+                "For that of the input: the rank before starts from it",
+                "So it is computed first and sent, and the weights' gradients fill a "
+                "gap later.",
+                right=True,
+            ),
+            Choice(
+                "For those of the weights: the optimizer needs them all",
+                "The optimizer runs on this rank, at the end of the step. They are "
+                "needed, but not soon.",
+            ),
+            Choice(
+                "For both: autograd computes and hands them over together",
+                "It usually does, but the two are separate products of matrices.",
+            ),
+        ],
+    ),
+)
+
+PREDICT_KEPT = NumberTask(
+    "10.predict_kept",
+    "Eight ranks train with 1F1B and 32 micro-batches. For how many micro-batches does "
+    "rank 2 keep activations at once, at most?",
+    answer=6,
+    title="Predict what is kept",
+    stars=1,
+    why="Five ranks are behind rank 2: five forwards come first, and each turn begins "
+    "with one more.",
+    hint="How many ranks are behind rank 2? It does a forward for each of them first.",
+    slips=[
+        Slip(32, "That is GPipe, where all forwards come first."),
+        Slip(8, "That is rank 0, which has seven ranks behind it."),
+        Slip(5, "Five come before the turns. A turn begins with one more forward."),
+        Slip(3, "Count the ranks behind it, not those before."),
+        Slip(2, "Count the ranks behind it, not those before."),
+    ],
+    hints=(
+        "What does a rank do while the first gradient is on its way back?",
+        "Rank r of p has p - r - 1 ranks behind it. For each it does a forward first.",
+        "  behind = p - r - 1\n  kept = behind + ...",
+    ),
+)

@@ -1,0 +1,185 @@
+"""Lesson 11, meshes: groups, what they send, slices of sequences, experts, plans."""
+
+from course_utils.questions import (
+    Choice,
+    MultipleChoice,
+    Number,
+    NumberTask,
+    SingleChoice,
+    Slip,
+    lesson,
+)
+
+QUESTIONS = lesson(
+    "11",
+    SingleChoice(
+        "11.neighbours",
+        "Eight ranks form a mesh with dp = 2 and tp = 4, in this order. With which "
+        "ranks does rank 5 average the gradients of its slices?",
+        [
+            Choice(
+                "With 4, 6 and 7, which hold the other slices",
+                "These share its layers, so they have other slices and other "
+                "gradients.",
+            ),
+            Choice(
+                "With 1, which holds the same slices",
+                "Ranks 0 to 3 are one replica and 4 to 7 the other. Rank 5 has the "
+                "second place in its row, and so has rank 1.",
+                right=True,
+            ),
+            Choice(
+                "With 7 and 3, which have odd numbers as well",
+                "What counts is the place in the row, rank % 4.",
+            ),
+            Choice(
+                "With all others, as in plain data parallel",
+                "Most of them hold other slices. A sum with these means nothing.",
+            ),
+        ],
+        measured=True,
+    ),
+    Number(
+        "11.rows",
+        "On that mesh, dp = 2 and tp = 4, a step has a batch of 32 rows. How many of "
+        "them does rank 5 work on?",
+        answer=16,
+        unit="rows",
+        why="The batch is shared among the two replicas. The four ranks of one replica "
+        "work on the same 16 rows, each with its slices.",
+        hint="Which ranks have to see the same rows?",
+        slips=[
+            Slip(4, "That would be plain data parallel on eight ranks."),
+            Slip(8, "The ranks of tp share layers, not rows."),
+            Slip(32, "The two replicas share the batch."),
+        ],
+    ),
+    SingleChoice(
+        "11.innermost",
+        "Why is tp the last axis of a mesh, and dp or pp the first?",
+        [
+            Choice(
+                "Its ranks then follow each other, so they are on one node",
+                "Tensor parallel sends the most and waits for each message. The links "
+                "inside a node are the fastest.",
+                right=True,
+            ),
+            Choice(
+                "Its groups then have the fewest ranks, so they sum faster",
+                "The size of a group is chosen, whatever its place in the mesh.",
+            ),
+            Choice(
+                "PyTorch slices the layers in the order of the axes",
+                "Each axis has a group of its own, and the order changes only which "
+                "ranks are in it.",
+            ),
+        ],
+    ),
+    MultipleChoice(
+        "11.norm",
+        "A gradient norm for clipping is to be that of the whole model. The mesh has "
+        "dp and tp, with the gradients already averaged over dp. What is true?",
+        [
+            Choice(
+                "Squares of slices are added up over the ranks of tp",
+                "Each rank knows its own slices only.",
+                right=True,
+            ),
+            Choice(
+                "Squares are added up over the ranks of dp as well",
+                "These hold the same gradients. The norm would be too large.",
+            ),
+            Choice(
+                "Parameters that every rank has whole count once, not tp times",
+                "The norms and biases of rows are on all ranks of tp, and equal there.",
+                right=True,
+            ),
+            Choice(
+                "Each rank can clip by the norm of its own slices instead",
+                "Then the slices would be scaled differently: another direction.",
+            ),
+        ],
+    ),
+    Number(
+        "11.passes",
+        "Four ranks share a sequence, a quarter each. In ring attention keys and "
+        "values go around. How often does each rank pass some on in a forward?",
+        answer=3,
+        unit="times",
+        why="It begins with its own quarter, and three others have to come by.",
+        hint="With which keys can a rank begin at once?",
+        slips=[
+            Slip(4, "Its own keys are there already."),
+            Slip(6, "That is a ring all-reduce: nothing is added up here."),
+            Slip(1, "Then each rank would have met two quarters only."),
+        ],
+        purpose="The next cell counts.",
+        measured=True,
+    ),
+    SingleChoice(
+        "11.causal",
+        "With a causal mask a symbol sees only itself and those before it. The "
+        "sequence is cut into four equal pieces, in order. Which rank computes the "
+        "most?",
+        [
+            Choice(
+                "All the same, as their pieces are equally long",
+                "The pieces are, but what their symbols may see is not.",
+            ),
+            Choice(
+                "The first, whose keys are seen by all the others",
+                "They are, but the others compute that. Its own queries see one piece.",
+            ),
+            Choice(
+                "The last, whose queries see all four pieces",
+                "Its queries meet four pieces, those of the first only one. So real "
+                "systems give each rank an early and a late piece.",
+                right=True,
+            ),
+        ],
+    ),
+    SingleChoice(
+        "11.busiest",
+        "Four ranks, an expert on each. The router sends half of all tokens to expert "
+        "2. How does that change the time of the layer?",
+        [
+            Choice(
+                "It is longer: all wait for the rank of expert 2",
+                "The results come back in an all-to-all, which needs every rank.",
+                right=True,
+            ),
+            Choice(
+                "It is the same: the number of tokens has not changed",
+                "In all, no. But one rank computes half of them, twice its share.",
+            ),
+            Choice(
+                "It is shorter: fewer tokens have to travel to other ranks",
+                "Those of expert 2's own rank stay. The others travel as before.",
+            ),
+        ],
+    ),
+)
+
+PREDICT_GROUP = NumberTask(
+    "11.predict_group",
+    "16 ranks form a mesh with pp = 2, dp = 2 and tp = 4, in this order. Which is the "
+    "smallest rank in the dp group of rank 13?",
+    answer=9,
+    is_name=True,
+    title="Predict the group",
+    stars=1,
+    why="13 = 1 · 8 + 1 · 4 + 1: second half, second replica, second slice. The same "
+    "with the first replica is 1 · 8 + 0 · 4 + 1.",
+    hint="Write 13 as pp · 8 + dp · 4 + tp. Only dp differs in its group.",
+    slips=[
+        Slip(5, "That differs in pp. Ranks 5 and 13 are two stages of one model."),
+        Slip(12, "That is in its tp group: ranks 12 to 15."),
+        Slip(13, "There is another rank in the group, with dp = 0."),
+        Slip(1, "That differs in pp and in dp."),
+    ],
+    hints=(
+        "What are the coordinates of rank 13?",
+        "tp = 13 % 4, dp = 13 // 4 % 2, pp = 13 // 8. In a dp group pp and tp agree.",
+        "  smallest = 13 - dp * ...",
+    ),
+)

@@ -1,0 +1,285 @@
+"""Lesson 10, pipeline schedules: the tasks of its exercise."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course_utils.questions.lesson_10 import PREDICT_KEPT
+from course_utils.tasks.inputs import linear, whole_numbers
+from course_utils.tasks.messages import ERRORS, watched
+from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
+
+# ------------------------------------------------------------------------- one_f_one_b
+
+WARM_UP = (
+    "Rank r has ranks - r - 1 ranks behind it. It does that many forwards before its "
+    "first backward can come back to it."
+)
+
+ONE_F_ONE_B = Task(
+    id="10.one_f_one_b",
+    title="The order of 1F1B",
+    stars=2,
+    where="here",
+    cases=((0, 3, 5), (1, 4, 6), (3, 4, 4), (0, 1, 3), (0, 4, 2), (2, 8, 1)),
+    misses=(
+        Miss(
+            "ranks - rank - 1",
+            "ranks - rank",
+            "One forward too many at the beginning. The last rank begins its first "
+            "backward right after its first forward. " + WARM_UP,
+        ),
+        Miss("ranks - rank - 1", "rank", "That is the wrong way round. " + WARM_UP),
+        Miss(
+            "min(ranks - rank - 1, micro_batches)",
+            "ranks - rank - 1",
+            "With fewer micro-batches than ranks behind, some of these forwards do not "
+            "exist. Take the smaller number.",
+        ),
+        Miss(
+            '[("F", before + i), ("B", i)]',
+            '[("B", i), ("F", before + i)]',
+            "In a turn the forward comes first. The backward waits for the ranks "
+            "behind, and they can use what this forward sends.",
+        ),
+        Miss(
+            '[("B", i) for i in range(micro_batches - before, micro_batches)]',
+            "[]",
+            "The last backwards are missing: one for each forward of the beginning.",
+        ),
+        Miss(
+            "range(micro_batches - before, micro_batches)",
+            "reversed(range(micro_batches - before, micro_batches))",
+            "The backwards come in the order of the forwards, to the end.",
+        ),
+    ),
+    otherwise="Each micro-batch has one forward and one backward, as pairs such as "
+    '("F", 0), in a list. First the forwards of the beginning, then one forward and '
+    "one backward in turns, then the backwards that are left.",
+    hints=(
+        "Which rank can do the first backward, and after how many of its forwards?",
+        "Rank r does ranks - r - 1 forwards (but no more than there are), then a "
+        "forward and a backward in turns, then the backwards that are left.",
+        "  before = min(..., micro_batches)\n"
+        '  order = [("F", i) for i in range(before)]\n'
+        "  for i in range(...):\n"
+        '      order += [("F", ...), ("B", i)]\n'
+        "  return order + [...]",
+    ),
+)
+
+# ------------------------------------------------------------------ one step of a stage
+
+ROWS = 2
+LOSS, GRADIENTS = "the loss", "the gradients of the stage"
+SENT, FIRST = "messages to the next rank", "bytes of the largest message"
+
+
+def a_stage(case, rank, n):
+    """This rank's stage, its part of the batch, and the number of micro-batches."""
+    stage = nn.Sequential(linear(4, 4, seed=rank, divided_by=8), nn.Tanh())
+    inputs = whole_numbers((ROWS * case, 4), 20) / 4
+    targets = whole_numbers((ROWS * case, 4), 21) / 4
+    first, last = rank == 0, rank == n - 1
+    return stage, inputs if first else None, targets if last else None, case, ROWS
+
+
+def observe_step(answer, stage, inputs, targets, micro_batches, rows):
+    """A training step; what it leaves in the stage, and what was sent for it."""
+    with watched(answer) as calls:
+        loss = answer(stage, inputs, targets, micro_batches, rows)
+    grads = [p.grad for p in stage.parameters()]
+    sends = [call for call in calls if call.kind == "send"]
+    onward = [call for call in sends if call.peer > dist.get_rank()]
+    return {
+        GRADIENTS: None if None in grads else torch.cat([g.flatten() for g in grads]),
+        LOSS: loss if targets is None else float(loss),
+        SENT: len(onward),
+        FIRST: max((call.nbytes for call in sends), default=0),
+    }
+
+
+NO_GRADIENT = (
+    "The stage has no gradient. What `recv` fills knows nothing of the rank before: "
+    "call `x.requires_grad_()` on it, then hand `x.grad` back after the backward."
+)
+IN_PIECES = (
+    "The gradients are right, but the batch does not travel in micro-batches: at each "
+    "boundary there is one message of `rows` rows for each of them."
+)
+BECAUSE = {
+    SENT: IN_PIECES,
+    FIRST: IN_PIECES,
+    LOSS: "The last rank returns the mean loss of the batch, the others None. Each "
+    "micro-batch contributes its mean divided by their number.",
+}
+STEP_ERRORS = {
+    **ERRORS,
+    "'NoneType' object is not subscriptable": "Only rank 0 has `inputs`, and only the "
+    "last rank has `targets`. The others get what the rank before sends.",
+    "grad can be implicitly created only for scalar outputs": "In the middle of a "
+    "pipeline there is no loss. Receive the gradient of the output, and hand it to "
+    "`y.backward(grad)`.",
+    "does not require grad": NO_GRADIENT,
+    "but got <class 'NoneType'> instead": NO_GRADIENT,
+    "'NoneType' object has no attribute": "What was received must require a gradient "
+    "*before* the forward: `x.requires_grad_()`. Then `x.grad` is there after it.",
+    OUT_OF_STEP: "Ranks wait for each other. Each rank receives what the one before "
+    "sends: all forwards in one order, and all backwards in one order.",
+}
+
+GPIPE_STEP = Task(
+    id="10.gpipe_step",
+    seconds=10.0,
+    title="One step of a stage",
+    stars=3,
+    cases=(4, 1, 3),
+    inputs=a_stage,
+    observe=observe_step,
+    keeps_inputs=False,
+    instead="Use send and recv, or isend and irecv.",
+    misses=(
+        Miss(
+            " / micro_batches",
+            "",
+            "The loss is the sum over the micro-batches. Divide each by their number, "
+            "or the gradients are that many times too large.",
+        ),
+        Miss(
+            "for x, y in kept:",
+            "for x, y in kept[-1:]:",
+            "The backward of some micro-batches is missing, so their part of the "
+            "gradient is, too.",
+        ),
+        Miss(
+            "dist.send(y.detach(), rank + 1)",
+            "dist.send(x.detach(), rank + 1)",
+            ("The next rank gets this stage's input. Send its output."),
+        ),
+        Miss(
+            "dist.send(x.grad, rank - 1)",
+            "dist.send(grad if grad is not None else x.grad, rank - 1)",
+            "The rank before needs the gradient of *its* output, which is this "
+            "stage's input: send `x.grad`, not what has arrived here.",
+        ),
+        Miss(
+            "return sum(losses) if rank == last else None",
+            "return losses[-1] * micro_batches if rank == last else None",
+            "That is the loss of the last micro-batch. Return the mean of all.",
+        ),
+    ),
+    because={
+        GRADIENTS: "The gradients are not those of the whole batch's mean loss. Does "
+        "each output meet the gradient of its own micro-batch?",
+        **BECAUSE,
+    },
+    errors=STEP_ERRORS,
+    hints=(
+        "What does a stage need before its forward, and what before its backward?",
+        "Forward: receive x (or take it from `inputs`), run the stage, send y. Keep "
+        "the pair. Backward: receive the gradient of y, `y.backward(grad)`, send "
+        "`x.grad`. Rank 0 sends nothing back; the last rank begins with its loss.",
+        "  for i in range(micro_batches):\n"
+        "      x = ...                    # a part of inputs, or recv\n"
+        "      y = stage(x)\n"
+        "      ...                        # the loss, or send\n"
+        "      kept.append((x, y))\n"
+        "  for x, y in kept:\n"
+        "      ...                        # recv, y.backward(...), send x.grad",
+    ),
+)
+
+# ------------------------------------------------------------------- spot_the_pipeline
+
+SPOT_PIPELINE = Task(
+    id="10.spot_the_pipeline",
+    seconds=10.0,
+    title="Spot the bugs of a schedule",
+    stars=2,
+    cases=(4, 1, 3),
+    inputs=a_stage,
+    observe=observe_step,
+    keeps_inputs=False,
+    instead="Keep the messages, and repair what is around them.",
+    misses=(
+        Miss(
+            "kept.pop(0)",
+            "kept.pop()",
+            "The gradient that arrives belongs to the oldest micro-batch that is kept, "
+            "and this takes the newest.",
+        ),
+        Miss(
+            " / micro_batches",
+            "",
+            "The loss of the batch is the mean over the micro-batches, not their sum.",
+        ),
+    ),
+    because={
+        GRADIENTS: "The gradients are not those of the whole batch's mean loss. Which "
+        "micro-batch does the gradient that arrives belong to?",
+        **BECAUSE,
+    },
+    errors={
+        **STEP_ERRORS,
+        OUT_OF_STEP: "Two ranks send to each other, and neither receives: a forward "
+        "goes down while a gradient comes up. With `isend` nobody waits; keep the "
+        "requests, and wait for them at the end.",
+    },
+    hints=(
+        "Which two ranks wait for each other, and in which calls?",
+        "Both sends should be `isend`, waited for at the end. The backward takes the "
+        "oldest pair. And one number makes the loss a mean.",
+        "  requests.append(dist.isend(..., rank + 1))\n"
+        "  x, y = kept.pop(...)\n"
+        "  [request.wait() for request in requests]",
+    ),
+)
+
+# ------------------------------------------------------------------------ step_seconds
+
+STEP_SECONDS = Task(
+    id="10.step_seconds",
+    title="The time of a step",
+    stars=1,
+    where="here",
+    cases=(
+        (4, 8, 1, 0.01, 0.02),
+        (8, 32, 4, 0.003, 0.006),
+        (1, 5, 2, 0.1, 0.1),
+        (16, 16, 3, 0.02, 0.05),
+    ),
+    misses=(
+        Miss(
+            "(ranks - 1) / chunks",
+            "(ranks - 1)",
+            "That is the bubble without interleaving. A chunk is that many times "
+            "smaller, and so is each wait for the first one.",
+        ),
+        Miss(
+            "(ranks - 1) / chunks",
+            "ranks / chunks",
+            "The first rank waits for ranks - 1 others, not for itself.",
+        ),
+        Miss(
+            "micro_batches + ",
+            "micro_batches * ",
+            "Work and bubble follow each other: add them.",
+        ),
+        Miss("(forward + backward)", "forward", "The backward takes its time, too."),
+        Miss(
+            "micro_batches + (ranks - 1) / chunks",
+            "(micro_batches + ranks - 1) / chunks",
+            "The work does not get less with more chunks: a rank still computes all "
+            "its layers for all micro-batches. Only the bubble is divided.",
+        ),
+    ),
+    otherwise="The work is micro_batches · (forward + backward). The bubble is (ranks "
+    "- 1) of these in the same unit, divided by the number of chunks.",
+    hints=(
+        "How long does a rank work, and how long does it wait?",
+        "Work: m (f + b). Bubble: (p - 1)(f + b) / v.",
+        "  return (... + ... / chunks) * (forward + backward)",
+    ),
+)
+
+TASKS = (PREDICT_KEPT, ONE_F_ONE_B, STEP_SECONDS, GPIPE_STEP, SPOT_PIPELINE)

@@ -1,0 +1,145 @@
+"""Lesson 10: different right answers, and wrong ones that no near miss tells of."""
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from tests.answers import Answers, Edited
+
+ANSWERS = Answers()
+
+# ---------------------------------------------------------------------- 10.predict_kept
+
+ANSWERS.wrong("10.predict_kept", "wrong", "That is GPipe")(32)
+ANSWERS.wrong("10.predict_kept", "wrong", "How many ranks are behind")(20)
+for number in (6, "6", 6.0, torch.tensor(6)):
+    ANSWERS.right("10.predict_kept")(number)
+
+# ---------------------------------------------------------------------- 10.one_f_one_b
+
+
+@ANSWERS.wrong("10.one_f_one_b", "wrong", "then one forward and one backward in turns")
+def all_forwards_first(rank, ranks, micro_batches):
+    return [(kind, i) for kind in "FB" for i in range(micro_batches)]
+
+
+@ANSWERS.wrong("10.one_f_one_b", "wrong", "as pairs such as")
+def nothing(rank, ranks, micro_batches):
+    return []
+
+
+@ANSWERS.right("10.one_f_one_b")
+def by_counting(rank, ranks, micro_batches):
+    order, forwards, backwards = [], 0, 0
+    while backwards < micro_batches:
+        kept = forwards - backwards
+        if forwards < micro_batches and kept < ranks - rank:
+            order.append(("F", forwards))
+            forwards += 1
+        else:
+            order.append(("B", backwards))
+            backwards += 1
+    return order
+
+
+ANSWERS.right("10.one_f_one_b")(
+    Edited(
+        'order += [("F", before + i), ("B", i)]',
+        'order.append(("F", before + i))\n        order.append(("B", i))',
+    )
+)
+
+# ---------------------------------------------------------------------- 10.step_seconds
+
+ANSWERS.wrong("10.step_seconds", "wrong", "divided by the number of chunks")(
+    lambda ranks, micro_batches, chunks, forward, backward: forward + backward
+)
+
+
+@ANSWERS.right("10.step_seconds")
+def work_and_bubble(ranks, micro_batches, chunks, forward, backward):
+    one = forward + backward
+    ideal = micro_batches * one
+    return ideal * (1 + (ranks - 1) / (micro_batches * chunks))
+
+
+# ----------------------------------------------------------------------- 10.gpipe_step
+
+
+@ANSWERS.right("10.gpipe_step")
+def newest_first(stage, inputs, targets, micro_batches, rows):
+    """Backwards from the last micro-batch to the first, on all ranks."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    xs, ys, loss = [], [], None
+    for i in range(micro_batches):
+        x = torch.empty(rows, 4)
+        if rank:
+            dist.recv(x, src=rank - 1)
+        else:
+            x = inputs.chunk(micro_batches)[i].clone()
+        xs.append(x.requires_grad_())
+        ys.append(stage(x))
+        if rank < last:
+            dist.send(ys[-1].detach(), dst=rank + 1)
+    if rank == last:
+        parts = targets.chunk(micro_batches)
+        losses = [F.mse_loss(y, t) for y, t in zip(ys, parts, strict=True)]
+        loss = torch.stack(losses).mean()
+        loss.backward()
+    for x, y in reversed(list(zip(xs, ys, strict=True))):
+        if rank < last:
+            grad = torch.empty(rows, 4)
+            dist.recv(grad, src=rank + 1)
+            y.backward(grad)
+        if rank:
+            dist.send(x.grad, dst=rank - 1)
+    return None if loss is None else loss.detach()
+
+
+ANSWERS.right("10.gpipe_step")(
+    Edited(
+        *("dist.send(y.detach(), rank + 1)", "dist.isend(y.detach(), rank + 1).wait()"),
+        *("y.backward(grad)", "torch.autograd.backward(y, grad)"),
+        *("return sum(losses) if rank", "return sum(losses).item() if rank"),
+    )
+)
+ANSWERS.wrong("10.gpipe_step", "crashed", "The stage has no gradient")(
+    Edited("            x.requires_grad_()\n", "")
+)
+ANSWERS.wrong("10.gpipe_step", "wrong", "others None")(
+    Edited("return sum(losses) if rank == last else None", "return sum(losses)")
+)
+
+
+@ANSWERS.wrong("10.gpipe_step", "wrong", "does not travel in micro-batches")
+def the_whole_batch_at_once(stage, inputs, targets, micro_batches, rows):
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    x = torch.empty(micro_batches * rows, 4) if rank else inputs
+    if rank:
+        dist.recv(x, rank - 1)
+        x.requires_grad_()
+    y = stage(x)
+    if rank < last:
+        dist.send(y.detach(), rank + 1)
+        grad = torch.empty_like(y)
+        dist.recv(grad, rank + 1)
+        y.backward(grad)
+    else:
+        y = F.mse_loss(y, targets)
+        y.backward()
+    if rank:
+        dist.send(x.grad, rank - 1)
+    return y.detach() if rank == last else None
+
+
+# ----------------------------------------------------------------- 10.spot_the_pipeline
+
+LATER, AT_ONCE = "requests.append(dist.isend({}))", "dist.send({})"
+ONWARD = tuple(form.format("y.detach(), rank + 1") for form in (LATER, AT_ONCE))
+BACK = tuple(form.format("x.grad, rank - 1") for form in (LATER, AT_ONCE))
+ANSWERS.wrong("10.spot_the_pipeline", "stuck", "Two ranks send to each other")(
+    Edited(*ONWARD, *BACK)
+)
+ANSWERS.right("10.spot_the_pipeline")(Edited(*BACK))
+
+test_wrong, test_right = ANSWERS.tests()
