@@ -188,7 +188,7 @@ ALL_IN_THE_LAST = f"""self.there = [*getattr(self, "there", []), parameter]
             self.there = []"""
 
 for says, *pieces in (
-    ("rank 0's model", "broadcast_module(module)", "broadcast_module(module.first)"),
+    ("rank 0's model", "(*module.parameters(), ", "(*module.first.parameters(), "),
     ("A parameter itself is sent", BOTH, REDUCE.replace("grad,", "data,")),
     (
         "are still kept",

@@ -1,5 +1,7 @@
 """A recorded step tells what was computed and sent, and in which order."""
 
+import torch.distributed as dist
+
 from course_utils import Ranks
 from course_utils.from_scratch import ddp
 from course_utils.measure.steps import BACKWARD, FORWARD, record_step
@@ -11,6 +13,12 @@ def after_the_backward(module):
 
 def during_the_backward(module):
     return ddp.DDP(module, bucket_bytes=1, first_bucket_bytes=1), lambda: None
+
+
+def waiting_in_hooks(module):
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+    return module, lambda: None
 
 
 def test_the_events_of_a_step_are_those_that_happened():
@@ -34,3 +42,16 @@ def test_the_events_of_a_step_are_those_that_happened():
             sent = [start for start, *_, kind in events if kind == "communicate"]
             assert sum(start < over for start in sent) >= before
             assert before or min(sent) > over
+
+
+def test_a_layer_computes_until_the_next_one_unless_a_hook_waits():
+    """What autograd does between two layers hides a message, and waiting does not."""
+    with Ranks(2, backend="gloo", quiet=True) as ranks:
+        early, waiting = (
+            ranks.run(record_step, wrap, 3, 2)[0][0]
+            for wrap in (during_the_backward, waiting_in_hooks)
+        )
+    for events, hidden in (early, 2), (waiting, 0):
+        work = [(a, b) for a, b, _, kind in events if kind == "backward"]
+        sent = [(a, b) for a, b, _, kind in events if kind == "communicate"]
+        assert sum(a <= begin < b for begin, _ in sent for a, b in work) == hidden

@@ -73,7 +73,6 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("04", "real-table", "0.16 ms"): 1e3 * 1024**2 / 6.44e9,
     ("04", "04.tree_steps", "512"): 2**9,
     ("05", "batch-explain", "126"): 3 * 42,
-    ("05", "sum-explain", "2.3"): math.log(10),
     ("05", "unequal-explain", "3.4"): 34 / 10,
     ("05", "limit-explain", "2.3"): math.log(10),
     ("05", "05.divide_batch", "1,024"): 4 * 256,

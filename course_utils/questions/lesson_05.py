@@ -43,8 +43,9 @@ QUESTIONS = lesson(
     SingleChoice(
         "05.other_starts",
         "Four ranks begin with different weights. In every step they average their "
-        "gradients, and each makes a step of plain SGD. What happens to the distances "
-        "between the four models?",
+        "gradients, and each makes a step of plain SGD. The distance of a rank is the "
+        "largest difference between its parameters and those of rank 0. What happens "
+        "to the distances?",
         [
             Choice(
                 "They shrink: the average pulls the models together.",
@@ -112,29 +113,42 @@ QUESTIONS = lesson(
         purpose="The next cells count them, and measure the time.",
         measured=True,
     ),
-    Number(
+    SingleChoice(
         "05.sum_step",
-        "Four ranks add up their gradients and forget to divide. How many times as "
-        "long as with the average is their first step of plain SGD?",
-        answer=4,
-        why="The sum is N times the mean, here four times. It is as if the learning "
-        "rate were four times as large.",
-        hint="A step of plain SGD is the learning rate times the gradient.",
-        slips=[
-            Slip(1, "The direction is the same, the length is not."),
-            Slip(2, "The sum of four gradients is four times their mean."),
-            Slip(16, "Four ranks, four gradients: there is one factor of 4."),
-            Slip(0.25, "The other way round: the sum is larger than the mean."),
+        "One process learns well with a learning rate of 0.5. Four ranks use the same "
+        "rate, add up their gradients, and forget to divide. How long is their first "
+        "step of plain SGD, compared with that of the average? And what does the loss "
+        "do in four epochs?",
+        [
+            Choice(
+                "As long, in the same direction: the loss falls as with the average.",
+                why="The direction is the same, but the sum of four gradients is four "
+                "times their mean.",
+            ),
+            Choice(
+                "Four times as long: the loss falls, and in fewer steps than before.",
+                why="That may happen with a small learning rate. Here the steps are so "
+                "long that the loss hardly falls.",
+            ),
+            Choice(
+                "Four times as long: the loss stays near 2.3, as if guessing.",
+                right=True,
+                why="The sum is four times the mean, as if the learning rate were 2.0. "
+                "That is too large for this network.",
+            ),
+            Choice(
+                "16 times as long: the loss grows until it is NaN.",
+                why="Four ranks, four gradients: there is one factor of 4. The loss "
+                "stays finite here.",
+            ),
         ],
-        purpose="The next cells train with the mean and with the sum.",
         measured=True,
     ),
     SingleChoice(
         "05.why_average",
-        "Why are the gradients averaged, and not added up? Test your reason on another "
-        'case. Now the loss of each rank is a *sum* over its rows (`reduction="sum"`), '
-        "and so is that of one process over the whole batch. What gives the gradient "
-        "of that one process?",
+        'Each rank\'s loss is now a *sum* over its rows (`reduction="sum"`), and so is '
+        "that of one process over the whole batch. What must you make of the ranks' "
+        "gradients to get the gradient of that one process?",
         [
             Choice(
                 "Their sum: this time no rank has divided by anything.",
@@ -218,31 +232,29 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "05.shuffle_false",
-        "Why must `shuffle` of the `DataLoader` be False when it is given a "
-        "`DistributedSampler`, and what shuffles then?",
+        "You give a `DataLoader` a `DistributedSampler`. You leave out `shuffle` in "
+        "both, and never call `set_epoch`. What does rank 0 get from epoch to epoch?",
         [
             Choice(
-                "The ranks would shuffle differently. So the order stays fixed.",
-                why="It does change: all ranks shuffle alike, and each takes other "
-                "places of that order. The sampler does that by default.",
+                "The same items, in the order of the data set itself.",
+                why="That is the sampler with `shuffle=False`. Its default is True.",
             ),
             Choice(
-                "The loader would shuffle before the sampler. The data set does it.",
-                why="The data set keeps its order. The sampler shuffles indices only.",
-            ),
-            Choice(
-                "The sampler decides the order, and it shuffles by itself.",
+                "The same items, in the same shuffled order.",
                 right=True,
-                why="A loader takes one order only, and `shuffle=True` would add a "
-                "second. This sampler's own `shuffle` is True by default. All ranks "
-                "shuffle alike, by its seed and the epoch.",
+                why="The sampler shuffles by default. Its order follows from the seed "
+                "and the number of the epoch, and that number stays 0.",
             ),
             Choice(
-                "Both would shuffle, which only costs time. One is enough.",
-                why="It is no matter of time, but an error: a loader takes one order "
-                "only.",
+                "The same items, in a new order in each epoch.",
+                why="Nothing draws a new order here: the number of the epoch stays 0.",
+            ),
+            Choice(
+                "Other items in each epoch, in a new order.",
+                why="That is what `set_epoch` is for: it tells the sampler the epoch.",
             ),
         ],
+        measured=True,
     ),
     MultipleChoice(
         "05.divide_batch",
@@ -251,10 +263,10 @@ QUESTIONS = lesson(
         "divided by 4. What is true?",
         [
             Choice(
-                "4 × 64 make the 256 of a step again: the learning rate stays right.",
+                "With 64 rows on each rank, the learning rate need not change.",
                 right=True,
-                why="With 256 on each rank, a step would have 1,024 rows, and the "
-                "learning rate would have to change.",
+                why="4 × 64 make a step of 256 rows again. With 256 on each rank it "
+                "would have 1,024, and another learning rate.",
             ),
             Choice(
                 "The 4 ranks would start 32 worker processes, for the same CPU cores.",

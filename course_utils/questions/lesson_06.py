@@ -24,11 +24,10 @@ QUESTIONS = lesson(
                 "thread for each GPU.",
             ),
             Choice(
-                "It sends gradients while the backward still computes others.",
+                "Each GPU has an optimizer of its own, which makes each step.",
                 right=True,
-                why="As soon as a bucket (some layers' gradients) is full, its "
-                "all-reduce begins. `DataParallel` sends all in one go, to GPU 0, when "
-                "the last one is there.",
+                why="On all ranks it makes the same step, from the same gradients. "
+                "With `DataParallel` one optimizer changes the weights on GPU 0.",
             ),
             Choice(
                 "Its rank 0 hands out the work, and collects the results.",
@@ -357,7 +356,7 @@ QUESTIONS = lesson(
                 "different: there each rank has only a part of the model.)",
             ),
             Choice(
-                "Before another rank loads the file, it must wait for rank 0.",
+                "Another rank must wait for rank 0 before it loads the file.",
                 right=True,
                 why="`dist.barrier()` after the saving; or rank 0 reads the file and "
                 "broadcasts it.",
