@@ -1,11 +1,13 @@
 """Messages that ranks send are noted as they are, and put in steps."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from course_utils.from_scratch import collectives
-from course_utils.measure.messages import Call, Message, in_steps, recorded
+from course_utils.measure.messages import Call, Message, in_steps, recorded, timed
 from course_utils.ranks import Ranks
 
 
@@ -37,6 +39,35 @@ def test_what_is_made_of_messages(ranks, name, messages, steps):
     found = in_steps(ranks.run(noted, name))
     assert len(found) == messages
     assert max(message.step for message in found) == steps
+
+
+def waits_and_computes():
+    x, rank = torch.zeros(1), dist.get_rank()
+    dist.barrier()
+    with timed() as events:
+        if rank == 0:
+            dist.send(x, dst=1)
+            request = dist.isend(x, dst=1)
+            time.sleep(0.1)
+            request.wait()
+        elif rank == 1:
+            time.sleep(0.2)
+            dist.recv(x, src=0)
+            dist.recv(x, src=0)
+        dist.barrier()
+    time.sleep(0)  # no longer noted
+    return [(label.replace("\u00a0", " "), kind) for _, _, label, kind in events], [
+        stop - start for start, stop, *_ in events
+    ]
+
+
+def test_when_a_rank_waits_is_noted(ranks):
+    (sends, lasted), (receives, _), (others, _), _ = ranks.run(waits_and_computes)
+    computes, barrier = ("compute", "compute"), ("barrier", "wait")
+    assert sends == [("send to 1", "wait"), computes, ("wait", "wait"), barrier]
+    assert receives == [computes, *[("recv from 0", "wait")] * 2, barrier]
+    assert others == [barrier]
+    assert lasted[0] > 0.15 and 0.1 <= lasted[1]
 
 
 def from_anybody():

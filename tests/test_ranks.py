@@ -765,6 +765,16 @@ def test_the_magic_expects_an_error(magic):
         magic(f"-n 4 --expect-error {name}", cell)
 
 
+def test_the_magic_shows_an_error_that_may_come_and_goes_on(magic):
+    out = magic("-n 4 --may-fail", "1 / 0")
+    assert out.startswith("As it turned out: Ranks 0 to 3 raised ZeroDivisionError")
+    out = magic("-n 4 --may-fail", "if rank != 1: dist.barrier()")
+    assert out.startswith("As it turned out: Deadlock")
+    assert "turned out" not in magic("-n 4 --may-fail", "rank")
+    with pytest.raises(RanksError, match="SyntaxError"):  # nothing ran
+        magic("-n 4 --may-fail", "1 +")
+
+
 def test_the_magic_has_a_limit(magic):
     with within(2), pytest.raises(RanksError, match="after 0.3 s, the limit for this"):
         magic("-n 4 --timeout 0.3", "while True: pass")
@@ -777,6 +787,7 @@ def test_the_magic_has_a_limit(magic):
         ("--only zero", "%%ranks --only: 'zero' is not a list of ranks"),
         ("--only 'x", "%%ranks: No closing quotation"),
         ("--fast", "%%ranks: unrecognized arguments: --fast"),
+        ("--may-fail --expect-error died", "--expect-error: not allowed with"),
     ],
 )
 def test_wrong_options_of_the_magic(magic, line, says):

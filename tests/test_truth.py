@@ -68,6 +68,7 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("03", "gil-explain", "30 ms"): 2 * 10 + 10,
     ("03", "gil-explain", "50"): 4 * 10 + 10,
     ("03", "traffic-explain", "14"): 2 * (8 - 1),
+    ("03", "03.imbalance", "7.8 MiB"): 4 * 1024 * 2000 / costs.MiB,
     ("04", "bandwidth-md", "1 KiB"): 4**5,
     ("04", "real-table", "0.1 ms"): 1e3 * 32 * 1024 / 0.33e9,
     ("04", "real-table", "0.16 ms"): 1e3 * 1024**2 / 6.44e9,

@@ -11,16 +11,25 @@ In the notebook, with what each rank noted::
 
 Seen are `send`, `recv`, `isend`, `irecv`, `batch_isend_irecv` and all that is made of
 them. A collective of PyTorch's own sends its messages in C++: these are not seen.
+
+Or note when a rank waits, and draw it::
+
+    with timed() as events:
+        dist.send(x, dst=1)
+
+    pictures.timeline(ranks.pull("events"))
 """
 
+import threading
+import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from course_utils.measure.taps import Tapped, tap
+from course_utils.measure.taps import Tapped, put_back, tap
 
 
 class Call(NamedTuple):
@@ -79,6 +88,61 @@ def recorded() -> Iterator[list[Call]]:
 
     with tap(around), tap(wait, ("wait",), dist.Work):
         yield calls
+
+
+# What `timed` notes: a function, and what it is on a timeline.
+_TIMED = (
+    (dist, "send", "wait"),
+    (dist, "recv", "wait"),
+    (dist, "barrier", "wait"),
+    (dist.Work, "wait", "wait"),
+    (time, "sleep", "compute"),  # which stands for computing
+)
+
+
+@contextmanager
+def timed() -> Iterator[list[tuple[float, float, str, str]]]:
+    """Note when this thread waits for another rank, or sleeps, until the block ends.
+
+    Seen are `dist.send`, `dist.recv`, `dist.barrier`, `wait()` of a request, and
+    `time.sleep`, which stands for computing. A wait that ends with an error was stuck.
+
+    Yields:
+        The intervals (start, stop, label, kind), as `pictures.timeline` takes them.
+    """
+    events: list[tuple[float, float, str, str]] = []
+    here, under_way = threading.get_ident(), []
+
+    def noting(name: str, kind: str, original: Callable[..., Any]) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if under_way or threading.get_ident() != here:  # send itself waits, too
+                return original(*args, **kwargs)
+            under_way.append(name)
+            start, how = time.perf_counter(), "stuck"
+            try:
+                result = original(*args, **kwargs)
+                how = kind
+                return result
+            finally:
+                under_way.pop()
+                events.append((start, time.perf_counter(), _label(name, kwargs), how))
+
+        call.__code__ = call.__code__.replace(co_name=name)
+        return call
+
+    with ExitStack() as stack:
+        for owner, name, kind in _TIMED:
+            original = stack.enter_context(put_back(owner, [name]))[name]
+            setattr(owner, name, noting(name, kind, original))
+        yield events
+
+
+def _label(name: str, kwargs: dict[str, Any]) -> str:
+    """What is written into the bar; its spaces hold it together."""
+    for word, end in (("to", "dst"), ("from", "src")):
+        if end in kwargs:
+            return f"{name}\u00a0{word}\u00a0{kwargs[end]}"
+    return "compute" if name == "sleep" else name
 
 
 def in_steps(calls_by_rank: Sequence[Sequence[Call]]) -> list[Message]:

@@ -26,7 +26,6 @@ class Kind(NamedTuple):
         takes: The variable that is given, "" for none.
         gives: The variable with the result, "" for none.
         costs: Functions of `from_scratch/collectives.py` that do the same.
-        factor: The bus-bandwidth factor as a formula, or "" where there is none.
         rooted: Whether one rank has a part of its own, `src` or `dst`.
         reduces: Whether it takes an `op`.
     """
@@ -36,18 +35,23 @@ class Kind(NamedTuple):
     takes: str = "tensor"
     gives: str = "tensor"
     costs: tuple[str, ...] = ()
-    factor: str = ""
     rooted: bool = False
     reduces: bool = False
 
 
+# How a function of `from_scratch/collectives.py` does it, where there are two.
+_HOW = {
+    "broadcast": "one after the other",
+    "broadcast_tree": "as a tree",
+    "all_reduce_naive": "all through rank 0",
+    "all_reduce": "in two halves",
+}
 _ROOM = "[torch.empty({size}) for _ in range({n})]"
 COLLECTIVES = {
     "broadcast": Kind(
         ("dist.broadcast(tensor, src={root})",),
         "every rank gets the tensor of rank {root}",
         costs=("broadcast", "broadcast_tree"),
-        factor="1",
         rooted=True,
     ),
     "scatter": Kind(
@@ -74,7 +78,6 @@ COLLECTIVES = {
         ("dist.reduce(tensor, dst={root}, op=dist.ReduceOp.{op})",),
         "rank {root} gets {what} of each element",
         costs=("reduce",),
-        factor="1",
         rooted=True,
         reduces=True,
     ),
@@ -82,7 +85,6 @@ COLLECTIVES = {
         ("dist.all_reduce(tensor, op=dist.ReduceOp.{op})",),
         "every rank gets {what} of each element",
         costs=("all_reduce_naive", "all_reduce"),
-        factor="2(n−1)/n",
         reduces=True,
     ),
     "all_gather": Kind(
@@ -90,7 +92,6 @@ COLLECTIVES = {
         "every rank gets the list of all tensors",
         gives="pieces",
         costs=("all_gather",),
-        factor="(n−1)/n",
     ),
     "reduce_scatter": Kind(
         (
@@ -100,7 +101,6 @@ COLLECTIVES = {
         "rank r gets {what} of the pieces r of all ranks",
         takes="pieces",
         costs=("reduce_scatter",),
-        factor="(n−1)/n",
         reduces=True,
     ),
     "all_to_all": Kind(
@@ -109,7 +109,6 @@ COLLECTIVES = {
         takes="pieces",
         gives="received",
         costs=("all_to_all",),
-        factor="(n−1)/n",
     ),
     "barrier": Kind(
         ("dist.barrier()",),
@@ -275,7 +274,7 @@ def collective_call(
     op: str = "SUM",
     root: int = 0,
 ) -> Picture:
-    """What ranks hold before and after a collective, the lines to type, and the cost.
+    """What ranks hold before and after a collective, the lines, and the messages.
 
     The arguments are those of `CollectiveCall`. With too few ranks for the `root` it is
     the last one, and the picture says so.
@@ -305,25 +304,12 @@ def collective_call(
     if unused:
         lines += [f"{collective} does not have {' or '.join(unused)}."]
     lines += ["On every rank:", *(f"    {line}" for line in call.lines())]
-    if call.nbytes:
-        lines += [f"With send and recv, S = {call.nbytes} bytes (float32):"]
     for name, cost in call.cost().items():
+        how = f", {_HOW[name]}" if name in _HOW else ""
         lines += [
-            f"{name}: {words.count(cost.messages, 'message')}, "
-            f"{words.count(cost.steps, 'step')}; the busiest rank sends "
-            f"{cost.most_sent:g} bytes, receives {cost.most_received:g}"
+            f"Made of send and recv{how}: {words.count(cost.messages, 'message')}, "
+            f"{words.count(cost.steps, 'step')}."
         ]
-    lines += [_bus_bandwidth(call)]
     draw.below(picture, lines)
     picture.summary += " " + " ".join(line.strip() for line in lines)
     return picture
-
-
-def _bus_bandwidth(call: CollectiveCall) -> str:
-    formula = call.kind.factor
-    if not formula:
-        return "Bus bandwidth: the documentation of nccl-tests has no factor for it."
-    if formula == "1":
-        return "Bus bandwidth = S / time."
-    factor = costs.bus_bandwidth_factor(call.collective, call.world_size)
-    return f"Bus bandwidth = {formula} · S / time = {factor:.4g} · S / time."

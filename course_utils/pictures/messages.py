@@ -354,7 +354,11 @@ def data_parallel_steps(
     names = ["CPU", *gpus]
     picture = _bands(title, names, bands, line=0.145, across=1.1)
     entries = [("computes", LOOKS["compute"])]
-    draw.key(picture.axes[0], 0.24, [*entries, ("sends that many bytes", _SENDS)])
+    draw.key(
+        picture.axes[0],
+        0.24,
+        [*entries, ("a copy; its bytes are on the right", _SENDS)],
+    )
     picture.summary = f"{title}. {' '.join(said)}"
     return picture
 

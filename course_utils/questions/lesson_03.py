@@ -126,8 +126,8 @@ QUESTIONS = lesson(
     Number(
         "03.shared_gil",
         "Four replicas run in four threads. In each forward, the Python code takes 10 "
-        "ms, and then the GPU computes for 10 ms. How long does it take, at best, "
-        "until all four are done?",
+        "ms, and then the thread waits 10 ms for its GPU. How long does it take, at "
+        "best, until all four are done?",
         answer=50,
         unit="ms",
         tolerance=5,
@@ -152,35 +152,38 @@ QUESTIONS = lesson(
         "number beside it.",
         measured=True,
     ),
-    SingleChoice(
+    Number(
         "03.imbalance",
-        "Four equal GPUs train with `nn.DataParallel`, and each gets a quarter of the "
-        "rows. Still their load is uneven, which is called its imbalance. Which GPU is "
-        "overloaded, and why do the others have to wait for it?",
-        [
-            Choice(
-                "The first: it gets more rows than the others and takes longer.",
-                why="The pieces are equal. (The last one may be smaller.) What makes "
-                "the first GPU special comes on top of its piece.",
+        "Four equal GPUs train with `nn.DataParallel`: 1,024 rows, a quarter for each. "
+        "For each row the model computes 2,000 numbers, and it has 1 MiB of "
+        "parameters. How many times as much memory does the fullest GPU need, at its "
+        "fullest moment, as one of the others? Estimate.",
+        answer=6.4,
+        tolerance=1.5,
+        why="The first GPU needs 28 MiB, the others 4.4 MiB each. It gathers the "
+        "outputs of all rows, 7.8 MiB, and needs as much again for the loss and "
+        "for the gradient of the outputs. The optimizer's state is there, too. This "
+        "imbalance limits the batch of all.",
+        hint="Which GPU gets the outputs of all rows? Where is the loss computed, "
+        "and what does its backward make?",
+        slips=[
+            Slip(
+                1,
+                "The pieces and the replicas are equal. But the outputs of all rows "
+                "come together on the first GPU.",
             ),
-            Choice(
-                "The first: it gathers the outputs and makes the update alone.",
-                right=True,
-                why="It holds the outputs of all rows, the gradients and the "
-                "optimizer's state, so its memory limits the batch of all. The others "
-                "wait while it computes the loss and updates the weights.",
+            Slip(
+                4,
+                "The outputs of all rows are four times those of one piece. What the "
+                "loss needs and the gradient of the outputs come on top.",
             ),
-            Choice(
-                "The last: it gets the rest of the batch, and is the last to end.",
-                why="The rest is never larger than the other pieces, so the last GPU "
-                "is not slower.",
-            ),
-            Choice(
-                "Each in turn: replicas take turns to hold the whole batch.",
-                why="No replica ever holds the whole batch. Each one gets its own "
-                "piece, in every step.",
+            Slip(
+                2,
+                "The optimizer's state alone would give less than that. But the "
+                "outputs of all rows are much larger.",
             ),
         ],
+        purpose="The next cells measure it.",
         measured=True,
     ),
     Number(

@@ -150,20 +150,29 @@ QUESTIONS = lesson(
     ),
     Number(
         "04.sum_not_mean",
-        "Four ranks hold 1, 2, 3 and 4 in `x`, as floats. After "
-        "`dist.all_reduce(x)`, what does rank 2 hold?",
-        answer=10,
-        why="An all-reduce adds up, and every rank gets the sum. It does not divide.",
-        hint="Which operation does an all-reduce use if you name none?",
+        "Four ranks hold 1, 2, 3 and 4 in `x`, as floats. Each calls "
+        "`dist.all_reduce(x)`, and by mistake it calls it once more. What does rank 2 "
+        "hold at the end?",
+        answer=40,
+        why="An all-reduce adds up, and every rank gets the sum: 1 + 2 + 3 + 4 = 10. "
+        "The second call adds up four tens. Neither of the two divides.",
+        hint="What does each rank hold after the first call? The second one does the "
+        "same with these numbers.",
         slips=[
             Slip(
-                2.5,
-                "That is the mean. An all-reduce sums, unless you ask for something "
-                "else. (DDP divides, so there it looks like a mean.)",
+                10,
+                "That is right after the first call. The second one adds up again: "
+                "every rank holds 10 then.",
             ),
+            Slip(
+                2.5,
+                "That is the mean, and a second call would not change it. But an "
+                "all-reduce sums, unless you ask for something else.",
+            ),
+            Slip(20, "The second call adds up four numbers, not two."),
+            Slip(100, "They are added, not multiplied: 10 + 10 + 10 + 10."),
             Slip(3, "That is what it held before."),
             Slip(4, "That would be the maximum: op=dist.ReduceOp.MAX."),
-            Slip(24, "That would be the product: op=dist.ReduceOp.PRODUCT."),
         ],
         purpose="The next cells run it.",
         measured=True,
@@ -289,7 +298,8 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "04.true_of_collectives",
-        "Four ranks run these lines. Which of them do what is said behind them?",
+        "Each of these lines runs on all of four ranks. Which lines do what the words "
+        "after the code say?",
         [
             Choice(
                 "`dist.all_reduce(g)`, then `g /= 4`, for the mean of all g.",
