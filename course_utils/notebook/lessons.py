@@ -87,9 +87,9 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson("06_ddp", "DDP", 2.8),
     Lesson("07_ring_all_reduce", "Ring all-reduce", 1.9),
     Lesson("08_fsdp", "FSDP", 3.2),
-    Lesson("09_tensor_parallel", "Tensor parallel", 2.0),
-    Lesson("10_pipeline_schedules", "Pipeline schedules", 1.9),
-    Lesson("11_meshes", "Meshes", 1.9),
+    Lesson("09_tensor_parallel", "Tensor parallel", 1.3),
+    Lesson("10_pipeline_schedules", "Pipeline schedules", 1.1),
+    Lesson("11_meshes", "Meshes", 1.8),
 )
 
 
