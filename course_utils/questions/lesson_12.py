@@ -13,24 +13,24 @@ QUESTIONS = lesson(
     "12",
     SingleChoice(
         "12.who_waits",
-        "In step 2, the loss of rank 1 is NaN. That rank leaves out its all-reduce and "
-        "goes on to step 3. Where are the four ranks a minute later?",
+        "A job has 4 steps, numbered from 0. In step 1 the loss of rank 1 is NaN, and "
+        "this rank alone leaves out the all-reduce. Where does the job come to a stop?",
         [
             Choice(
-                "Ranks 0, 2 and 3 wait in step 2, and rank 1 has finished the job",
-                "Rank 1 cannot get to the end: it needs the others in step 3.",
+                "In step 1: ranks 0, 2 and 3 wait for rank 1, which waits in step 2",
+                "An all-reduce has no step number. Rank 1 calls its next one in step "
+                "2, and that is taken for the missing one.",
             ),
             Choice(
-                "All have gone on, and from then on rank 1 is one all-reduce ahead",
-                "An all-reduce has no step number. The next one that rank 1 calls is "
-                "taken for the one of step 2. What it mixes up depends on luck, but "
-                "at the end of the job somebody waits.",
+                "Nowhere: in step 1, the three others average without rank 1",
+                "A collective needs a call from every rank of its group. The others "
+                "cannot know that rank 1 leaves one out.",
+            ),
+            Choice(
+                "In step 3: ranks 0, 2 and 3 wait, and rank 1 is already through",
+                "Rank 1 is one all-reduce ahead from step 1 on. Its calls are taken "
+                "for those of the step before, until it has none left.",
                 right=True,
-            ),
-            Choice(
-                "All four wait in step 2, because an all-reduce needs every rank",
-                "It needs a call from every rank, and any call of the same kind will "
-                "do. Rank 1 makes its next one in step 3.",
             ),
         ],
         measured=True,
