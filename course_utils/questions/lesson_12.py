@@ -46,15 +46,15 @@ QUESTIONS = lesson(
                 "calls have returned.",
             ),
             Choice(
-                "Rank 1 is slower than the others, and needs a longer timeout",
-                "Rank 1 is ahead of them. No timeout is long enough for a call that "
-                "never comes.",
-            ),
-            Choice(
                 "The ranks decide by values of their own whether to communicate",
                 "Each `if` around a collective needs a condition that is the same on "
                 "all ranks.",
                 right=True,
+            ),
+            Choice(
+                "Rank 1 is slower than the others, and needs a longer timeout",
+                "Rank 1 is ahead of them. No timeout is long enough for a call that "
+                "never comes.",
             ),
             Choice(
                 "The tensor has another shape on rank 1 than on the others",
