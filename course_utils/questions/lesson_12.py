@@ -111,7 +111,7 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "12.drift",
-        "Each rank starts with other parameters. In every step the gradients are "
+        "Each rank starts with its own parameters. In every step the gradients are "
         "averaged, and all ranks take the same step of SGD. How far apart are their "
         "parameters after 50 steps?",
         [
@@ -172,8 +172,8 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "The list of the validation, as nothing frees its graphs",
-                "Each of these losses keeps the activations of its batch, in case that "
-                "a backward is still to come.",
+                "Each of these losses keeps the activations of its batch, in case a "
+                "backward still comes.",
                 right=True,
             ),
             Choice(
