@@ -87,19 +87,6 @@ def asked_in_every_step(model, batches):
         step += 1
 
 
-@ANSWERS.right("12.uneven_batches")
-def lengths_gathered(model, batches):
-    lengths = [None] * dist.get_world_size()
-    dist.all_gather_object(lengths, len(batches))
-    ddp = DDP(model)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    for x, y in batches[: min(lengths)]:
-        optimizer.zero_grad()
-        F.mse_loss(ddp(x), y).backward()
-        optimizer.step()
-    return min(lengths)
-
-
 # ----------------------------------------------------------------------- 12.save_hangs
 
 diagnosed("12.save_hangs", "stuck", "All ranks gather; only the writing")
@@ -159,9 +146,10 @@ def ranks_and_epochs_meet(n_items, epochs, seed):
     return drawn
 
 
-ANSWERS.wrong("12.three_seeds", "wrong", "Every epoch has the same order")(
-    Edited("shuffle=True", "shuffle=False")
-)
+for end in ("[:1]", "[0]"):
+    ANSWERS.wrong("12.three_seeds", "wrong", "Return a pair for each epoch")(
+        Edited("return drawn", f"return drawn{end}")
+    )
 ANSWERS.wrong("12.three_seeds", "wrong", "Order and noise must both depend")(
     Edited("shuffle=True, seed=seed", "shuffle=True")
 )

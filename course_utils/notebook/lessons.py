@@ -88,7 +88,7 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson("07_ring_all_reduce", "Ring all-reduce", 1.9),
     Lesson("08_fsdp", "FSDP", 3.2),
     Lesson("10_pipeline_schedules", "Pipeline schedules", 1.9),
-    Lesson("12_the_clinic", "The clinic", 1.9),
+    Lesson("12_the_clinic", "The clinic", 1.7),
 )
 
 

@@ -204,16 +204,17 @@ SEEDED = "another seed gives something else"
 def as_plain(drawn):
     """[(items, noise), ...] in lists; None if it is something else."""
     try:
-        return [([int(i) for i in items], noise.tolist()) for items, noise in drawn]
-    except (AttributeError, TypeError, ValueError):
+        return [([*map(int, items)], [*map(float, noise)]) for items, noise in drawn]
+    except (TypeError, ValueError):
         return None
 
 
 def observe_draws(answer, n_items, epochs, seed):
     drawn, again, other = (as_plain(answer(n_items, epochs, s)) for s in seed)
-    there = told_by_all(drawn)
-    if not all(d and [len(i) for i, x in d if len(i) == len(x)] for d in there):
-        return {KIND: False}
+    there = told_by_all(drawn) or [None]
+    for one in (*there, other):
+        if one is None or len(one) != epochs or any(len(i) != len(x) for i, x in one):
+            return {KIND: False}
     dealt = [sorted(sum((d[e][0] for d in there), [])) for e in range(epochs)]
     noise = [[tuple(x) for _, x in d] for d in there]
     pairs = itertools.combinations(noise, 2)
