@@ -90,6 +90,7 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson("09_tensor_parallel", "Tensor parallel", 1.3),
     Lesson("10_pipeline_schedules", "Pipeline schedules", 1.1),
     Lesson("11_meshes", "Meshes", 1.8),
+    Lesson("12_the_clinic", "The clinic", 1.7),
 )
 
 

@@ -1,0 +1,534 @@
+"""Lesson 12, the clinic: the tasks of its exercise."""
+
+import contextlib
+import io
+import itertools
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from course_utils.questions.lesson_12 import PREDICT_LOSS
+from course_utils.tasks.compare import difference, plain
+from course_utils.tasks.inputs import linear, whole_numbers
+from course_utils.tasks.messages import told_by_all
+from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
+
+OPTIMIZERS = ("torch._dynamo",)  # the first optimizer of a process imports it
+
+
+def flat(module):
+    """All parameters of a module in one tensor."""
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def batches_of(rank, count):
+    """Some batches (x, y) of this rank."""
+    numbers = [whole_numbers((2, 4), 10 * rank + i) / 8 for i in range(2 * count)]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+# ---------------------------------------------------------------------- uneven_batches
+
+STEPS, PARAMETERS = "the number of steps", "the parameters of the model"
+
+
+def observe_epoch(answer, model, batches):
+    return {STEPS: answer(model, batches), PARAMETERS: flat(model)}
+
+
+DIVIDED = "            parameter.grad /= dist.get_world_size()\n"
+FEWEST = (
+    "Every rank makes as many steps as the rank with the fewest batches has. Let the "
+    "ranks agree on that number before the first step."
+)
+
+UNEVEN_BATCHES = Task(
+    id="12.uneven_batches",
+    title="The epoch that does not end",
+    stars=2,
+    imports=OPTIMIZERS,
+    cases=((4, 3, 5), (2,), (3, 0, 2, 1)),
+    inputs=lambda counts, rank, n: (
+        linear(4, 4, seed=1, divided_by=8),
+        batches_of(rank, counts[rank % len(counts)]),
+    ),
+    observe=observe_epoch,
+    keeps_inputs=False,
+    misses=(
+        Miss(
+            f"            dist.all_reduce(parameter.grad)\n{DIVIDED}",
+            "            pass\n",
+            "It ends now, because the ranks no longer talk: each of them trains a "
+            "model of its own. The gradients must still be averaged in every step.",
+        ),
+        Miss(
+            DIVIDED,
+            "",
+            "The steps are too long: the gradients are the sum over the ranks, not "
+            "their mean.",
+        ),
+        Miss(
+            "return steps",
+            "return len(batches)",
+            "The training is right. Return the steps that were made, not the number "
+            "of batches that this rank has.",
+        ),
+    ),
+    because={STEPS: FEWEST},
+    errors={
+        OUT_OF_STEP: "A rank still waits in an all-reduce, and another one has no "
+        f"batch left. {FEWEST}",
+    },
+    otherwise="The parameters are not those of SGD with averaged gradients on the "
+    "first batches of each rank.",
+    hints=(
+        "Which rank waits in the all-reduce, and what has the other one done?",
+        "The ranks must agree on a number of steps before they begin. "
+        "`dist.all_reduce` can find a minimum.",
+        "  fewest = torch.tensor(...)\n"
+        "  dist.all_reduce(fewest, op=...)\n"
+        "  for x, y in batches[:...]:",
+    ),
+)
+
+# -------------------------------------------------------------------------- save_hangs
+
+WRITES, COMPLETE = "calls of torch.save", "the file is complete on return"
+CONTENT = "the file"
+LATE = 0.3  # seconds that a write takes here
+
+
+@contextlib.contextmanager
+def common_folder():
+    """The same new folder on all ranks. Nobody waits for a rank that is stuck."""
+    with tempfile.TemporaryDirectory() as own:
+        names = told_by_all(own)
+        yield Path(names[0] if names else own)
+        told_by_all(None)
+
+
+def observe_save(answer, shards):
+    save, writes = torch.save, []
+
+    def slow_save(what, where, *args, **kwargs):
+        if not isinstance(where, io.BytesIO):  # that is how all_gather_object packs
+            writes.append(1)
+            time.sleep(LATE)
+        return save(what, where, *args, **kwargs)
+
+    with common_folder() as folder:
+        with mock.patch("torch.save", slow_save):
+            answer(shards, str(folder / "whole.pt"))
+        try:
+            found = torch.load(folder / "whole.pt")
+        except Exception:  # it is not there, or only half of it
+            found = None
+    if isinstance(found, dict):
+        found = dict(sorted(found.items()))
+    return {WRITES: len(writes), COMPLETE: found is not None, CONTENT: found}
+
+
+WAIT_FOR_IT = (
+    "A rank returned before the file was complete, and could not read it. All ranks "
+    "must wait until rank 0 has written."
+)
+
+SAVE_HANGS = Task(
+    id="12.save_hangs",
+    title="The checkpoint that never comes",
+    stars=1,
+    seconds=8.0,
+    cases=(("weight", "bias"), ("bias",), ("weight", "bias", "scale")),
+    inputs=lambda names, rank, n: (
+        {
+            name: whole_numbers((2, 3) if name == "weight" else (3,), 10 * rank + i)
+            for i, name in enumerate(names)
+        },
+    ),
+    observe=observe_save,
+    misses=(
+        Miss("    dist.barrier()", "    pass", WAIT_FOR_IT),
+        Miss(
+            "if dist.get_rank() == 0:",
+            "if True:",
+            "Every rank writes the file, all at the same time, and a reader may find a "
+            "mixture. Only rank 0 writes.",
+        ),
+        Miss(
+            "= torch.cat(pieces)",
+            "= shard",
+            "It ends now, but the file has only the piece of rank 0. All pieces belong "
+            "into it.",
+        ),
+    ),
+    because={
+        WRITES: "Rank 0 calls torch.save once, and the other ranks do not call it.",
+        COMPLETE: WAIT_FOR_IT,
+    },
+    errors={
+        OUT_OF_STEP: "A rank waits in a collective that the others do not call, "
+        "because it stands behind an `if` on the rank. All ranks gather; only the "
+        "writing belongs to rank 0.",
+    },
+    otherwise="The file must hold a dict from each name to the whole tensor: the "
+    "pieces of all ranks, joined along dimension 0 in the order of the ranks.",
+    hints=(
+        "Which calls in there need all ranks?",
+        "Take all_gather out of the `if`, and leave torch.save in it. Then one thing "
+        "is missing: the others must not go on before the file is there.",
+        "  for name, shard in shards.items():\n"
+        "      ...                        # on all ranks\n"
+        "  if dist.get_rank() == 0:\n"
+        "      ...                        # write\n"
+        "  ...                            # wait for it, on all ranks",
+    ),
+)
+
+# ------------------------------------------------------------------------- three_seeds
+
+KIND = "a pair for each epoch"
+ON_ONE = "each item is on one rank in each epoch"
+MIXED = "no two epochs have the same order"
+OWN_NOISE = "no two ranks draw the same noise"
+NEW_NOISE = "no rank draws the same noise twice"
+AGAIN = "the same when called again"
+SEEDED = "another seed gives something else"
+
+
+def as_plain(drawn):
+    """[(items, noise), ...] in lists; None if it is something else."""
+    try:
+        return [([*map(int, items)], [*map(float, noise)]) for items, noise in drawn]
+    except (TypeError, ValueError):
+        return None
+
+
+def observe_draws(answer, n_items, epochs, seed):
+    drawn, again, other = (as_plain(answer(n_items, epochs, s)) for s in seed)
+    there = told_by_all(drawn) or [None]
+    for one in (*there, other):
+        if one is None or len(one) != epochs or any(len(i) != len(x) for i, x in one):
+            return {KIND: False}
+    dealt = [sorted(sum((d[e][0] for d in there), [])) for e in range(epochs)]
+    noise = [[tuple(x) for _, x in d] for d in there]
+    pairs = itertools.combinations(noise, 2)
+    return {
+        KIND: True,
+        ON_ONE: all(items == list(range(n_items)) for items in dealt),
+        MIXED: len({tuple(items) for items, _ in drawn}) == epochs,
+        OWN_NOISE: not any(set(one) & set(two) for one, two in pairs),
+        NEW_NOISE: all(len(set(one)) == epochs for one in noise),
+        AGAIN: again == drawn,
+        SEEDED: all(a != b for a, b in zip(other[0], drawn[0], strict=True)),
+    }
+
+
+RESEED = "torch.manual_seed(seed + rank)"
+NOT_ONCE = (
+    "Some items are on two ranks and others on none, because each rank shuffles by a "
+    "seed of its own. The order must be the same on all ranks; then each takes a part."
+)
+SAME_ORDER = (
+    "Every epoch has the same order. The sampler must be told the number of the epoch, "
+    "before it is asked for its items."
+)
+SAME_NOISE = (
+    "Two ranks draw the same noise. What a rank draws for itself needs a seed that no "
+    "other rank has, in any epoch."
+)
+NOISE_TWICE = (
+    "The noise is the same in every epoch. Seed once, before the loop, and go on "
+    "drawing."
+)
+NOT_AGAIN = (
+    "Two calls with the same arguments draw different things. The noise needs a seed, "
+    "too, or no run can be repeated."
+)
+
+THREE_SEEDS = Task(
+    id="12.three_seeds",
+    title="Three seeds",
+    stars=2,
+    cases=((24, 3), (48, 2), (12, 4)),
+    inputs=lambda case, rank, n: (*case, (7, 7, 19)),
+    observe=observe_draws,
+    misses=(
+        Miss(RESEED, "torch.manual_seed(seed)", SAME_NOISE),
+        Miss("shuffle=True, seed=seed", "shuffle=True, seed=seed + rank", NOT_ONCE),
+        Miss("        sampler.set_epoch(epoch)\n", "", SAME_ORDER),
+        Miss(f"    {RESEED}\n", "", NOT_AGAIN),
+        Miss(
+            "items = list(sampler)",
+            f"items = list(sampler)\n        {RESEED}",
+            NOISE_TWICE,
+        ),
+    ),
+    because={
+        KIND: "Return a pair for each epoch: a list of whole numbers, and a tensor "
+        "with as many numbers.",
+        ON_ONE: NOT_ONCE,
+        MIXED: SAME_ORDER,
+        OWN_NOISE: SAME_NOISE,
+        NEW_NOISE: NOISE_TWICE,
+        AGAIN: NOT_AGAIN,
+        SEEDED: "Another seed gives the same. Order and noise must both depend on it.",
+    },
+    hints=(
+        "What must all ranks draw alike, and what must each draw for itself?",
+        "The order: the same seed on all ranks, and another epoch each time. The "
+        "noise: a seed that depends on the rank.",
+        "  torch.manual_seed(...)                 # differs between ranks\n"
+        "  sampler = DistributedSampler(..., seed=...)   # the same on all\n"
+        "  for epoch in range(epochs):\n"
+        "      sampler....(epoch)",
+    ),
+)
+
+# ---------------------------------------------------------------------------- new_head
+
+HEAD, BODY = "the parameters of the new head", "the parameters of the body"
+
+
+def observe_tuning(answer, body, old_head, new_head, batches):
+    model = answer(body, old_head, new_head, batches)
+    if not isinstance(model, nn.Sequential):
+        return model
+    return {HEAD: flat(model[1]), BODY: flat(model[0])}
+
+
+OPTIMIZER = "    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)\n"
+REPLACED = "    model[1] = new_head\n    ddp = DDP(model)\n"
+
+NEW_HEAD = Task(
+    id="12.new_head",
+    title="The layer that does not learn",
+    stars=1,
+    seconds=10.0,
+    imports=OPTIMIZERS,
+    cases=(3, 1, 2),
+    inputs=lambda count, rank, n: (
+        linear(4, 4, seed=1, divided_by=8),
+        linear(4, 4, seed=2, divided_by=8),
+        linear(4, 4, seed=30 + rank, divided_by=8),
+        batches_of(rank, count),
+    ),
+    observe=observe_tuning,
+    keeps_inputs=False,
+    misses=(
+        Miss(
+            REPLACED + OPTIMIZER,
+            OPTIMIZER.replace("ddp", "model") + REPLACED,
+            "The new head has not moved: the optimizer holds the parameters of the old "
+            "one. Make the optimizer when all layers are in place.",
+        ),
+        Miss(
+            "ddp = DDP(model)",
+            "ddp = model",
+            "Without DDP the heads of the ranks stay different, and nobody averages "
+            "the gradients.",
+        ),
+        Miss(
+            "ddp.parameters()",
+            "new_head.parameters()",
+            "Now only the head is trained. The body must move, too.",
+        ),
+        Miss(
+            "        optimizer.zero_grad()\n",
+            "",
+            "The gradients of all steps add up. Set them to zero before each backward.",
+        ),
+    ),
+    because={
+        HEAD: "The new head is not what training makes of rank 0's new head. Does the "
+        "optimizer hold its parameters, and does DDP know it?",
+    },
+    otherwise="Return nn.Sequential(body, new_head), without DDP around it. Both parts "
+    "must be trained, with averaged gradients.",
+    errors={
+        "Expected to have finished reduction": "DDP was made before the head was "
+        "replaced, and still waits for gradients of the old one. Replace first, then "
+        "wrap.",
+    },
+    hints=(
+        "Which parameters does the optimizer hold, and since when?",
+        "An optimizer keeps the parameters that were there when it was made. The same "
+        "holds for DDP.",
+        "  model[1] = ...\n  ddp = ...\n  optimizer = ...     # last",
+    ),
+)
+
+# ----------------------------------------------------------------------- mean_of_means
+
+LOSS, GRADIENTS = "the loss", "the gradients"
+
+
+def tokens_of(counts, rank, n):
+    """A model, and this rank's tokens: some real ones, then padding."""
+    real, most = counts[rank % len(counts)], max(counts)
+    targets = torch.full((most + 1,), -100)
+    targets[:real] = (torch.arange(real) + rank) % 5
+    inputs = whole_numbers((most + 1, 4), 40 + rank) / 4
+    return linear(4, 5, seed=4, divided_by=8), inputs, targets
+
+
+def observe_gradients(answer, model, inputs, targets):
+    loss = answer(model, inputs, targets)
+    if loss is None:
+        return None
+    grads = [
+        torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()
+    ]
+    return {LOSS: float(loss), GRADIENTS: torch.cat([g.flatten() for g in grads])}
+
+
+OWN_MEAN = (
+    "That is a mean of means: each rank divides by its own number of tokens, so a "
+    "token on a rank with few of them counts more. Divide the sum by the tokens of all "
+    "ranks."
+)
+
+MEAN_OF_MEANS = Task(
+    id="12.mean_of_means",
+    title="The loss that depends on the cut",
+    stars=2,
+    cases=((1, 3, 2, 4), (4, 0, 2), (2,)),
+    inputs=tokens_of,
+    observe=observe_gradients,
+    keeps_inputs=False,
+    misses=(
+        Miss(
+            "    dist.all_reduce(tokens)\n",
+            "    tokens = tokens * dist.get_world_size()\n",
+            OWN_MEAN,
+        ),
+        Miss(
+            "(targets != -100).sum()",
+            "torch.tensor(targets.numel())",
+            "Padding was counted, too. Only targets other than -100 are real tokens.",
+        ),
+        Miss(
+            "        dist.all_reduce(parameter.grad)\n",
+            "        dist.all_reduce(parameter.grad)\n"
+            "        parameter.grad /= dist.get_world_size()\n",
+            "The loss is right. The gradients are divided once too often: the parts "
+            "of the ranks add up to the whole.",
+        ),
+        Miss(
+            "    dist.all_reduce(loss)\n",
+            "",
+            "The gradients are right. The loss is this rank's part of it: add up all.",
+        ),
+    ),
+    because={
+        LOSS: "The loss is not the mean over the real tokens of all ranks: the sum of "
+        "all losses, divided by the number of all real tokens.",
+        GRADIENTS: "The loss is right, but the gradients are not those of this loss.",
+    },
+    hints=(
+        "Two ranks with 1 and 3 tokens: how much does each token weigh in the result?",
+        'Count the real tokens of all ranks first. `reduction="sum"` gives a sum of '
+        "losses. Divided by that count, the parts of all ranks add up to the mean.",
+        "  tokens = ...              # of this rank, then of all\n"
+        '  loss = F.cross_entropy(..., reduction="sum") / ...\n'
+        "  ...                       # add up gradients and losses, and divide no more",
+    ),
+)
+
+# ----------------------------------------------------------------------- cannot_resume
+
+PARTS = ("model", "optimizer", "scheduler")
+NAMES = "the names of the model's parameters"
+
+
+def observe_checkpoint(answer, before, batches):
+    """What a checkpoint has in it some steps later, and what it should have."""
+    model = nn.Sequential(linear(4, 4, 1, divided_by=8), nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    ddp = DDP(model)
+    state = None
+    for step, (x, y) in enumerate(batches):
+        if step == before:
+            parts = dict(zip(PARTS, (model, optimizer, scheduler), strict=True))
+            right = {name: plain(dict(p.state_dict())) for name, p in parts.items()}
+            state = answer(ddp, optimizer, scheduler)
+        optimizer.zero_grad()
+        F.mse_loss(ddp(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+    if not isinstance(state, dict):
+        return state
+    found = {name: plain(dict(state.get(name) or {})) for name in PARTS}
+    kept = {n: difference(found[n], right[n], 1e-6) is None for n in PARTS}
+    missing = {f"is the {name} there?": name in state for name in PARTS}
+    return missing | {NAMES: list(found["model"])} | kept
+
+
+CHANGED = (
+    "The checkpoint changes while training goes on: a state_dict holds the tensors "
+    "themselves. Return a copy of all of it."
+)
+PREFIX = (
+    "The names begin with `module.`, because DDP keeps the model in an attribute of "
+    "that name. Ask the model inside for its state."
+)
+
+CANNOT_RESUME = Task(
+    id="12.cannot_resume",
+    title="The checkpoint that cannot be resumed",
+    stars=2,
+    seconds=10.0,
+    imports=OPTIMIZERS,
+    cases=(3, 1, 2),
+    inputs=lambda before, rank, n: (before, batches_of(rank, before + 3)),
+    observe=observe_checkpoint,
+    misses=(
+        Miss("ddp.module.state_dict()", "ddp.state_dict()", PREFIX),
+        Miss(
+            '        "optimizer": optimizer.state_dict(),\n',
+            "",
+            "The optimizer's state is missing: Adam would begin anew, with empty "
+            "moments, and the loss would jump.",
+        ),
+        Miss(
+            '        "scheduler": scheduler.state_dict(),\n',
+            "",
+            "The scheduler's state is missing: the learning rate would begin anew.",
+        ),
+        Miss("copy.deepcopy(state)", "state", CHANGED),
+        Miss(
+            "copy.deepcopy(state)",
+            '{**state, "model": copy.deepcopy(state["model"])}',
+            "The model was copied, but the optimizer's state still changes while "
+            "training goes on. Copy that, too.",
+        ),
+    ),
+    because={
+        "there?": "A part is missing, and a resumed job would begin anew there.",
+        NAMES: PREFIX,
+        **dict.fromkeys(PARTS, CHANGED),
+    },
+    hints=(
+        "Which is the first key of `ddp.state_dict()`? And what else has a state?",
+        "Three state_dicts: of the model inside DDP, of the optimizer, of the "
+        "scheduler. And training goes on: whose tensors are in them?",
+        '  state = {"model": ddp....state_dict(), "optimizer": ..., ...}\n'
+        "  return copy....(state)",
+    ),
+)
+
+TASKS = (
+    PREDICT_LOSS,
+    UNEVEN_BATCHES,
+    SAVE_HANGS,
+    THREE_SEEDS,
+    NEW_HEAD,
+    MEAN_OF_MEANS,
+    CANNOT_RESUME,
+)
