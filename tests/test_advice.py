@@ -34,7 +34,7 @@ RUN_BY = {  # a test -> what it runs, as it is typed
         rf"torchrun .*(train_\w+|workers/collectives|bench_all_reduce)\.py{HERE}"
         "|GLOO_SOCKET_IFNAME",
     "test_workers.py::test_one_process_without_torchrun_gives_the_same_curve":
-        r"python \S+train_(ddp|sgd)\.py .*|python \S+train_fsdp\.py",
+        r"python \S+train_(ddp|sgd)\.py .*|python \S+train_(fsdp|pipeline)\.py",
     "test_workers.py::test_as_a_script": r"python \S+spawn_hello\.py .*",
     "test_launch.py::test_a_script_runs_as_under_torchrun_and_on_loopback_only":
         r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)",
@@ -72,7 +72,7 @@ RUN_BY = {  # a test -> what it runs, as it is typed
 }  # fmt: skip
 NOT_RUN = {  # why -> what is not run here
     "It needs NVIDIA's GPUs.":
-        r"torchrun .*workers/.*--backend nccl.*|NCCL_.*|TORCH_FR_\w+|torchfrtrace"
+        r"torchrun .*workers/.*--backend nccl.*|NCCL_.*|TORCH_FR_\w+(=2000)?|torchfrtrace"
         r"|CUDA_VISIBLE_DEVICES=.*|nvidia-smi.*|\./build/all_reduce_perf .*",
     "The reader brings the script along.":
         r"torchrun .* (train|pipelining_tutorial)\.py",
@@ -82,7 +82,7 @@ NOT_RUN = {  # why -> what is not run here
     "The tests themselves run in such an environment.":
         r"\.venv/bin/python|source \S+/bin/activate",
     "It is a name, and nothing to type or to set.":
-        "torchrun|python3?|py|source|git|OMP_NUM_THREADS|PREMUL_SUM",
+        "torchrun( --standalone)?|python3?|py|source|git|OMP_NUM_THREADS|PREMUL_SUM",
 }  # fmt: skip
 ROWS = [*RUN_BY.values(), *NOT_RUN.values()]
 
