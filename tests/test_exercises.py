@@ -161,7 +161,7 @@ def test_an_unsolved_exercise_passes_nothing(path):
     printed = run_cells(ROOT / "exercises" / f"ex_{path.name}")
     assert verdicts(printed) == dict.fromkeys(code, "not attempted")
     for task_id in numbers:
-        assert f"Quiz {task_id}. Predict the number." in printed
+        assert f"Quiz {task_id}. Work it out." in printed
     assert "Right." not in printed
 
 

@@ -222,6 +222,7 @@ def test_sliders_are_named_and_the_page_does_not_jump(show):
     assert [*inputs] == ["nodes", "GPUs per node", "rank"]
     assert [one.value for one in inputs.values()] == [2, 4, 5]
     assert [(one.min, one.max) for one in inputs.values()] == [*limits.values()]
+    assert not any(one.continuous_update for one in inputs.values())
     inputs["nodes"].value = 4
     tall = picture.layout.min_height
     inputs["nodes"].value = 1

@@ -249,6 +249,13 @@ def test_bars_are_as_long_as_their_values():
     assert guess == pytest.approx(2 * measured)
 
 
+def test_bars_that_cannot_be_compared_say_so():
+    said = drawn("unfair bars").summary
+    assert said == "Work (not a fair measurement): 1 thread 1.2 s."
+    fair, unfair = drawn("bars").axes[0].patches, drawn("unfair bars").axes[0].patches
+    assert {one.get_hatch() for one in unfair} > {one.get_hatch() for one in fair[:1]}
+
+
 def test_memory_and_its_limits_are_to_one_scale():
     picture = drawn("stages")
     near, far = (line.get_xdata()[0] for line in picture.axes[0].lines)

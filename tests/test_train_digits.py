@@ -2,11 +2,15 @@
 
 import argparse
 import functools
+import inspect
 import io
 import itertools
 import os
+import re
 import signal
+from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +23,7 @@ from course_utils.ranks import RanksError
 from course_utils.workers import train_ddp
 
 approx = functools.partial(pytest.approx, abs=1e-4)
+ROOT = Path(__file__).parents[1]
 FEW = 0.006  # two test images: rounding may turn one that is on the border
 
 
@@ -109,6 +114,14 @@ def test_ddps_loader_repeats_no_image_to_fill_a_batch(monkeypatch):
         loader = train_ddp.make_loader(torch.arange(1440), torch.zeros(1440), args)
         seen += [image for images, _ in loader for image in images.tolist()]
     assert len(seen) == len(set(seen)) == 721
+
+
+def test_the_first_lesson_shows_lines_of_the_script():
+    notebook = nbformat.read(ROOT / "notebooks/00_start_here.ipynb", as_version=4)
+    (shown,) = [cell.source for cell in notebook.cells if cell.id == "train-md"]
+    lines = re.findall(r"^ {4}(.*)$", shown, re.MULTILINE)
+    script = [line.strip() for line in inspect.getsource(train_ddp).splitlines()]
+    assert len(lines) == 7 and {*lines} <= {*script}
 
 
 @pytest.mark.parametrize("script", ["train_ddp", "train_sgd"])

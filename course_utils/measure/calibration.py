@@ -276,7 +276,7 @@ def free_medians(
 
 def speeds_of_two(
     work: Callable[[int], object], units: int, ranks: Ranks, *, seconds: float = 10.0
-) -> tuple[dict[str, float], str]:
+) -> tuple[dict[str, float], str, bool]:
     """How many times as fast two threads, and two processes, are as one thread.
 
     All do the same number of units: one thread does all of them, or each of two does
@@ -290,8 +290,9 @@ def speeds_of_two(
         seconds: So long it waits for free cores, and then takes any.
 
     Returns:
-        The speeds, 1.0 for one thread; and a note on what they depend on: the cores,
-        the GIL, and whether other programs were using the cores.
+        The speeds, 1.0 for one thread; a note on what they depend on: the cores, the
+        GIL, and whether other programs were using the cores; and whether the speeds
+        can be compared, because none were.
     """
 
     def on_threads(number: int) -> float:
@@ -316,7 +317,7 @@ def speeds_of_two(
     if busy := {way: ways[way] for way in ways if way not in times}:
         times |= free_medians(busy, dict.fromkeys(busy, 0.0), runs=3)
         note = f"{note} Other programs used the CPU: run this cell again."
-    return {way: times["1 thread"] / times[way] for way in ways}, note
+    return {way: times["1 thread"] / times[way] for way in ways}, note, not busy
 
 
 def _cpu_seconds(work: Callable[[int], object], units: int) -> float:

@@ -276,6 +276,7 @@ class Quiz:
                     "code": question.code,
                     "options": [to_html(option) for option in question.options],
                     "unit": getattr(question, "unit", ""),
+                    "label": "Your prediction" if question.measured else "Your answer",
                     "purpose": to_html(getattr(question, "purpose", "")),
                     "button": question.button,
                 }

@@ -1,7 +1,7 @@
 // One quiz question as a form. Python judges the answers; this file only shows.
 //
 // question  {id, kind: "single" | "multiple" | "number", task, prompt, code,
-//            options: [HTML], unit, purpose, button (what the button does)}
+//            options: [HTML], unit, label, purpose, button (what the button does)}
 // feedback  {} or {serial, given: [option numbers from 1, or a text], state: "noted" |
 //            "right" | "wrong", word, text, notes: [{option from 0, good, word, text}],
 //            trouble}
@@ -159,7 +159,7 @@ function numberField(question, name) {
   const row = make(
     "div",
     { className: "course-quiz-number" },
-    make("label", { htmlFor: name }, `Your prediction${unit}`),
+    make("label", { htmlFor: name }, `${question.label}${unit}`),
     input,
   );
   if (question.purpose) {

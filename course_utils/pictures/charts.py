@@ -27,7 +27,14 @@ _FAR = 2.0  # a guess that is this many times as long as all else is drawn torn 
 
 
 @draw.picture
-def bars(values: Mapping[str, float], unit: str, title: str, note: str = "") -> Picture:
+def bars(
+    values: Mapping[str, float],
+    unit: str,
+    title: str,
+    note: str = "",
+    *,
+    fair: bool = True,
+) -> Picture:
     """Measured values as bars, one below the other, to the same scale.
 
     A value whose name begins with "your guess" is hatched yellow. A guess that is far
@@ -38,6 +45,8 @@ def bars(values: Mapping[str, float], unit: str, title: str, note: str = "") -> 
         unit: The unit of all, such as "s" (then ms or µs where that reads better).
         title: What was measured.
         note: What follows from it, in one line.
+        fair: Whether the values can be compared. If not, the title says so, and the
+            bars are hatched.
 
     Raises:
         TypeError: a value is not a number.
@@ -50,7 +59,8 @@ def bars(values: Mapping[str, float], unit: str, title: str, note: str = "") -> 
         unit, size = words.unit_of(max(values.values()))
         values = {name: value / size for name, value in values.items()}
     said = {name: _with_unit(value, unit) for name, value in values.items()}
-    picture = _bars(values, said, title, note)
+    title += "" if fair else " (not a fair measurement)"
+    picture = _bars(values, said, title, note, fair=fair)
     numbers = ", ".join(f"{name} {text}" for name, text in said.items())
     picture.summary = f"{title}: {numbers}. {note}".strip()
     return picture
@@ -90,7 +100,12 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _bars(
-    values: Mapping[str, float | None], said: Mapping[str, str], title: str, note: str
+    values: Mapping[str, float | None],
+    said: Mapping[str, str],
+    title: str,
+    note: str,
+    *,
+    fair: bool = True,
 ) -> Picture:
     low, step = 0.5 if note else 0.22, 0.44
     picture, board = draw.board(0.56 + step * len(values) + low, title)
@@ -110,6 +125,8 @@ def _bars(
             continue
         wide = max(width * min(value / (most or 1.0), 1.0), 0.03)
         looks = LOOKS["guess" if name.startswith(_GUESS) else "measured"]
+        if not fair:
+            looks = {**looks, "fill": MIST, "hatch": "////"}
         draw.box(board, left, y, wide, 0.32, **{**looks, "rounded": 0.01})
         if value > most:
             for x in (left + wide - 0.28, left + wide - 0.16):

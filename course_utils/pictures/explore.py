@@ -73,6 +73,8 @@ def _input(argument: inspect.Parameter, given: Any) -> ipywidgets.DOMWidget:
         made = ipywidgets.SelectionSlider(options=given, value=argument.default)
     else:
         made = ipywidgets.interactive.widget_from_abbrev(given, argument.default)
+    if made.has_trait("continuous_update"):  # only where it is let go, or they queue up
+        made.continuous_update = False
     words = (_WORDS.get(word, word) for word in argument.name.split("_"))
     made.description = " ".join(words)
     return made

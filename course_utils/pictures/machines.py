@@ -636,13 +636,15 @@ def torchrun_ranks(nodes: int = 2, gpus_per_node: int = 4, rank: int = 5) -> Pic
             f"--node-rank {node} \\",
             f"    --master-addr node0 --master-port {_PORT} train.py",
         ]
-    others = ", on each other node with its own --node-rank" if nodes > 1 else ""
+    place = f"Type this on node {node}:"
+    if nodes > 1:
+        place = f"{place[:-1]}. On every other node, give that node's own --node-rank:"
     draw.below(
         picture,
         [
             f"{where}. torchrun tells it:",
             f"    {variables}",
-            f"Type on node {node}{others}:",
+            place,
             *(f"    {line}" for line in command),
         ],
     )

@@ -110,7 +110,11 @@ class Question(ABC):
     measured: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str]  # which inputs the page shows: "single", "multiple", "number"
-    task: ClassVar[str]  # what to do, in a few words
+
+    @property
+    @abstractmethod
+    def task(self) -> str:
+        """What to do, in a few words."""
 
     @property
     def lesson(self) -> str:
@@ -342,7 +346,10 @@ class Number(Question):
     is_name: bool = field(default=False, kw_only=True)
 
     kind: ClassVar[str] = "number"
-    task: ClassVar[str] = "Predict the number"
+
+    @property
+    def task(self) -> str:
+        return "Predict the number" if self.measured else "Work it out"
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()

@@ -70,9 +70,9 @@ QUESTIONS = lesson(
     ),
     Number(
         "01.gil_speedup",
-        "Two threads of one Python process share the counting to a million, a loop in "
-        "pure Python. Two CPU cores are free. How many times as fast are the two "
-        "threads as one thread that counts alone? (Python as it is usually built.)",
+        "A loop in pure Python has a million steps. Two threads of one process each do "
+        "half of it. Two CPU cores are free. How many times as fast are the two "
+        "threads as one thread that does it all? (Python as it is usually built.)",
         answer=1,
         tolerance=0.25,
         unit="times",
@@ -97,18 +97,18 @@ QUESTIONS = lesson(
     ),
     Number(
         "01.second_server",
-        "Two servers with 4 GPUs each run one job, one process for each GPU. What is "
-        "the rank (the global rank) of local rank 1 on the second server?",
+        "Two nodes with 4 GPUs each run one job, one process for each GPU. What is "
+        "the rank (the global rank) of local rank 1 on the second node?",
         answer=5,
         is_name=True,
-        why="The first server holds ranks 0 to 3. On the second, local rank 0 is rank "
+        why="The first node holds ranks 0 to 3. On the second, local rank 0 is rank "
         "4 and local rank 1 is rank 5: 1 × 4 + 1.",
-        hint="Write the ranks of both servers in two rows. All counts begin at 0.",
+        hint="Write the ranks of both nodes in two rows. All counts begin at 0.",
         slips=[
-            Slip(1, "1 is its local rank. Rank 1 is on the first server."),
-            Slip(4, "4 is the first rank of the second server, its local rank 0."),
+            Slip(1, "1 is its local rank. Rank 1 is on the first node."),
+            Slip(4, "4 is the first rank of the second node, its local rank 0."),
             Slip(6, "6 is one too many: ranks and local ranks both count from 0."),
-            Slip(9, "9 would be on a third server. The second server is node 1."),
+            Slip(9, "9 would be on a third node. The second one is node 1."),
             Slip(
                 2,
                 "2 is node 1 + local rank 1. But node 0 holds 4 ranks, not one.",
@@ -119,7 +119,7 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "01.three_servers",
-        "Three servers with 8 GPUs each run one job, one process for each GPU. "
+        "Three nodes with 8 GPUs each run one job, one process for each GPU. "
         "Which statements are true?",
         [
             Choice(
@@ -143,7 +143,7 @@ QUESTIONS = lesson(
                 "rank 7: ranks 7, 15 and 23.",
             ),
             Choice(
-                "On the last server, local ranks go from 16 to 23.",
+                "On the last node, local ranks go from 16 to 23.",
                 why="16 to 23 are the ranks there. The local ranks are 0 to 7, so that "
                 "`torch.cuda.set_device(local_rank)` finds a GPU.",
             ),
@@ -229,6 +229,8 @@ QUESTIONS = lesson(
             Slip(0.02, "That is the time in seconds. The question asks for ms."),
             Slip(0.01, "Half of 900 GB/s, and milliseconds instead of seconds."),
         ],
+        purpose="Answer before you read on: the text below says what 900 GB/s mean.",
+        measured=True,
     ),
     Number(
         "01.network_seconds",
@@ -251,7 +253,8 @@ QUESTIONS = lesson(
                 280, "That is the time in milliseconds. The question asks for seconds."
             ),
         ],
-        purpose="The next cell draws your number among the links.",
+        purpose="Answer before you go on. A cell below draws your number among the "
+        "links.",
         measured=True,
     ),
     Number(
@@ -283,8 +286,7 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "01.pinned",
-        "A GPU can read pinned host memory by itself, but not ordinary host memory. "
-        "Why not?",
+        "A GPU cannot read ordinary host memory by itself. Why not?",
         [
             Choice(
                 "The system may move ordinary memory during the copy.",

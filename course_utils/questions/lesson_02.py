@@ -74,30 +74,28 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "02.fc_error",
-        "In `CopiedResNet50`, `layer3`, `layer4` and `avgpool` are on `cuda:1`, and "
-        "the last layer, `fc`, is on `cuda:0`. What will happen?",
+        "`CopiedResNet50` gets a first batch, which is on `cuda:0`. What happens?",
         [
             Choice(
-                "An error, when the model is made.",
-                why="Modules may be on any devices. PyTorch notices only when an "
-                "operation gets tensors from two devices.",
+                "No error: PyTorch moves what is on the other GPU.",
+                why="It never does that for whole tensors: a hidden copy in every step "
+                "would be slow, and hard to find. You write `.to(...)`.",
             ),
             Choice(
-                "An error, when the first batch comes to `fc`.",
+                "An error in `fc`: its input comes from `cuda:1`.",
                 right=True,
                 why="The weights of `fc` are on `cuda:0`, its input is on `cuda:1`. "
                 "PyTorch does not move tensors by itself. It says which two devices "
                 "it found, and in which operation.",
             ),
             Choice(
-                "PyTorch copies the activations to `cuda:0` by itself.",
-                why="It never does that for whole tensors: a hidden copy in every step "
-                "would be slow, and hard to find. You write `.to(...)`.",
+                "An error in `seq2`: its input comes from `cuda:0`.",
+                why='`forward` moves that input: `.to("cuda:1")`.',
             ),
             Choice(
-                "It works, but the results are wrong.",
-                why="An operation on tensors from two devices is refused, so there is "
-                "no result.",
+                "An error before `forward`: one model has two devices.",
+                why="Modules may be on any devices. PyTorch notices only when an "
+                "operation gets tensors from two devices.",
             ),
         ],
         measured=True,
@@ -110,7 +108,7 @@ QUESTIONS = lesson(
         answer=5.65,
         tolerance=2.5,
         unit="%",
-        why="1.4 of 25.6 million: 5.7 %. From group to group the images get smaller, "
+        why="1.45 of 25.6 million: 5.7 %. From group to group the images get smaller, "
         "but the number of channels doubles. A 3 × 3 convolution in group 4 has 8 × 8 "
         "times the weights of one in group 1.",
         hint="From group to group the number of channels doubles. A convolution has a "
@@ -293,29 +291,31 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "02.batchnorm",
-        "In training mode, a ResNet-50 gives different outputs in micro-batches than "
-        "with the whole batch. A transformer without dropout gives the same. Why?",
+        "In training mode, BatchNorm takes the mean and the variance of the samples "
+        "that it gets: here, of one micro-batch. With which change does the model "
+        "give the same outputs for the micro-batches and for the whole batch?",
         [
             Choice(
-                "Copies between GPUs round the numbers, and images have many of them.",
-                why="A copy moves bits. Nothing is rounded.",
-            ),
-            Choice(
-                "The samples of a micro-batch come back in a different order.",
-                why="Micro-batches go through in order, and their outputs are put "
-                "together in the same order.",
-            ),
-            Choice(
-                "A convolution computes something else when the batch is smaller.",
-                why="A convolution looks at each image by itself. At most the last "
-                "digit differs.",
-            ),
-            Choice(
-                "BatchNorm uses the mean and the variance of its micro-batch.",
+                "Use GroupNorm, which looks at each image by itself.",
                 right=True,
-                why="It is the one layer of a ResNet that mixes the samples of a "
-                "batch. Transformers use LayerNorm, which looks at each sample by "
-                "itself.",
+                why="Then no image depends on the others, so it does not matter how "
+                "the batch is cut. Transformers use LayerNorm, which also looks at "
+                "each sample by itself.",
+            ),
+            Choice(
+                "Shuffle the images, so that the micro-batches are alike.",
+                why="They are alike on average. Each micro-batch still has a mean and "
+                "a variance of its own.",
+            ),
+            Choice(
+                "Take one image for each micro-batch, so that none are mixed.",
+                why="The mean is then that of one image. In the whole batch it is "
+                "still that of all images.",
+            ),
+            Choice(
+                "Divide the outputs by the number of micro-batches.",
+                why="BatchNorm divides by the standard deviation of what it gets. That "
+                "does not grow with the number of samples.",
             ),
         ],
     ),

@@ -302,6 +302,11 @@ BUBBLE = Task(
             "waits / micro_batches + waits",
             "Parentheses are missing: `/` comes before `+`.",
         ),
+        Miss(
+            BOTH,
+            "100 * waits / (micro_batches + waits), 100 * waits / micro_batches",
+            "These look like percentages. Return shares: 0.25, not 25.",
+        ),
         Miss("/ ", "// ", "`//` drops everything after the point. Use `/`."),
     ),
     otherwise="Return both shares, `return of_total, of_ideal`, with all digits. A "
