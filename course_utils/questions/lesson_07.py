@@ -211,7 +211,8 @@ QUESTIONS = lesson(
             Choice(
                 "A gradient of 1 GB on 1,024 GPUs, linked by InfiniBand.",
                 why="A tree sends the whole tensor in each step: 20 steps of 20 ms, "
-                "about 400 ms. The ring takes 2,046 steps of 9.6 + 19.5 µs, about 60 ms.",
+                "about 400 ms. The ring takes 2,046 steps of 9.6 + 19.5 µs, about "
+                "60 ms.",
             ),
             Choice(
                 "A bucket of 26 MB on 8 GPUs, linked by NVLink.",
