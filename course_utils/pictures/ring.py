@@ -247,8 +247,10 @@ def _messages(history: "History", step: int) -> str:
 def _sent_so_far(history: "History", step: int) -> str:
     sent = [sum(m.stop - m.first for m in one[:step]) for one in history.moments]
     few, many = min(sent), max(sent)
-    numbers = str(many) if few == many else f"{few} to {many}"
+    numbers = words.count(many, "element")
+    if few != many:
+        numbers = f"{few} to {numbers}"
     return (
         f"Sent so far by each rank: {words.count(step, 'message')} with {numbers} "
-        f"elements in all. Its tensor has {history.chunks[-1][1]}."
+        f"in all. Its tensor has {history.chunks[-1][1]}."
     )

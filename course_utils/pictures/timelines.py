@@ -56,12 +56,17 @@ _DOT = 0.03  # inches of what takes next to no time
 
 
 def _rows(
-    rows: Sequence[_Row], span: float, title: str, *, column: str = ""
+    rows: Sequence[_Row],
+    span: float,
+    title: str,
+    *,
+    column: str = "",
+    sides: float = _SIDES,
 ) -> Picture:
     """The rows on one axis of time, and the key of their kinds; no summary yet.
 
     Labels are cut to their last word where not all of their kind fit. `column` is the
-    heading of what is said at the right.
+    heading of what is said at the right, and `sides` the inches beside a label.
     """
     tall = sum(row.tall + _PAUSE * bool(row.heading) for row in rows)
     kinds = {part.kind for row in rows for part in row.parts}
@@ -113,7 +118,7 @@ def _rows(
             texts = [part.label.rpartition(mark)[2] for mark in ". "]
             if part.kind not in short:
                 texts.insert(0, part.label)
-            text = draw.first_that_fits(texts, wide - _SIDES) if row.tall > 0.2 else ""
+            text = draw.first_that_fits(texts, wide - sides) if row.tall > 0.2 else ""
             looks = {"rounded": 0.02, "line": 0.8, **LOOKS[part.kind]}
             draw.box(board, x, y + gap, wide, row.tall - 2 * gap, text, pad=0, **looks)
     draw.key(board, low - 0.64, entries)
@@ -663,7 +668,7 @@ def fsdp_schedule(
         parts = [Interval(*times, name, "whole") for times in whole.get(name, ())]
         heading = "whole in memory" if place == 0 else ""
         rows.append(_Row(name, parts, heading=heading, tall=0.2))
-    picture = _rows(rows, span, title, column="in all")
+    picture = _rows(rows, span, title, column="in all", sides=0.01)
     sends = _seconds(found, ("all-gather", "reduce-scatter", *COMPUTING))
     exposed = sends - _seconds(found, COMPUTING)
     share = f"{100 * exposed / span:.3g}" if span else "0"

@@ -54,10 +54,10 @@ QUESTIONS = lesson(
                 "batch has half of the activations.",
             ),
             Choice(
-                "Weights, gradients and the optimizer's state.",
+                "Weights and Adam's means, because the model sets their size.",
                 right=True,
-                why="They depend on the parameters alone. So ZeRO is what helps, and "
-                "not a smaller batch.",
+                why="They depend on the parameters alone, as the gradients do. So ZeRO "
+                "is what helps, and not a smaller batch.",
             ),
             Choice(
                 "Whole units, because each row gathers the weights again.",
@@ -281,29 +281,31 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "08.faster",
-        "A model fits on each GPU, with everything that training needs. Is an epoch "
-        "faster with FSDP than with DDP?",
+        "GPT-2 XL on 64 GPUs. FSDP sends 1.5 times as much as DDP, which has large "
+        "buckets here. How many times as long as a step of DDP does a step of FSDP "
+        "take?",
         [
             Choice(
-                "Yes, because each GPU has less to compute.",
-                why="Each GPU computes whole layers on its part of the batch, as with "
-                "DDP. Only the storage is shared.",
+                "1.5 times with InfiniBand, and 1.5 with Ethernet",
+                why="That would be so if nothing were hidden. But computing hides "
+                "messages, and a fast network leaves little over.",
             ),
             Choice(
-                "Yes, because its messages are smaller.",
-                why="There are more of them, and more bytes in all.",
-            ),
-            Choice(
-                "Usually not, because it sends more bytes.",
+                "1.0 times with InfiniBand, and 1.35 with Ethernet",
                 right=True,
-                why="With a fast network most of it is hidden, with a slow one it is "
-                "not. FSDP buys memory. It pays where that memory is used, for a "
-                "larger batch, for example.",
+                why="With a fast network most of it is hidden behind computing, with "
+                "a slow one it is not. FSDP buys memory. It pays where that memory is "
+                "used, for a larger batch, for example.",
             ),
             Choice(
-                "Equally fast, because messages are hidden.",
-                why="What is hidden depends on the network. The first all-gather and "
-                "the last reduce-scatter have nothing to hide behind.",
+                "1.0 times with InfiniBand, and 1.0 with Ethernet",
+                why="What is hidden depends on the network. With a slow one, the "
+                "messages take longer than the computing that could hide them.",
+            ),
+            Choice(
+                "1.35 times with InfiniBand, and 1.0 with Ethernet",
+                why="The other way around: the slower network is the one on which "
+                "more bytes cost more time.",
             ),
         ],
         measured=True,

@@ -148,8 +148,8 @@ REDUCE_SCATTER = Task(
         "It returned": "Return the number of the chunk that is finished here, 0 to "
         "n - 1 (`% n`): an int, not the chunk itself, and not a pair.",
         OF_LARGE: DIGITS_LOST,
-        BEST: "No chunk on this rank is the sum over all ranks. In each of n - 1 steps "
-        "k rank r sends chunk r - k, and adds what arrives to chunk r - k - 1.",
+        BEST: "No chunk on this rank is the sum over all ranks. On 2 ranks, print "
+        "which chunk each rank sends in each step, and what it adds.",
         THAT: "The chunk whose number was returned is not the one that is finished "
         "here: that is the last of the n - 1 chunks to arrive.",
         IN_LINE: "If rank r finishes chunk k, rank r + 1 must finish chunk k + 1 (mod "
