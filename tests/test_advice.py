@@ -72,7 +72,8 @@ RUN_BY = {  # a test -> what it runs, as it is typed
 }  # fmt: skip
 NOT_RUN = {  # why -> what is not run here
     "It needs NVIDIA's GPUs.":
-        r"torchrun .*workers/.*--backend nccl.*|NCCL_.*|TORCH_FR_\w+(=2000)?|torchfrtrace"
+        r"torchrun .*workers/.*--backend nccl.*|NCCL_.*|TORCH_FR_\w+(=2000)?"
+        r"|torchfrtrace"
         r"|CUDA_VISIBLE_DEVICES=.*|nvidia-smi.*|\./build/all_reduce_perf .*",
     "The reader brings the script along.":
         r"torchrun .* (train|pipelining_tutorial)\.py",
