@@ -72,7 +72,7 @@ RUN_BY = {  # a test -> what it runs, as it is typed
 }  # fmt: skip
 NOT_RUN = {  # why -> what is not run here
     "It needs NVIDIA's GPUs.":
-        r"torchrun .*workers/.*--backend nccl.*|NCCL_.*|TORCH_FR_\w+(=2000)?"
+        r"torchrun .*workers/.*--backend nccl.*|NCCL_.*|TORCH_FR_\w+"
         r"|torchfrtrace"
         r"|CUDA_VISIBLE_DEVICES=.*|nvidia-smi.*|\./build/all_reduce_perf .*",
     "The reader brings the script along.":
