@@ -67,7 +67,7 @@ def test_the_image_has_a_python_for_the_course():
     name, _, tag = SETTINGS["image"].partition(":")
     assert name == "mcr.microsoft.com/devcontainers/python"
     version = tag.partition("-")[0].split(".")
-    assert int(version[1]) >= installer.OLDEST
+    assert int(version[1]) >= OLDEST[1]
 
 
 def test_its_command_and_files_are_there():
