@@ -17,6 +17,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
+from course_utils.__main__ import OLDEST
 from course_utils.setup import environment, installer
 
 ROOT = Path(__file__).resolve().parent.parent
