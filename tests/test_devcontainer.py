@@ -150,7 +150,8 @@ def test_the_cells_for_colab_work_in_a_kernel_without_the_course(
                 "import course_utils, sys\nprint(course_utils.__file__, sys.prefix)",
                 "with Ranks(2) as ranks:\n"
                 "    print(ranks.run(lambda: __import__('course_utils').__file__))",
-                "progress.record_attempt('00.average', 'wrong')",
+                "from course_utils.notebook.progress import record_attempt\n"
+                "record_attempt('00.average', 'wrong')",
             ]
         ],
         metadata={"kernelspec": {"name": "plain", "display_name": "Plain"}},
