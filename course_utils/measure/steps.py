@@ -67,9 +67,11 @@ class SleepingLayer(nn.Module):
 
     def end_backward(self, _: nn.Parameter) -> None:
         """The backward has lasted until now: autograd has made the gradient."""
-        for place, (start, _, layer, kind) in enumerate(self.events):
-            if (layer, kind) == (str(self.number), "backward"):
-                self.events[place] = start, time.perf_counter(), layer, kind
+        for place in reversed(range(len(self.events))):
+            start, _, *what = self.events[place]
+            if what == [str(self.number), "backward"]:
+                self.events[place] = start, time.perf_counter(), *what
+                return
 
     def forward(self, x: Tensor) -> Tensor:
         return _Work.apply(x * self.weight[0], self)

@@ -19,6 +19,7 @@ from course_utils.pictures.draw import (
     Picture,
 )
 from course_utils.pictures.words import duration
+from course_utils.theory.pipelines import PipelineAction
 from course_utils.theory.simulator import FsdpStep, Step
 
 # --- rows of intervals ----------------------------------------------------------------
@@ -467,19 +468,11 @@ def pipeline_ticks(
     return picture
 
 
-class _Action(Protocol):
-    """What a rank of a pipeline does: see `from_scratch.schedules.Action`."""
-
-    kind: str
-    micro_batch: int
-    chunk: int
-
-
 _PHASES = {"F": "forward", "B": "backward", "W": "weights"}
 
 
 def pipeline(
-    done: Sequence[Iterable[tuple[_Action, float, float]]],
+    done: Sequence[Iterable[tuple[PipelineAction, float, float]]],
     *,
     title: str = "Which rank works on what",
     span: float | None = None,
@@ -497,7 +490,7 @@ def pipeline(
         ValueError: as from `device_timeline`.
     """
 
-    def work(action: _Action, start: float, stop: float) -> SimpleNamespace:
+    def work(action: PipelineAction, start: float, stop: float) -> SimpleNamespace:
         label = f"{action.micro_batch}{chr(39) * action.chunk}"
         phase = _PHASES[action.kind]
         return SimpleNamespace(

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from course_utils.theory.arguments import NotNegative, Positive, checked
 
 
-class _Action(Protocol):
+class PipelineAction(Protocol):
     """What a rank of a pipeline does: see `course_utils.from_scratch.schedules`."""
 
     kind: str
@@ -26,10 +26,10 @@ class _Action(Protocol):
     chunk: int
 
 
-class Done(NamedTuple):
+class TimedAction(NamedTuple):
     """An action of a rank, from `start` to `stop`."""
 
-    action: _Action
+    action: PipelineAction
     start: float
     stop: float
 
@@ -44,7 +44,7 @@ class PipelineStep:
     """
 
     seconds: float
-    done: tuple[tuple[Done, ...], ...]
+    done: tuple[tuple[TimedAction, ...], ...]
 
     def idle(self, rank: int) -> float:
         """Seconds in which that rank computes nothing."""
@@ -61,7 +61,7 @@ class PipelineStep:
 
 @checked
 def pipeline_step(
-    schedules: Sequence[Sequence[_Action]],
+    schedules: Sequence[Sequence[PipelineAction]],
     seconds: Mapping[str, NotNegative],
     *,
     send: NotNegative = 0.0,
@@ -86,10 +86,10 @@ def pipeline_step(
     last = max(action.chunk for action in schedules[-1]) * ranks + ranks - 1
     ended: dict[tuple[str, int, int], float] = {}
     free: list[float] = [0.0] * ranks
-    done: list[list[Done]] = [[] for _ in range(ranks)]
+    done: list[list[TimedAction]] = [[] for _ in range(ranks)]
     waiting = [list(reversed(schedule)) for schedule in schedules]
 
-    def begins(rank: int, action: _Action) -> float:
+    def begins(rank: int, action: PipelineAction) -> float:
         """When it can begin; infinite if something that it needs is still to do."""
         i, stage = action.micro_batch, action.chunk * ranks + rank
         needed = {
@@ -112,5 +112,5 @@ def pipeline_step(
         stop = free[rank] = start + takes
         stage = action.chunk * ranks + rank
         ended[action.kind, action.micro_batch, stage] = stop
-        done[rank].append(Done(action, start, stop))
+        done[rank].append(TimedAction(action, start, stop))
     return PipelineStep(max(free), tuple(map(tuple, done)))

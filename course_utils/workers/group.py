@@ -1,5 +1,6 @@
 """What all worker scripts begin and end with: who am I, meet the others, give up."""
 
+import atexit
 import os
 import sys
 import time
@@ -48,6 +49,16 @@ def join_group(backend: str, *, bind: bool = False) -> torch.device:
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group(backend, **alone, device_id=gpu)
     return device
+
+
+def leave_at_once() -> None:
+    """Leave the group, and Python without its end, once `main()` has returned.
+
+    DTensor's caches and PyTorch's pipelining keep the group to the end of Python, where
+    gloo's threads crash it now and then (exit code -6).
+    """
+    dist.destroy_process_group()
+    atexit.register(os._exit, 0)
 
 
 def stop(message: str) -> NoReturn:

@@ -46,10 +46,8 @@ says so, and starts anew; after the last of --steps it says that nothing is left
 """
 
 import argparse
-import atexit
 import contextlib
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -77,7 +75,14 @@ from torch.nn.parallel import DistributedDataParallel
 from course_utils.from_scratch import fsdp
 from course_utils.measure.language import Language, Transformer, next_symbol_loss
 from course_utils.workers.checkpoints import Checkpoints
-from course_utils.workers.group import LOCAL_RANK, RANK, WORLD_SIZE, join_group, stop
+from course_utils.workers.group import (
+    LOCAL_RANK,
+    RANK,
+    WORLD_SIZE,
+    join_group,
+    leave_at_once,
+    stop,
+)
 
 LANGUAGE = Language()
 LENGTH = 32  # predictions in a sentence
@@ -391,10 +396,7 @@ def main() -> None:
     args = parse_arguments()
     device = join_group(args.backend)
     train(args, device)
-    dist.destroy_process_group()
-    # DTensor's caches keep the group to the end of Python, where gloo's threads crash
-    # it now and then (exit code -6). All is done and saved: leave without that end.
-    atexit.register(os._exit, 0)
+    leave_at_once()
 
 
 if __name__ == "__main__":

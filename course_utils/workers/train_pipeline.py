@@ -26,9 +26,7 @@ reach in this language.
 """
 
 import argparse
-import atexit
 import json
-import os
 import time
 from typing import Any
 
@@ -40,7 +38,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional as F
 
 from course_utils.measure.language import Language, Transformer
-from course_utils.workers.group import RANK, WORLD_SIZE, join_group, stop
+from course_utils.workers.group import RANK, WORLD_SIZE, join_group, leave_at_once, stop
 
 LANGUAGE, LENGTH = Language(), 32  # symbols that the model sees
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -150,10 +148,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     train(args, join_group(args.backend))
-    dist.destroy_process_group()
-    # PyTorch's pipelining keeps the group to the end of Python, where gloo's threads
-    # crash it now and then (exit code -6). All is done: leave without that end.
-    atexit.register(os._exit, 0)
+    leave_at_once()
 
 
 if __name__ == "__main__":

@@ -16,10 +16,8 @@ Rank 0 prints a JSON line every 20 steps. "loss" is the mean since the line befo
 """
 
 import argparse
-import atexit
 import contextlib
 import json
-import os
 import time
 
 import torch
@@ -33,7 +31,7 @@ from torch.nn import functional as F
 
 from course_utils.from_scratch import tensor_parallel as own
 from course_utils.measure.language import Language, Transformer
-from course_utils.workers.group import RANK, WORLD_SIZE, join_group, stop
+from course_utils.workers.group import RANK, WORLD_SIZE, join_group, leave_at_once, stop
 
 LANGUAGE = Language()
 LENGTH = 32  # predictions in a sentence
@@ -126,10 +124,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     train(args, join_group(args.backend))
-    dist.destroy_process_group()
-    # DTensor's caches keep the group to the end of Python, where gloo's threads crash
-    # it now and then (exit code -6). All is done: leave without that end.
-    atexit.register(os._exit, 0)
+    leave_at_once()
 
 
 if __name__ == "__main__":
