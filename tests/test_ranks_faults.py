@@ -6,7 +6,10 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -454,6 +457,35 @@ def test_openmp_work_in_the_kernel_first():
         sums = two.run(lambda: float(torch.ones(3_000_000).exp().sum()) > 1)
         assert sums == [True, True]
     torch.set_num_threads(before)
+
+
+def test_a_rank_that_other_programs_keep_from_running_gets_more_time(ranks):  # noqa: F811
+    core = min(os.sched_getaffinity(0))
+
+    def work() -> None:  # on a core of which this rank gets a seventeenth
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {core})
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.2:
+            pass
+        os.sched_setaffinity(0, before)
+
+    pin = f"import os; os.sched_setaffinity(0, {{{core}}}); print()\nwhile True: pass"
+    with contextlib.ExitStack() as others:
+        for _ in range(16):
+            other = subprocess.Popen(
+                [sys.executable, "-c", pin],
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # a kernel may share cores by sessions
+            )
+            others.enter_context(other)
+            others.callback(other.kill)
+            other.stdout.readline()
+        after = threading.Timer(LIMIT * 1.5, others.close)
+        after.start()
+        ranks.run(work, timeout=LIMIT, only=0)
+        after.join()
+    failure_of(ranks, "import time; time.sleep(60)", timeout=0.2)  # and no other one
 
 
 def test_the_mark_reaches_the_ranks(ranks):  # noqa: F811

@@ -88,7 +88,8 @@ class Ranks:
             slowly.
         backend: ``"gloo"``, ``"nccl"``, or ``"auto"``: nccl where every rank can have
             a GPU of its own, else gloo.
-        timeout: seconds that one cell may take. A deadlock is noticed earlier, in
+        timeout: seconds that one cell may take; up to three times as many where other
+            programs keep the ranks from running. A deadlock is noticed earlier, in
             about two seconds.
         output: ``"stream"`` prints lines as they come, ``"grouped"`` rank by rank
             after the cell, ``"auto"`` grouped under CI and pytest.

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
+import psutil
+
 from course_utils.ranks.output import Printer, is_c10d_log
 from course_utils.ranks.processes import seconds_of_work
 from course_utils.ranks.report import (
@@ -49,6 +51,9 @@ MEETING_CPU = 0.15
 # A rank that has finished may still send. But a thread of its own may also compute for
 # ever.
 AFTER_THE_END_SECONDS = 4.0
+# A rank that is ready to run and gets less than this share of a core is starved by what
+# else the machine does. Then the limit is at most so many times as long.
+STARVED, BUSY_MACHINE = 0.2, 3.0
 OUTPUT_SECONDS = 1.0  # for output to arrive; a rank may also print without end
 
 
@@ -102,15 +107,25 @@ class Round:
             self._died(rank)
 
     def wait(self, limit: float) -> None:
-        """Until all have answered; at most ``limit`` seconds."""
+        """Until all have answered; at most ``limit`` seconds.
+
+        Ranks that hardly get to run, on a busy machine, have up to three times that.
+        """
         deadline = self.started + limit
+        window = limit / 2  # at the end of the time: who was kept from running?
+        before: tuple[float, dict[int, float]] | None = None
         while self.pending:
             now = time.monotonic()
             if self.failed_at is not None and now > self.failed_at + PEER_SECONDS:
                 return
+            if before is None and now > deadline - window:
+                before = now, seconds_of_work(self._pids())
             if now > deadline:
-                self.cause = "timeout"
-                return
+                last = now > self.started + BUSY_MACHINE * limit
+                if last or before is None or not self._starves(*before):
+                    self.cause = "timeout"
+                    return
+                deadline, before = now + window, None
             pause = 0.1 if self.failed_at is None else LOOK_SECONDS
             self.step(min(pause, max(0.0, deadline - now)))
             if self.failed_at is not None and not self.severed:
@@ -118,6 +133,21 @@ class Round:
             if self._is_quiet():
                 self.cause, self.quiet = "timeout", True
                 return
+
+    def _pids(self) -> dict[int, int]:
+        return {rank: one.pid for rank, one in self.team.processes.items()}
+
+    def _starves(self, since: float, used: dict[int, float]) -> bool:
+        """Was a rank ready to run since then, and had hardly any time on a core?"""
+        seconds = time.monotonic() - since
+        for rank, now in seconds_of_work(self._pids()).items():
+            spent = now - used.get(rank, 0.0)
+            if rank in self.pending and spent < STARVED * seconds:
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(self.team.processes[rank].pid)
+                    if process.status() == psutil.STATUS_RUNNING:
+                        return True
+        return False
 
     def step(self, seconds: float) -> None:
         """Handle what the ranks say within ``seconds``."""
@@ -244,7 +274,7 @@ class Round:
             return False
         if self.samples and now - self.samples[-1][0] < QUIET_SECONDS:
             return False
-        pids = {rank: one.pid for rank, one in self.team.processes.items()}
+        pids = self._pids()
         used = seconds_of_work(pids)
         before = self.samples[-1][1] if self.samples else {}
         spent = {rank: s - before.get(rank, 0.0) for rank, s in used.items()}
