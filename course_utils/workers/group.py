@@ -1,5 +1,6 @@
 """What all worker scripts begin and end with: who am I, meet the others, give up."""
 
+import argparse
 import atexit
 import os
 import sys
@@ -66,3 +67,10 @@ def stop(message: str) -> NoReturn:
     if RANK != 0:
         time.sleep(30)
     sys.exit(f"{Path(sys.argv[0]).stem}: {message}")
+
+
+def stop_below_one(options: argparse.Namespace) -> None:
+    """Stop if a whole number among the options is below 1."""
+    for name, value in vars(options).items():
+        if type(value) is int and value < 1:
+            stop(f"--{name.replace('_', '-')} {value}: it is 1 or more")

@@ -38,7 +38,14 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional as F
 
 from course_utils.measure.language import Language, Transformer
-from course_utils.workers.group import RANK, WORLD_SIZE, join_group, leave_at_once, stop
+from course_utils.workers.group import (
+    RANK,
+    WORLD_SIZE,
+    join_group,
+    leave_at_once,
+    stop,
+    stop_below_one,
+)
 
 LANGUAGE, LENGTH = Language(), 32  # symbols that the model sees
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -124,9 +131,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.005, help="learning rate")
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     args = parser.parse_args()
-    for name, value in vars(args).items():
-        if type(value) is int and value < 1:
-            stop(f"--{name.replace('_', '-')} {value}: it is 1 or more")
+    stop_below_one(args)
     if args.width % 4:
         stop(f"--width {args.width}: it is a multiple of the 4 heads")
     if args.layers % WORLD_SIZE:
