@@ -372,7 +372,7 @@ mistake(
     ranks=seen(
         DEADLOCK,
         "Rank 1 was stuck in recv, line 2 of the cell: dist.recv(x, 0)",
-        "a recv needs its send",
+        "A recv needs its send",
     ),
     check=seen(STUCK, "Rank 1 waits in recv, line 4 of the cell", "Rank 0 returned."),
 )

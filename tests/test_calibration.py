@@ -291,6 +291,42 @@ def test_what_was_emulated_is_found_again(ranks):
     raise AssertionError(f"emulated {link}, found {found}")
 
 
+def seconds_between_nodes(gpus_per_node):
+    """Of an all_reduce by all four ranks, by neighbours, and of a message to each."""
+    rank, seconds = dist.get_rank(), []
+    pairs = [dist.new_group([first, first + 1]) for first in (0, 2)]
+    x = torch.ones(1000)
+    with EmulatedLink(50e-3, 1e9, gpus_per_node=gpus_per_node):
+        for work in (
+            lambda: dist.all_reduce(x),
+            lambda: dist.all_reduce(x, group=pairs[rank // 2]),
+            lambda: dist.all_reduce(x, group=pairs[rank // 2], async_op=True).wait(),
+            lambda: ring.all_reduce_ring(x),
+            lambda: dist.send(x, rank ^ 1) if rank % 2 else dist.recv(x, rank ^ 1),
+            lambda: dist.send(x, rank ^ 2) if rank > 1 else dist.recv(x, rank ^ 2),
+        ):
+            dist.barrier()
+            start = time.monotonic()
+            work()
+            seconds.append(time.monotonic() - start)
+    return seconds
+
+
+def test_only_what_goes_between_nodes_is_slow(ranks):
+    a_little_less = 0.9 * 50e-3  # a rank may wake late, and the next message not
+    for _ in range(3):  # where the machine was busy: once more
+        slowest = map(max, zip(*ranks.run(seconds_between_nodes, 2), strict=True))
+        whole, pair, later, ring, near, far = slowest
+        assert min(whole, ring) > 3 * a_little_less and far > a_little_less
+        if max(pair, later, near) < 50e-3:
+            break
+    else:
+        raise AssertionError((pair, later, near))
+    slowest = map(max, zip(*ranks.run(seconds_between_nodes, 1), strict=True))
+    least = a_little_less * torch.tensor([6, 2, 2, 6, 1, 1])
+    assert (torch.tensor([*slowest]) > least).all()
+
+
 # --- free cores -----------------------------------------------------------------
 
 

@@ -373,14 +373,20 @@ class EmulatedLink:
     A sleep ends late, by about 0.1 ms. That would add up over the steps of an
     algorithm, so a rank's next message starts as if the rank had woken in time.
 
+    `torch.distributed.all_reduce` takes at least as long as a ring of such messages. If
+    k of the ring's n links are slow, that is 2(n-1)/n · (k·latency + b/bandwidth).
+    Other collectives stay as fast as they are, and so does what DDP calls in C++.
+
+    With `gpus_per_node`, the ranks are on several nodes, and only what goes from one
+    node to another is slow.
+
     Every rank that sends or receives is inside such a block, with the same numbers; a
-    number goes ahead of each message, its time. Collectives such as
-    `torch.distributed.all_reduce` do not use these functions and stay as fast as they
-    are.
+    number goes ahead of each message, its time.
 
     Args:
         latency: Seconds that even an empty message takes.
         bandwidth: Bytes a second, of each rank's way out and way in.
+        gpus_per_node: The ranks 0 to gpus_per_node - 1 are on one node, and so on.
 
     Raises:
         ValueError: in the block, a `recv` or `irecv` does not say whom it is from.
@@ -390,8 +396,11 @@ class EmulatedLink:
     _active = False
 
     @checked
-    def __init__(self, latency: NotNegative, bandwidth: Positive) -> None:
+    def __init__(
+        self, latency: NotNegative, bandwidth: Positive, gpus_per_node: Count = 1
+    ) -> None:
         self.latency, self.bandwidth = latency, bandwidth
+        self.gpus_per_node = gpus_per_node
 
     def __enter__(self) -> "EmulatedLink":
         if EmulatedLink._active:
@@ -399,7 +408,8 @@ class EmulatedLink:
         self._out = self._in = 0.0  # when this rank's two ways are free again
         self._overslept = 0.0
         self._until_exit = ExitStack()
-        self._until_exit.enter_context(tap(self._around))
+        self._until_exit.enter_context(tap(self._message))
+        self._until_exit.enter_context(tap(self._all_reduce, ["allreduce"]))
         EmulatedLink._active = True
         return self
 
@@ -407,12 +417,27 @@ class EmulatedLink:
         self._until_exit.close()
         EmulatedLink._active = False
 
-    def _around(self, call: Tapped) -> "_Message":
+    def _is_slow(self, rank: int, other: int) -> bool:
+        return rank // self.gpus_per_node != other // self.gpus_per_node
+
+    def _all_reduce(self, call: Tapped) -> "_Message | dist.Work":
+        ranks = dist.get_process_group_ranks(call.group)
+        slow = sum(map(self._is_slow, ranks, [*ranks[1:], ranks[0]]))
+        if not slow:
+            return call.go()
+        share = 2 * (len(ranks) - 1) / len(ranks)
+        seconds = share * (slow * self.latency + call.nbytes / self.bandwidth)
+        done = self._out = max(self._now(), self._out) + seconds
+        return _Message([call.go()], lambda: self._sleep(done), tuple(call.tensors))
+
+    def _message(self, call: Tapped) -> "_Message | dist.Work":
         if call.peer is None:
             raise ValueError(
                 "An EmulatedLink has to know which rank a message comes from: give "
                 "`src` to recv and irecv."
             )
+        if not self._is_slow(dist.get_rank(), call.global_peer):
+            return call.go()
         sends = call.name == "send"
         busy = sum(tensor.nbytes for tensor in call.tensors) / self.bandwidth
         time_sent = torch.zeros(1, dtype=torch.float64)  # goes ahead of the message

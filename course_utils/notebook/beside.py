@@ -34,6 +34,7 @@ from course_utils.tasks.task import OUT_OF_STEP, RULE, AtMost, Miss, Task, call_
 
 RETURNED = "It returned"
 OUR_SECONDS = 60.0
+LONG_CASE = 120  # an argument that takes more letters is not shown in full
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
 PRINTED = "It printed something and returned None: use `return`, not print."
 # What a comparison says that helps nobody on, unless there is nothing else to say.
@@ -503,8 +504,17 @@ def given_as(name: str, value: Any) -> str:
         return value
     if isinstance(value, dict) and value:
         return ", ".join(f"{key}: {show(item)}" for key, item in value.items())
+    if isinstance(value, nn.Module):
+        return f"{name}: {', '.join(type(layer).__name__ for layer in leaves(value))}"
     shown = show(value)
+    if len(shown) > LONG_CASE:
+        return f"{name}: {kind(value)} of {len(value)} items"
     return shown if "tensor" in shown else f"{name}={shown}"
+
+
+def leaves(module: nn.Module) -> list[nn.Module]:
+    """The layers of a model that have no layers of their own."""
+    return [layer for layer in module.modules() if not [*layer.children()]]
 
 
 def indented(text: str) -> list[str]:

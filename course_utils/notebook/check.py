@@ -30,7 +30,7 @@ from course_utils.notebook.lessons import lesson_of
 from course_utils.notebook.outcome import Outcome, colours_are_shown, wrap
 from course_utils.questions import AnswerError, NumberTask
 from course_utils.tasks import all_tasks, tasks_of
-from course_utils.tasks.task import RULE, Task
+from course_utils.tasks.task import Task
 
 __all__ = ["Outcome", "check", "find_task", "hint", "run_check", "solution"]
 
@@ -106,8 +106,6 @@ def hint(task_id: str) -> None:
     record_hint(task_id, number)
     print(f"Hint {number} of {len(task.hints)} for {task_id}")
     print(wrap(task.hints[number - 1]))
-    if number == 1 and not isinstance(task, NumberTask):
-        print(wrap(RULE))
 
 
 def solution(task_id: str, force: bool = False) -> None:

@@ -535,21 +535,22 @@ def describe_failures(
             "order, also a group that it is not in."
         )
     elif any(f.error == "waiting" for f in stuck):
-        parts.append(
-            "Every rank of a group must call its collectives; a recv needs its send."
-            if by_kind["died"]
-            or raised
-            or finished
-            or left_out
-            or len(group_same(stuck)) > 1
-            else "All ranks wait for each other: nobody sends what the others expect."
-        )
+        parts.append(_needed([f.where for f in stuck if f.error == "waiting"]))
     if renewed and (only_peers or any(map(_is_of_no_group, raised))):
         parts.append(
             "A cell that leaves ranks out of step closes the process group. DDP models "
             "and groups that were made before it work no longer: make them anew."
         )
     return sentences(parts)
+
+
+def _needed(places: list[str]) -> str:
+    """What ranks that wait in these calls need."""
+    if all(place.startswith("send") for place in places):
+        return "A send ends when the other rank receives: it needs its recv."
+    if all(place.startswith("recv") for place in places):
+        return "A recv needs its send, by the rank that it names."
+    return "Every rank of a group must call its collectives; a recv needs its send."
 
 
 def request_lines(unwaited: Iterable[Unwaited]) -> list[str]:
