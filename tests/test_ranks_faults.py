@@ -466,7 +466,7 @@ def test_a_rank_that_other_programs_keep_from_running_gets_more_time(ranks):  # 
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {core})
         begun = time.thread_time()
-        while time.thread_time() < begun + 0.2:
+        while time.thread_time() < begun + 0.15:
             pass
         os.sched_setaffinity(0, before)
 
@@ -481,9 +481,9 @@ def test_a_rank_that_other_programs_keep_from_running_gets_more_time(ranks):  # 
             others.enter_context(other)
             others.callback(other.kill)
             other.stdout.readline()
-        after = threading.Timer(LIMIT * 1.5, others.close)
+        after = threading.Timer(2.5, others.close)
         after.start()
-        ranks.run(work, timeout=LIMIT, only=0)
+        ranks.run(work, timeout=2.0, only=0)  # on a busy machine, three times that
         after.join()
     failure_of(ranks, "import time; time.sleep(60)", timeout=0.2)  # and no other one
 
