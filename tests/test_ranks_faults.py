@@ -470,21 +470,24 @@ def test_a_rank_that_other_programs_keep_from_running_gets_more_time(ranks):  # 
             pass
         os.sched_setaffinity(0, before)
 
-    pin = f"import os; os.sched_setaffinity(0, {{{core}}}); print()\nwhile True: pass"
-    with contextlib.ExitStack() as others:
-        for _ in range(16):
-            other = subprocess.Popen(
-                [sys.executable, "-c", pin],
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # a kernel may share cores by sessions
-            )
-            others.enter_context(other)
-            others.callback(other.kill)
-            other.stdout.readline()
-        after = threading.Timer(2.5, others.close)
-        after.start()
+    sixteen_others = f"""
+import os, time
+end = time.time() + 2.5
+for _ in range(4):
+    os.fork()
+os.setsid()  # a kernel may share cores by sessions
+os.sched_setaffinity(0, {{{core}}})
+print(flush=True)
+while time.time() < end:
+    pass
+while os.waitpid(-1, 0):
+    pass
+"""
+    command = [sys.executable, "-c", sixteen_others]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes) as others:
+        others.stdout.readline()
         ranks.run(work, timeout=2.0, only=0)  # on a busy machine, three times that
-        after.join()
     failure_of(ranks, "import time; time.sleep(60)", timeout=0.2)  # and no other one
 
 
