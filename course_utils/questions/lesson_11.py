@@ -74,8 +74,8 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "Dozens of times more along tp, for layers and sequences",
-                "Four all-reduces in each layer, for each of 64 sequences. The gradients "
-                "go once in a step.",
+                "Four all-reduces in each layer, for each of 64 sequences. The "
+                "gradients go once in a step.",
                 right=True,
             ),
         ],
