@@ -318,6 +318,7 @@ DRAWN = {
     "4 GPUs": lambda: p.data_parallel_steps(*recorded(4)),
     "almost nothing": lambda: p.data_parallel_steps(HUGE, LONE, title=LONG),
     "a skipped all-reduce": lambda: p.timeline(SKIPPED, title="Rank 2 is gone"),
+    "to scale": lambda: p.timeline(SKIPPED, title="Half as long", span=10.0),
     "one moment": lambda: p.timeline([[(3, 3, LONG, "wait")], []], title=LONG),
     "naive": lambda: p.device_timeline(timeline(NAIVE), title="A naive split"),
     "pipeline": lambda: p.device_timeline(timeline(pipeline(4, 8))),

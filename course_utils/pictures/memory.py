@@ -187,7 +187,11 @@ def memory_over_time(
             Panel(
                 f"{name} ({unit})",
                 [Curve("", xs, ys, looks)],
-                Axis("one event after the other" * last_one, edges=(0, end), ticks={}),
+                Axis(
+                    "allocations and frees, in order" * last_one,
+                    edges=(0, end),
+                    ticks={},
+                ),
                 Axis(edges=(0, 1.16 * (highest / size or 1.0))),
                 regions=regions,
                 aside=f"measured: peak {peak} {unit}, at the end {last} {unit}",

@@ -9,17 +9,16 @@ MEANS = {
     "dp": "average their gradients: the same part of the model, other rows",
     "tp": "share each layer, and the same rows",
 }
-HATCHES = ("", "////", "....", "xxxx")
 
 
 @draw.picture
 def mesh(
-    *, pp: int = 1, dp: int = 4, tp: int = 4, axis: str = "tp", gpus_per_node: int = 8
+    *, pp: int = 1, dp: int = 2, tp: int = 4, axis: str = "tp", gpus_per_node: int = 8
 ) -> Picture:
     """The ranks of a mesh (pp, dp, tp) on their nodes, with the groups of one axis.
 
-    Ranks of one group have one colour, hatched from the ninth group on, and one letter.
-    Rank r is on node r // gpus_per_node.
+    Ranks of one group have one colour and one letter. Rank r is on node
+    r // gpus_per_node.
 
     Args:
         pp, dp, tp: the sizes, from the outermost to the innermost; 64 ranks at most.
@@ -47,8 +46,8 @@ def mesh(
     }
     nodes = -(-total // gpus_per_node)
     tall, wide = 0.42, min(0.8, (WIDTH - 2 * MARGIN - 0.9) / gpus_per_node)
-    long = [f"{name} {size}" for name, size in sizes.items() if size > 1]
-    title = f"{' × '.join(long) or '1 rank'}: the groups of {axis}"
+    shape = " × ".join(f"{size} {name}" for name, size in sizes.items())
+    title = f"{shape}: the groups of {axis}"
     picture, board = draw.board(1.0 + tall * nodes, title)
     top = 0.4 + tall * nodes
     for node in range(nodes):
@@ -60,8 +59,7 @@ def mesh(
                 group = group_of[rank]
                 label = f"{rank} {_letter(group)}"
                 box = (MARGIN + 0.9 + place * wide, y + 0.03, wide - 0.05, tall - 0.06)
-                looks = draw.rank_looks(group) | {"hatch": _hatch(group)}
-                draw.box(board, *box, label, size=NORMAL, **looks)
+                draw.box(board, *box, label, size=NORMAL, **draw.rank_looks(group))
     said = f"{words.count(len(members), 'group')} of {sizes[axis]}"
     draw.note(board, f"{said}: ranks with one letter {MEANS[axis]}.")
     first = "; ".join(
@@ -76,11 +74,6 @@ def mesh(
         f"{'; …' if len(members) > 4 else ''}."
     )
     return picture
-
-
-def _hatch(group: int) -> str:
-    """There are fewer colours than groups: the next ones are hatched."""
-    return HATCHES[group // len(draw.RANK_COLORS) % len(HATCHES)]
 
 
 def _letter(group: int) -> str:

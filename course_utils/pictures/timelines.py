@@ -210,7 +210,10 @@ _WAITS = ("compute", "wait", "stuck")
 
 @draw.picture
 def timeline(
-    events: Sequence[Iterable[tuple]], *, title: str = "Who waits for whom"
+    events: Sequence[Iterable[tuple]],
+    *,
+    title: str = "Who waits for whom",
+    span: float = 0.0,
 ) -> Picture:
     """One row a rank: what it did, and when.
 
@@ -221,6 +224,7 @@ def timeline(
         events: The `Interval`s (or tuples like them) of each rank, in rank order, as
             `Ranks.run` returns them.
         title: What the picture shows.
+        span: Seconds to draw at least, so that two pictures have the same scale.
 
     Raises:
         ValueError: no interval, one that ends before it starts, an unknown kind, or
@@ -233,11 +237,11 @@ def timeline(
     if not any(ranks):
         raise ValueError("There is nothing to draw: no rank has an interval.")
     words.few(ranks, "ranks", 16)
-    span = _span(itertools.chain(*ranks))
+    needed = _span(itertools.chain(*ranks))
     tall = min(0.5, 2.85 / len(ranks))
     rows = [_Row(f"rank {n}", parts, tall=tall) for n, parts in enumerate(ranks)]
-    picture = _rows(rows, span, title)
-    unit, size = words.unit_of(span)
+    picture = _rows(rows, max(span, needed), title)
+    unit, size = words.unit_of(needed)
     said = []
     for row in rows:
         times = []
@@ -246,7 +250,7 @@ def timeline(
             if spent:
                 times.append(f"{kind} {words.number(sum(spent) / size, 3)}")
         said.append(f"{row.name}: {', '.join(times) or 'nothing'}")
-    whole = f"{words.count(len(rows), 'rank')} over {words.number(span / size, 3)}"
+    whole = f"{words.count(len(rows), 'rank')} over {words.number(needed / size, 3)}"
     picture.summary = (
         f"{title.rstrip('.')}. {whole} {unit}. Times in {unit}: {'; '.join(said)}."
     )
