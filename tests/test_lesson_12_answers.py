@@ -172,6 +172,18 @@ ANSWERS.wrong("12.new_head", "wrong", "without DDP around it")(
 )
 
 
+@ANSWERS.wrong("12.new_head", "wrong", "Call the DDP wrapper, `ddp(x)`")
+def past_the_wrapper(body, old_head, new_head, batches):
+    model = nn.Sequential(body, new_head)
+    ddp = DDP(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.mse_loss(ddp.module(x), y).backward()
+        optimizer.step()
+    return ddp.module
+
+
 @ANSWERS.right("12.new_head")
 def added_to_the_optimizer(body, old_head, new_head, batches):
     optimizer = torch.optim.SGD(body.parameters(), lr=0.1)
@@ -224,12 +236,71 @@ ANSWERS.wrong("12.mean_of_means", "wrong", "the gradients are not those of this 
     Edited("        dist.all_reduce(parameter.grad)\n", "        pass\n")
 )
 
+
+@ANSWERS.wrong("12.mean_of_means", "wrong", "has a mean of 0/0, which is nan")
+def weighted_without_a_guard(model, inputs, targets):
+    own = (targets != -100).sum()
+    tokens = own.clone()
+    dist.all_reduce(tokens)
+    part = F.cross_entropy(model(inputs), targets) * (own / tokens)
+    part.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    loss = part.detach()
+    dist.all_reduce(loss)
+    return loss.item()
+
+
+def loss_of_all(model, inputs, targets):
+    """Loss and tokens, both summed over all ranks."""
+    logits = model(inputs).detach()
+    both = torch.stack(
+        [F.cross_entropy(logits, targets, reduction="sum"), (targets != -100).sum()]
+    )
+    dist.all_reduce(both)
+    return float(both[0] / both[1])
+
+
+@ANSWERS.wrong("12.mean_of_means", "wrong", "divided by the number of ranks")
+def gradients_of_the_sum(model, inputs, targets):
+    F.cross_entropy(model(inputs), targets, reduction="sum").backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    return loss_of_all(model, inputs, targets)
+
+
+@ANSWERS.wrong("12.mean_of_means", "wrong", "The gradients are a mean of means")
+def gradients_of_own_means(model, inputs, targets):
+    (F.cross_entropy(model(inputs), targets) / dist.get_world_size()).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    return loss_of_all(model, inputs, targets)
+
+
+@ANSWERS.right("12.mean_of_means")
+def divided_at_the_end(model, inputs, targets):
+    F.cross_entropy(model(inputs), targets, reduction="sum").backward()
+    tokens = (targets != -100).sum()
+    dist.all_reduce(tokens)
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= tokens
+    return loss_of_all(model, inputs, targets)
+
+
 # -------------------------------------------------------------------- 12.cannot_resume
 
 diagnosed("12.cannot_resume", "wrong", "The optimizer's state is missing")
 ANSWERS.wrong("12.cannot_resume", "wrong", "A part is missing")(
     Edited('"model": ', '"state_dict": ')
 )
+
+
+@ANSWERS.wrong("12.cannot_resume", "wrong", "not the object itself")
+def the_objects(ddp, optimizer, scheduler):
+    model = copy.deepcopy(ddp.module.state_dict())
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
 
 @ANSWERS.right("12.cannot_resume")

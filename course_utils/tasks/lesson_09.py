@@ -24,11 +24,6 @@ NO_VIEW = (
     "nothing else of the layer is needed."
 )
 UNCLONED = Miss(".clone())  # weight", ")", NO_VIEW)
-ARRIVED = "all gradients have arrived"
-NOT_ARRIVED = {
-    ARRIVED: "Somewhere no gradient arrives. Is each slice an `nn.Parameter`? Does "
-    "each `backward` return something? Is nothing detached?"
-}
 TOO_MUCH = "The numbers are right, but more is sent than"
 ERRORS = {
     "no attribute 'weight'": "Keep the slice as `self.weight`, an `nn.Parameter`.",
@@ -58,26 +53,20 @@ def of_slice(layer, seen):
     """What a layer keeps of its weight, and then what was observed."""
     weight = layer.weight
     kept = {SHAPE: (*weight.shape,), MEMORY: AtMost(weight.untyped_storage().nbytes())}
-    return kept | arrived(seen | {OF_WEIGHT: weight.grad})
-
-
-def arrived(seen):
-    """What was observed, and before it, whether a gradient is missing."""
-    grads = [value for name, value in seen.items() if "gradient" in name]
-    return {ARRIVED: all(grad is not None for grad in grads)} | seen
+    return kept | seen | {OF_WEIGHT: weight.grad}
 
 
 # ---------------------------------------------------------------------------- f and g
 
 
 def observe_f_and_g(answer, shape):
-    rank, given, before_g, parts = dist.get_rank(), [], [], []
+    rank, given, arrived, parts = dist.get_rank(), [], [], []
 
     def compute(x):
         given.append(x.detach().clone())
         part = (x * (rank + 1)).tanh()  # its backward needs this result again
         if part.requires_grad:
-            part.register_hook(lambda grad: before_g.append(grad.clone()))
+            part.register_hook(lambda grad: arrived.append(grad.clone()))
         parts.extend([part.detach(), part.detach().clone()])
         return part
 
@@ -85,29 +74,14 @@ def observe_f_and_g(answer, shape):
     y, seen = forward_and_back(lambda x: answer(x, compute), x, grad)
     if not seen:
         return y
-    seen = {
+    return {
         "what f gives to the slice": given[0],
         "the part is as it was after g": torch.equal(*parts),
-        "gradient of the part, before g": before_g[0] if before_g else None,
+        "gradient of the part, before g": arrived[0] if arrived else None,
         **seen,
     }
-    return arrived(seen) | {SHARED: grad_beside_f(answer, shape, grad)}
 
 
-def grad_beside_f(answer, shape, grad):
-    """Of what is added to f's x, and so shares its gradient: + gives one to both."""
-    beside = whole_numbers(shape, 9).requires_grad_()
-    term = beside * 1  # made before f, so its backward comes after f's
-    x = torch.ones(shape, requires_grad=True)
-    answer(x, lambda x: x + term).backward(grad)
-    return beside.grad
-
-
-IN_PLACE = (
-    "f's backward has overwritten a gradient that others still use. Sum up a copy: "
-    "`clone()`."
-)
-SHARED = "gradient of a tensor that is added to f's x"
 SUMMED = "total = grad.clone()\n        dist.all_reduce(total)\n        return total"
 F_AND_G = Task(
     id="09.f_and_g",
@@ -123,7 +97,6 @@ F_AND_G = Task(
             "pass",
             "f's backward returns this rank's gradient: a part. Sum over the ranks.",
         ),
-        Miss("total = grad.clone()", "total = grad", IN_PLACE),
         Miss(
             "return grad  # as it is",
             SUMMED,
@@ -152,8 +125,6 @@ F_AND_G = Task(
         ),
     ),
     because={
-        **NOT_ARRIVED,
-        SHARED: IN_PLACE,
         "f gives": "f's forward gives x as it is.",
         "as it was": "g has overwritten its argument. Sum up a copy: `clone()`.",
         "before g": "g's backward hands the gradient on to this rank's part as it is.",
@@ -165,8 +136,8 @@ F_AND_G = Task(
     errors=ERRORS,
     hints=(
         "f hands x to n slices. How do the gradients of n uses of x come together?",
-        "Each of the four methods returns either its argument, or an all-reduced copy "
-        "of it. all_reduce works in place.",
+        "f: forward gives x, backward all-reduces the gradient. g: forward all-reduces "
+        "the part, backward gives the gradient as it is. all_reduce works in place.",
         "These lines stand in one of f's two methods, and in one of g's. In which?\n"
         "  total = ....clone()\n"
         "  dist.all_reduce(total)\n"
@@ -190,7 +161,7 @@ def observe_linear(by_columns, answer, inputs, outputs):
     y, seen = forward_and_back(layer, x, grad)
     if not seen:
         return y
-    return of_slice(layer, seen | {"gradient of bias": layer.bias.grad})
+    return of_slice(layer, seen) | {"gradient of bias": layer.bias.grad}
 
 
 CUT = "linear.weight.chunk(n)[rank]"
@@ -203,12 +174,6 @@ COLUMN_SLICE = Task(
     instead="Use F.linear, and your f.",
     misses=(
         Miss("CopyToRanks.apply(x)", "x", NO_F),
-        Miss(
-            "F.linear(CopyToRanks.apply(x), self.weight, self.bias)",
-            "SumOverRanks.apply(F.linear(CopyToRanks.apply(x), self.weight, "
-            "self.bias))",
-            "No g here: each rank returns its own outputs, and they are finished.",
-        ),
         Miss(CUT, "linear.weight.chunk(n)[0]", "Each rank has rank 0's outputs."),
         Miss(
             CUT,
@@ -223,7 +188,6 @@ COLUMN_SLICE = Task(
         UNCLONED,
     ),
     because={
-        **NOT_ARRIVED,
         SHAPE: "The slice is [outputs / n, inputs].",
         MEMORY: NO_VIEW,
         OUTPUT: "Rank r has the r-th of n equal pieces of the outputs, bias included.",
@@ -231,11 +195,7 @@ COLUMN_SLICE = Task(
         "bytes sent": f"{TOO_MUCH} nothing in the forward, and one all-reduce of x's "
         "size in the backward.",
     },
-    errors={
-        "must match": "Cut both weight and bias along the outputs.",
-        "Mismatch in shape": "Return this rank's outputs only: [..., outputs / n].",
-        **ERRORS,
-    },
+    errors={"must match": "Cut both weight and bias along the outputs.", **ERRORS},
     hints=(
         "PyTorch's weight is [outputs, inputs]. Which dimension are the outputs?",
         "`chunk(n)[rank]` of weight and bias, each cloned into an nn.Parameter. In "
@@ -279,7 +239,6 @@ ROW_SLICE = Task(
         UNCLONED,
     ),
     because={
-        **NOT_ARRIVED,
         SHAPE: "The slice is [outputs, inputs / n]: cut dimension 1.",
         MEMORY: NO_VIEW,
         OUTPUT: "Every rank gets all outputs: the sum of all parts, and the bias once.",
@@ -289,8 +248,7 @@ ROW_SLICE = Task(
         "bytes sent": f"{TOO_MUCH} one all-reduce of the outputs in the forward.",
     },
     errors={
-        "cannot be multiplied": "x arrives already cut, with inputs / n numbers. Of "
-        "the weight, cut dimension 1.",
+        "cannot be multiplied": "x has inputs / n numbers: cut dimension 1 of weight.",
         **ERRORS,
     },
     hints=(
@@ -356,7 +314,6 @@ VOCABULARY_SLICE = Task(
         UNCLONED,
     ),
     because={
-        **NOT_ARRIVED,
         SHAPE: "Each rank has vocabulary / n rows: cut dimension 0.",
         MEMORY: NO_VIEW,
         "symbols are": "The symbols have changed. Compute new ones.",
@@ -368,8 +325,6 @@ VOCABULARY_SLICE = Task(
     errors={
         "index out of range": "F.embedding wants 0 to size - 1: subtract this rank's "
         "first symbol, and `clamp` the symbols of other ranks.",
-        "must match": "The mask lacks the last dimension of the rows: "
-        "`mine[..., None]`.",
         **ERRORS,
     },
     hints=(
@@ -390,7 +345,6 @@ def observe_loss(answer, positions, size, scale):
     n, rank = dist.get_world_size(), dist.get_rank()
     generator = torch.Generator().manual_seed(positions)
     scores = scale * torch.randn(positions, n * size, generator=generator)
-    scores[0] += 2 * scale - 2  # large scores differ between positions, too
     targets = torch.randint(n * size, (positions,), generator=generator)
     mine, kind = scores.chunk(n, -1)[rank].clone(), LARGE * (scale > 1)
     with Sent() as sent:
@@ -398,12 +352,11 @@ def observe_loss(answer, positions, size, scale):
     if not torch.is_tensor(loss):
         return loss
     loss.backward()
-    seen = {
+    return {
         f"the loss{kind}": loss.detach(),
         f"the gradient of the scores{kind}": mine.grad,
         "no scores are gathered": sent.nbytes <= 4 * (n - 1) * positions * 4,
     }
-    return arrived(seen)
 
 
 CROSS_ENTROPY = Task(
@@ -421,27 +374,10 @@ CROSS_ENTROPY = Task(
             "same one: `ReduceOp.MAX`.",
         ),
         Miss(
-            "dist.all_reduce(largest, op=dist.ReduceOp.MAX)",
-            "dist.all_reduce(largest)",
-            "`all_reduce` adds up, unless you say `op=dist.ReduceOp.MAX`.",
-        ),
-        Miss(
-            "scores.detach().amax(-1)",
-            "scores.detach().max().repeat(len(scores))",
-            "Subtract the largest score of *each position*. Far below the largest of "
-            "all, every exp() is 0.",
-        ),
-        Miss(
             "scores = scores - largest[:, None]",
             "pass",
             "exp() of a large score is infinite. Subtract the largest score first: it "
             "cancels out.",
-        ),
-        Miss(
-            "scores = scores - largest[:, None]",
-            "scores = CopyToRanks.apply(scores) - largest[:, None]",
-            "The loss is right, but not its gradient. Each rank's scores are its own, "
-            "and need no other rank's gradient: no f here.",
         ),
         Miss(
             "SumOverRanks.apply(scores.exp().sum(-1))",
@@ -462,14 +398,12 @@ CROSS_ENTROPY = Task(
         Miss(".mean()", ".sum()", "That is the sum over the positions, not the mean."),
     ),
     because={
-        **NOT_ARRIVED,
         f"loss{LARGE}": "exp() of a large score is infinite: subtract the largest of "
         "all ranks first.",
         "the loss": "log of the sum of exp over the whole vocabulary, minus the score "
         "of the target: the mean over the positions, the same on all ranks.",
-        "the gradient": "The loss is right, but not its gradient. Only the largest "
-        "score may be detached. Sum with SumOverRanks, which autograd follows, and use "
-        "no f: each rank's scores need only their own gradient.",
+        "the gradient": "The loss is right, but not its gradient: what all_reduce has "
+        "summed without SumOverRanks, autograd does not know.",
         "gathered": "The loss is right, but the scores were gathered. Send one number "
         "a position instead, three times.",
     },
@@ -502,12 +436,8 @@ def observe_attention(answer, heads, head_size):
     )
     if not seen:
         return y
-    shape, grad = layer.fused.shape, layer.fused.grad
-    if grad is not None and shape[1:] == (width,):  # a rank may have them in any order
-        is_row = (layer.fused.detach()[:, None] == fused).all(-1)
-        grad = grad[is_row.int().argmax(1).argsort()]
-    grads = {"gradient of fused": grad, "gradient of mix": layer.mix.grad}
-    return {"shape of self.fused": (*shape,)} | arrived(seen | grads)
+    grads = {"gradient of fused": layer.fused.grad, "gradient of mix": layer.mix.grad}
+    return {"shape of self.fused": (*layer.fused.shape,)} | seen | grads
 
 
 FUSED = "fused.view(3, -1, width).chunk(n, 1)[rank]"
@@ -523,7 +453,7 @@ SPOT_ATTENTION = Task(
             FUSED,
             "fused.chunk(n)[rank]",
             "The fused weight has all queries first, then all keys, then all values. A "
-            "contiguous n-th of it is not a set of heads. Cut each of the three.",
+            "contiguous n-th of it is no set of heads. Cut each of the three.",
         ),
         Miss(
             FUSED,
@@ -538,7 +468,6 @@ SPOT_ATTENTION = Task(
         ),
     ),
     because={
-        **NOT_ARRIVED,
         "shape of": "A rank has queries, keys and values of heads / n heads: "
         "[3 * width / n, width].",
         OUTPUT: "Write down for two ranks and two heads which rows of the fused weight "
@@ -546,14 +475,10 @@ SPOT_ATTENTION = Task(
         OF_X: NO_F,
         "bytes sent": f"{TOO_MUCH} an all-reduce forward and one backward.",
     },
-    errors={
-        "cannot be multiplied": "The rows of the fused weight are its outputs: cut "
-        "those, dimension 0.",
-        **ERRORS,
-    },
+    errors=ERRORS,
     hints=(
-        "Which rows of the fused weight does rank 0 get, on three ranks? Then compare "
-        "the backward pass with the lesson's table of f and g.",
+        "On three ranks, what is in rank 0's slice of the fused weight? And what does "
+        "the gradient of x lack?",
         "Rows of the fused weight: all queries, all keys, all values, width each. Give "
         "each rank an n-th of each of the three. And f stands before the slices.",
         "  fused = fused.view(3, ..., width)         # queries, keys, values\n"

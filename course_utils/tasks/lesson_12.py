@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -210,7 +211,8 @@ def as_plain(drawn):
 
 
 def observe_draws(answer, n_items, epochs, seed):
-    drawn, again, other = (as_plain(answer(n_items, epochs, s)) for s in seed)
+    seeds = seed, seed, seed + 12
+    drawn, again, other = (as_plain(answer(n_items, epochs, s)) for s in seeds)
     there = told_by_all(drawn) or [None]
     for one in (*there, other):
         if one is None or len(one) != epochs or any(len(i) != len(x) for i, x in one):
@@ -256,7 +258,7 @@ THREE_SEEDS = Task(
     title="Three seeds",
     stars=2,
     cases=((24, 3), (48, 2), (12, 4)),
-    inputs=lambda case, rank, n: (*case, (7, 7, 19)),
+    inputs=lambda case, rank, n: (*case, 7),
     observe=observe_draws,
     misses=(
         Miss(RESEED, "torch.manual_seed(seed)", SAME_NOISE),
@@ -334,6 +336,12 @@ NEW_HEAD = Task(
             "the gradients.",
         ),
         Miss(
+            "F.mse_loss(ddp(x), y)",
+            "F.mse_loss(model(x), y)",
+            "The gradients were not averaged. Call the DDP wrapper, `ddp(x)`, and not "
+            "the model inside it.",
+        ),
+        Miss(
             "ddp.parameters()",
             "new_head.parameters()",
             "Now only the head is trained. The body must move, too.",
@@ -387,6 +395,13 @@ def observe_gradients(answer, model, inputs, targets):
     return {LOSS: float(loss), GRADIENTS: torch.cat([g.flatten() for g in grads])}
 
 
+MEAN = "F.cross_entropy(model(inputs), targets)"
+SUM = 'F.cross_entropy(model(inputs), targets, reduction="sum")'
+BACKWARD = f"""    loss = {SUM} / tokens
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+"""
 OWN_MEAN = (
     "That is a mean of means: each rank divides by its own number of tokens, so a "
     "token on a rank with few of them counts more. Divide the sum by the tokens of all "
@@ -395,7 +410,7 @@ OWN_MEAN = (
 
 MEAN_OF_MEANS = Task(
     id="12.mean_of_means",
-    title="The loss that depends on the cut",
+    title="The loss that depends on the split",
     stars=2,
     cases=((1, 3, 2, 4), (4, 0, 2), (2,)),
     inputs=tokens_of,
@@ -418,6 +433,36 @@ MEAN_OF_MEANS = Task(
             "        parameter.grad /= dist.get_world_size()\n",
             "The loss is right. The gradients are divided once too often: the parts "
             "of the ranks add up to the whole.",
+        ),
+        Miss(
+            f"{SUM} / tokens",
+            f"{MEAN} * (targets != -100).sum() / tokens",
+            "A rank with nothing but padding has a mean of 0/0, which is nan, and nan "
+            'times 0 is nan. Use `reduction="sum"`: that is 0 there.',
+        ),
+        Miss(
+            BACKWARD,
+            f"""    loss = {SUM}
+    loss.backward()
+    loss = loss / tokens
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+""",
+            "The loss is right. The gradients are those of the sum, divided by the "
+            "number of ranks. Divide by the tokens of all ranks, and by nothing else.",
+        ),
+        Miss(
+            BACKWARD,
+            f"""    {MEAN}.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    loss = {SUM} / tokens
+""",
+            "The loss is right. The gradients are a mean of means: each rank has "
+            "divided by its own tokens. Call backward on the sum, divided by the "
+            "tokens of all ranks.",
         ),
         Miss(
             "    dist.all_reduce(loss)\n",
@@ -446,15 +491,16 @@ PARTS = ("model", "optimizer", "scheduler")
 NAMES = "the names of the model's parameters"
 
 
-def observe_checkpoint(answer, before, batches):
-    """What a checkpoint has in it some steps later, and what it should have."""
+def observe_checkpoint(answer, steps_before):
+    """What a checkpoint has in it three steps later, and what it should have."""
     model = nn.Sequential(linear(4, 4, 1, divided_by=8), nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     ddp = DDP(model)
     state = None
+    batches = batches_of(dist.get_rank(), steps_before + 3)
     for step, (x, y) in enumerate(batches):
-        if step == before:
+        if step == steps_before:
             parts = dict(zip(PARTS, (model, optimizer, scheduler), strict=True))
             right = {name: plain(dict(p.state_dict())) for name, p in parts.items()}
             state = answer(ddp, optimizer, scheduler)
@@ -464,10 +510,16 @@ def observe_checkpoint(answer, before, batches):
         scheduler.step()
     if not isinstance(state, dict):
         return state
-    found = {name: plain(dict(state.get(name) or {})) for name in PARTS}
+    there = {f"{name!r} is there": name in state for name in PARTS}
+    is_dict = {n: isinstance(state.get(n), dict) for n in PARTS}
+    found = {n: plain(dict(state[n])) if is_dict[n] else {} for n in PARTS}
     kept = {n: difference(found[n], right[n], 1e-6) is None for n in PARTS}
-    missing = {f"is the {name} there?": name in state for name in PARTS}
-    return missing | {NAMES: list(found["model"])} | kept
+    return {
+        **there,
+        **{f"{name!r} is a state_dict": yes for name, yes in is_dict.items()},
+        NAMES: list(found["model"]),
+        **{f"{n!r} is as it was, three steps later": kept[n] for n in PARTS},
+    }
 
 
 CHANGED = (
@@ -486,7 +538,7 @@ CANNOT_RESUME = Task(
     seconds=10.0,
     imports=OPTIMIZERS,
     cases=(3, 1, 2),
-    inputs=lambda before, rank, n: (before, batches_of(rank, before + 3)),
+    inputs=lambda steps_before, rank, n: (steps_before,),
     observe=observe_checkpoint,
     misses=(
         Miss("ddp.module.state_dict()", "ddp.state_dict()", PREFIX),
@@ -510,9 +562,10 @@ CANNOT_RESUME = Task(
         ),
     ),
     because={
-        "there?": "A part is missing, and a resumed job would begin anew there.",
+        "is there": "A part is missing, and a resumed job would begin anew there.",
+        "is a state_dict": "Store what `state_dict()` returns, not the object itself.",
         NAMES: PREFIX,
-        **dict.fromkeys(PARTS, CHANGED),
+        "as it was": CHANGED,
     },
     hints=(
         "Which is the first key of `ddp.state_dict()`? And what else has a state?",
