@@ -42,7 +42,6 @@ DRAWN = {
     "7.5 billion": pictures.memory_by_stage,
     "1 trillion": lambda: pictures.memory_by_stage("1 trillion", 1024),
     "GPT-2 small": lambda: pictures.memory_by_stage("GPT-2 small", 1, tokens=128),
-    "32 groups": lambda: pictures.mesh(pp=2, dp=4, tp=8, axis="pp"),
     "1,024 GPUs": pictures.what_if,
     "one slow GPU": lambda: pictures.what_if(nodes=1, slowdown_of_one_gpu=4.0),
 }
@@ -74,13 +73,6 @@ def test_a_rank_is_where_torchrun_puts_it(nodes, gpus):
     beyond = pictures.torchrun_ranks(nodes, gpus, 99)
     (note,) = [text for text in words_of(beyond) if "There is no rank 99" in text]
     assert f"Rank {nodes * gpus - 1} is local rank {gpus - 1}" in note
-
-
-def test_groups_of_a_mesh_look_different():
-    boxes = [box for _, box in drawn("32 groups").labels]
-    looks = [(box.get_facecolor(), box.get_hatch()) for box in boxes]
-    assert len(set(looks)) == 32
-    assert looks[:32] == looks[32:]  # ranks r and r + 32 are a group
 
 
 def test_a_ring_shows_what_is_held_sent_and_complete():

@@ -2,10 +2,8 @@
 
 import math
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from tests.answers import Answers, Edited
 
@@ -22,12 +20,8 @@ for number in (9, "9", torch.tensor(9)):
 
 
 @ANSWERS.right("11.coordinates")
-def by_divmod(rank, sizes):
-    places = []
-    for size in sizes[::-1]:
-        rank, place = divmod(rank, size)
-        places.insert(0, place)
-    return places
+def by_unravel(rank, sizes):
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(rank), sizes))
 
 
 @ANSWERS.right("11.coordinates")
@@ -35,16 +29,6 @@ def by_products(rank, sizes):
     return tuple(
         rank // math.prod(sizes[axis + 1 :]) % size for axis, size in enumerate(sizes)
     )
-
-
-@ANSWERS.wrong("11.coordinates", "wrong", "with % and //")
-def by_unravel(rank, sizes):
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(rank), sizes))
-
-
-@ANSWERS.wrong("11.coordinates", "wrong", "with % and //")
-def by_numpy(rank, sizes):
-    return tuple(map(int, np.unravel_index(rank, sizes)))
 
 
 ANSWERS.wrong("11.coordinates", "wrong", "the last place is rank % sizes[-1]")(
@@ -58,32 +42,6 @@ ANSWERS.wrong("11.coordinates", "wrong", "the last place is rank % sizes[-1]")(
 def by_an_array(sizes, axis):
     ranks = torch.arange(math.prod(sizes)).view(*sizes)
     return ranks.movedim(axis, -1).reshape(-1, sizes[axis]).tolist()
-
-
-@ANSWERS.right("11.mesh_groups")
-def by_places(sizes, axis):
-    groups = {}
-    for rank in range(math.prod(sizes)):
-        places = list(by_divmod(rank, sizes))
-        places[axis] = 0
-        groups.setdefault(tuple(places), []).append(rank)
-    return tuple(groups.values())
-
-
-@ANSWERS.wrong("11.mesh_groups", "wrong", "move the axis to the end (`movedim`)")
-def swapped_with_the_last(sizes, axis):
-    ranks = torch.arange(math.prod(sizes)).view(*sizes)
-    return ranks.transpose(axis, -1).reshape(-1, sizes[axis]).tolist()
-
-
-@ANSWERS.wrong("11.mesh_groups", "wrong", "ranks that follow each other")
-def rows_of_that_size(sizes, axis):
-    return torch.arange(math.prod(sizes)).view(-1, sizes[axis]).tolist()
-
-
-@ANSWERS.wrong("11.mesh_groups", "wrong", "ranks that follow each other")
-def rows_of_the_last_axis(sizes, axis):
-    return torch.arange(math.prod(sizes)).view(-1, sizes[-1]).tolist()
 
 
 ANSWERS.wrong("11.mesh_groups", "wrong", "Every rank is in exactly one group")(
@@ -102,29 +60,6 @@ def by_gathering(sliced, whole):
 
 
 ANSWERS.right("11.norm")(Edited("squares.sqrt()", "math.sqrt(squares)"))
-
-
-@ANSWERS.wrong("11.norm", "wrong", "Norms do not add up")
-def added_norms(sliced, whole):
-    total = torch.stack([g.norm() for g in sliced]).sum()
-    dist.all_reduce(total)
-    return total + torch.stack([g.norm() for g in whole]).sum()
-
-
-@ANSWERS.wrong("11.norm", "wrong", "Norms do not add up")
-def reduced_the_norm(sliced, whole):
-    total = torch.cat([g.flatten() for g in sliced + whole]).norm()
-    dist.all_reduce(total)
-    return total
-
-
-@ANSWERS.wrong("11.norm", "wrong", "Norms do not add up")
-def reduced_the_norm_of_slices(sliced, whole):
-    total = torch.cat([g.flatten() for g in sliced]).norm()
-    dist.all_reduce(total)
-    return torch.hypot(total, torch.cat([g.flatten() for g in whole]).norm())
-
-
 ANSWERS.wrong("11.norm", "wrong", "then the root")(
     Edited("dist.all_reduce(squares)", "dist.all_reduce(squares, dist.ReduceOp.MAX)")
 )
@@ -148,24 +83,6 @@ def the_last_piece(largest, total, mixed, queries, keys, values):
     return scores.amax(1), weights.sum(1), weights @ values
 
 
-@ANSWERS.wrong("11.online_softmax", "wrong", "(nan). Subtract the largest score")
-def without_the_largest(largest, total, mixed, queries, keys, values):
-    weights = (queries @ keys.T).exp()
-    return largest, total + weights.sum(1), mixed + weights @ values
-
-
-ANSWERS.wrong("11.online_softmax", "crashed", "write `x[:, None]`")(
-    Edited("shrunk[:, None]", "shrunk")
-)
-ANSWERS.wrong("11.online_softmax", "crashed", "write `x[:, None]`")(
-    Edited("new[:, None]", "new")
-)
-ANSWERS.wrong("11.online_softmax", "wrong", "return `mixed` as a sum")(
-    Edited("    return new,", "    mixed /= total[:, None]\n    return new,")
-)
-ANSWERS.wrong("11.online_softmax", "wrong", "Rescale them to the new one")(
-    Edited("total * shrunk", "total", "mixed * shrunk[:, None]", "mixed")
-)
 ANSWERS.wrong("11.online_softmax", "crashed", "[queries, keys]")(
     Edited("keys.T", "keys", "scores.amax", "scores.sum(0).amax")
 )
@@ -181,34 +98,6 @@ def without_groups(gradient, tp):
     gradient.copy_(torch.stack(mine).mean(0))
 
 
-@ANSWERS.right("11.spot_the_mesh")
-def by_enumeration(gradient, tp):
-    n = dist.get_world_size()
-    columns = [list(range(column, n, tp)) for column in range(tp)]
-    mine, _ = dist.new_subgroups_by_enumeration(columns)
-    dist.all_reduce(gradient, group=mine)
-    gradient /= dist.get_world_size(mine)
-
-
-@ANSWERS.wrong("11.spot_the_mesh", "wrong", "ends with the last group")
-def the_last_group(gradient, tp):
-    n = dist.get_world_size()
-    for column in range(tp):
-        group = dist.new_group(range(column, n, tp))
-    dist.all_reduce(gradient, group=group)
-    gradient /= n // tp
-
-
-@ANSWERS.wrong("11.spot_the_mesh", "wrong", "Make the groups with `new_group`")
-def by_pytorchs_mesh(gradient, tp):
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // tp, tp))
-    dist.all_reduce(gradient, group=mesh.get_group(0))
-    gradient /= mesh.size(0)
-
-
-ANSWERS.wrong("11.spot_the_mesh", "wrong", "tp is how many ranks share a model")(
-    Edited("gradient /= n // tp", "gradient /= tp")
-)
 ANSWERS.wrong("11.spot_the_mesh", "stuck", "is a call of *all* ranks")(
     Edited(
         "        made = dist.new_group(members)"

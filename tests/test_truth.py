@@ -113,9 +113,10 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("08", "terminal-md", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
     ("09", "pays-explain", "1.4"): 8.0 / 5.8,
     ("09", "recap", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
-    ("11", "recap", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
     ("09", "09.heads", "768"): 12 * 64,
     ("09", "09.sixteen", "36"): 450 / 12.5,
+    ("09", "09.sixteen", "450"): POD.inside.bandwidth / costs.GB,
+    ("09", "09.sixteen", "450 GB/s"): POD.inside.bandwidth / costs.GB,
 }
 
 # What somebody decided, or what only a source can know: the reason in words.

@@ -30,7 +30,7 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "`[6, 2]`: all outputs, half of the inputs",
-                why="With half of the inputs, a rank could not finish any output.",
+                why="With half of the inputs, a rank could finish no output.",
             ),
             Choice(
                 "`[3, 2]`: half of the outputs, half of the inputs",
@@ -114,8 +114,8 @@ QUESTIONS = lesson(
             Choice(
                 "Those of the layer before the slices.",
                 right=True,
-                why="They learn from the gradient of x. Each rank has only its own "
-                "slice's contribution to it.",
+                why="They learn from the gradient of x. Each rank knows what its own "
+                "slice answers, and that is a part.",
             ),
             Choice(
                 "None of them: the loss is the same on all ranks.",
@@ -140,16 +140,14 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "09.fused",
-        "In a trained model, one weight has the rows of all queries, then of all keys, "
-        "then of all values, as in GPT-2. Three ranks each take a contiguous third of "
-        "it, and each splits its third into queries, keys and values. What happens?",
+        "One weight has the rows of all queries, then of all keys, then of all values, "
+        "as in GPT-2. Three ranks each take a contiguous third of it, and each "
+        "splits its third into queries, keys and values. What happens?",
         [
             Choice(
-                "Rank 0 uses some queries as keys and values, without an error.",
+                "Rank 0 takes some queries for keys and values, without an error.",
                 right=True,
-                why="Its third is all queries. If training began with this cut, that "
-                "would be just another order of the rows. With weights trained on one "
-                "GPU, or on another number of ranks, the results are wrong.",
+                why="Its third is all queries. The model trains, as another model.",
             ),
             Choice(
                 "An error: the shapes of queries and keys do not fit.",
@@ -185,19 +183,18 @@ QUESTIONS = lesson(
     ),
     Number(
         "09.loss_numbers",
-        "64 positions, a vocabulary of 32,000, four ranks with 8,000 scores each. How "
-        "many numbers does *one rank* have to put into all-reduces for the loss, if "
-        "exp() must stay finite?",
+        "64 positions, a vocabulary of 32,000, four ranks with 8,000 scores each. For "
+        "the loss, each rank can tell the others a few numbers about its scores. How "
+        "many numbers have to be all-reduced in all?",
         answer=192,
         why="Three for each position: the largest score, the sum of exp, and the score "
         "of the target.",
-        hint="Which parts of the formula need the scores of all ranks? And what keeps "
-        "exp() finite?",
+        hint="The loss of a position is log(sum of exp(scores)) - score of the target. "
+        "Exp needs the largest score, so that it stays finite.",
         slips=[
             Slip(64, "One a position is not enough: there is a sum and a target."),
             Slip(128, "And the largest score, without which exp may be infinite."),
             Slip(3, "That is for one position."),
-            Slip(768, "That is for all four ranks together. Count those of one."),
             Slip(2_048_000, "Those are all the scores. Nobody needs all of them."),
             Slip(512_000, "Those are a rank's scores. Nobody needs all of them."),
         ],
@@ -225,29 +222,26 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "An n-th, because each rank sends its own part only.",
-                why="It sends its n-th to n - 1 others: (n - 1)/n of x.",
+                why="Its part goes to all others, which is (n - 1)/n of x for each.",
             ),
         ],
         measured=True,
     ),
     Number(
         "09.sixteen",
-        "8 GPUs in a node wait for all-reduces for 15 % of a layer's time. NVLink, "
-        "which links them, has 450 GB/s. Now 16 GPUs on two nodes share the layer, and "
-        "each node has one network card of 12.5 GB/s. For about what percentage of the "
-        "time do they wait?",
+        "8 GPUs in a node, linked by NVLink, wait for all-reduces in 15 % of a layer's "
+        "time. Now 16 GPUs on two nodes share the layer. Between nodes each GPU's "
+        "message shares a network of 12.5 GB/s. About which share of the time, in "
+        "percent, do they wait?",
         answer=92,
         tolerance=10,
         unit="%",
         why="12.5 GB/s are 36 times slower than NVLink's 450, and there is half as "
         "much to compute.",
-        hint="What becomes of the time for sending, and of the time for computing?",
+        hint="NVLink has 450 GB/s. What becomes of the time for sending, and of the "
+        "time for computing?",
         slips=[
-            Slip(
-                30,
-                "You doubled 15 %. Sending takes far more than twice the time, and "
-                "computing takes half.",
-            ),
+            Slip(30, "That would be the same links, and half of the computing."),
             Slip(26, "As if sending took as long as before. The network is slower."),
             Slip(15, "Twice the GPUs compute half as much each, and send as much."),
             Slip(7.5, "More GPUs do not send less each."),

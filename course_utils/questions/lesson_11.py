@@ -56,36 +56,29 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "11.innermost",
-        "A model of 7.5 billion parameters trains with dp = 8 and tp = 8. In each step "
-        "every replica works on 64 sequences. What does a GPU send in a step?",
+        "Why is tp the last axis of a mesh, and dp or pp the first?",
         [
             Choice(
-                "More along dp, as gradients are larger than activations",
-                "It sends those of its slices only, an eighth of all, and once in a "
-                "step.",
-            ),
-            Choice(
-                "As much along dp as along tp, as both have eight ranks",
-                "How much goes around counts as well: gradients or activations.",
-            ),
-            Choice(
-                "A few times more along tp, as all layers send something",
-                "They send something for every sequence. The gradients go once.",
-            ),
-            Choice(
-                "Dozens of times more along tp, for layers and sequences",
-                "Four all-reduces in each layer, for each of 64 sequences. The "
-                "gradients go once in a step.",
+                "Its ranks then follow each other, so they are on one node",
+                "Tensor parallel sends the most and waits for each message. The links "
+                "inside a node are the fastest.",
                 right=True,
             ),
+            Choice(
+                "Its groups then have the fewest ranks, so they sum faster",
+                "The size of a group is chosen, whatever its place in the mesh.",
+            ),
+            Choice(
+                "PyTorch slices the layers in the order of the axes",
+                "Each axis has a group of its own, and the order changes only which "
+                "ranks are in it.",
+            ),
         ],
-        measured=True,
     ),
     MultipleChoice(
         "11.norm",
-        "Now plain data parallel (DDP) beside tensor parallel, without DTensors: every "
-        "rank of dp holds the same averaged gradients. Which statements about the norm "
-        "of the whole model's gradient are true?",
+        "A gradient norm for clipping is to be that of the whole model. The mesh has "
+        "dp and tp, with the gradients already averaged over dp. What is true?",
         [
             Choice(
                 "Squares of slices are added up over the ranks of tp",
@@ -94,9 +87,7 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "Squares are added up over the ranks of dp as well",
-                "These hold the same gradients, so the norm would be too large. With "
-                "FSDP, where dp holds shards, they would be added up over dp, as "
-                "`clip` above does.",
+                "These hold the same gradients. The norm would be too large.",
             ),
             Choice(
                 "Parameters that every rank has whole count once, not tp times",
@@ -112,10 +103,9 @@ QUESTIONS = lesson(
     Number(
         "11.passes",
         "Four ranks share a sequence, a quarter each. In ring attention keys and "
-        "values go around, both in one message. How many such messages does each rank "
-        "pass on in one forward pass?",
+        "values go around. How often does each rank pass some on in a forward?",
         answer=3,
-        unit="messages",
+        unit="times",
         why="It begins with its own quarter, and three others have to come by.",
         hint="With which keys can a rank begin at once?",
         slips=[
@@ -151,7 +141,7 @@ QUESTIONS = lesson(
     SingleChoice(
         "11.busiest",
         "Four ranks, an expert on each. The router sends half of all tokens to expert "
-        "2, instead of a quarter to each. How does that change the time of the layer?",
+        "2. How does that change the time of the layer?",
         [
             Choice(
                 "It is longer: all wait for the rank of expert 2",

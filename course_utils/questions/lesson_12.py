@@ -1,4 +1,4 @@
-"""Lesson 12, the clinic: hangs, stragglers, silent divergence, memory that grows."""
+"""Lesson 12, the clinic: hangs, stragglers, silent mistakes, memory that grows."""
 
 from course_utils.questions import (
     Choice,
@@ -38,7 +38,7 @@ QUESTIONS = lesson(
     SingleChoice(
         "12.hang_cause",
         "The stacks of a stuck job: ranks 0, 2 and 3 are in the `all_reduce` of step "
-        "3, and rank 1 is past the loop. Its log says *skipped step 2*. What is wrong?",
+        "3, and rank 1 is past the loop. Which of these can be the cause?",
         [
             Choice(
                 "A link to rank 1 has failed, so its messages no longer arrive",
@@ -46,7 +46,7 @@ QUESTIONS = lesson(
                 "calls have returned.",
             ),
             Choice(
-                "The ranks decide by values of their own whether to communicate",
+                "Each rank decides by its own values whether to communicate",
                 "Each `if` around a collective needs a condition that is the same on "
                 "all ranks.",
                 right=True,
@@ -66,21 +66,20 @@ QUESTIONS = lesson(
     SingleChoice(
         "12.step_times",
         "Rank 2 computes for 60 ms in each step, the others for 20 ms. Then all "
-        "average their gradients. Every rank takes the time of its whole step. What do "
-        "they measure?",
+        "average their gradients. Every rank times its whole step. What do they "
+        "measure?",
         [
             Choice(
-                "60 ms on rank 2, and 20 ms on the others, which are done earlier",
+                "60 ms on rank 2, and 20 ms on the others",
                 "They have computed earlier, but in the all-reduce they wait for rank "
                 "2.",
             ),
             Choice(
-                "30 ms on all of them, as the ranks share the work of a step",
-                "They do not share it: each computes its own part, and the slowest "
-                "decides.",
+                "30 ms on all four ranks",
+                "That is the mean of the four. But all of them wait for the slowest.",
             ),
             Choice(
-                "60 ms on all of them, as the all-reduce ends for all together",
+                "60 ms on all four ranks",
                 "The waiting is inside the step. So the time of a step tells that "
                 "there is a straggler, and not which rank it is.",
                 right=True,
@@ -135,8 +134,9 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "12.start_cause",
-        "Norms of the parameters, on two ranks. Before step 0: 5.12 and 5.12. After "
-        "step 1: 5.08 and 5.08. After step 2: 5.05 and 5.09. Where do you look first?",
+        "Norms of the parameters, on two ranks. At the start: 5.12 and 5.12. After the "
+        "first step: 5.08 and 5.08. After the second: 5.05 and 5.09. Where do you look "
+        "first?",
         [
             Choice(
                 "What the ranks do differently in the second step",
@@ -146,7 +146,7 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "Whether the start is broadcast from rank 0 to the others",
-                "It is, or they have been lucky: the norms are equal before step 0.",
+                "It is, or they have been lucky: the norms are equal at the start.",
             ),
             Choice(
                 "Whether both ranks read the same data in each of the steps",
@@ -191,7 +191,7 @@ QUESTIONS = lesson(
         [
             Choice(
                 "the parameters of rank 0 are not broadcast at the start",
-                "The loss goes down, more slowly than it should.",
+                "The loss goes down, but stays too high: no rank reaches the goal.",
                 right=True,
             ),
             Choice(
