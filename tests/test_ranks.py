@@ -27,9 +27,10 @@ from ranks_support import (
 )
 
 from course_utils.ranks import RankFailure, Ranks, RanksError, RequestWarning, agreement
+from course_utils.ranks.deadlock import QUIET_SAMPLES
 from course_utils.ranks.magic import run_on_ranks
 from course_utils.ranks.output import HEAD_LINES, choose_output
-from course_utils.ranks.round import QUIET_SAMPLES, Round
+from course_utils.ranks.round import Round
 
 pytestmark = pytest.mark.usefixtures("watch")
 
@@ -657,7 +658,7 @@ def test_a_rank_that_finishes_while_all_are_asked_is_progress(by_hand, monkeypat
     def ask_until_one_finishes(self, seconds):
         ask(self, seconds)
         pending, end = set(self.pending), time.monotonic() + 10
-        while len(self.samples) == QUIET_SAMPLES and self.pending == pending:
+        while len(self.watch.samples) == QUIET_SAMPLES and self.pending == pending:
             assert time.monotonic() < end
             self.step(0.02)
 

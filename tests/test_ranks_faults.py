@@ -34,8 +34,9 @@ from ranks_support import (
 from thorough import thorough_after
 
 from course_utils.ranks import Ranks, RanksError, report
+from course_utils.ranks.deadlock import AFTER_THE_END_SECONDS
 from course_utils.ranks.processes import Zygote
-from course_utils.ranks.round import AFTER_THE_END_SECONDS, Round
+from course_utils.ranks.round import Round
 from course_utils.ranks.team import Team
 
 pytestmark = [

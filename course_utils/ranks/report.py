@@ -62,8 +62,6 @@ OPERATOR_PARTS = (
     f"{os.sep}torch{os.sep}_ops.py",
     f"{os.sep}torch{os.sep}_library{os.sep}",
 )
-MEETING_NAMES = ("init_process_group", "new_group")
-MEETING_SECONDS = 4.0  # for ranks that may find each other
 INNER_NAMES = (
     "wrapper",
     "checked",
@@ -322,33 +320,6 @@ def in_threads(main: list[Frame], others: Iterable[list[Frame]]) -> list[Frame]:
             if is_waiting(frames):
                 return frames + main
     return main
-
-
-def is_at_store(frames: list[Frame]) -> bool:
-    """Does it wait in the constructor of a TCPStore? There rank 0 looks again and again
-    whether all have come; the others try to connect, and sleep longer each time."""
-    return bool(frames) and STORE_PART in frames[0][0]
-
-
-def is_meeting(frames: list[Frame]) -> bool:
-    """Does it wait for the other ranks of a group that is being made?"""
-    return is_at_store(frames) or any(name in MEETING_NAMES for *_, name in frames)
-
-
-def patience(frames: list[list[Frame]], tried: float) -> float:
-    """How many seconds waiting ranks can be still, and yet come to something.
-
-    Two or more that make a group may find each other. A rank that came too early to a
-    ``TCPStore`` tries again after longer and longer pauses: about as long as it has
-    been trying.
-
-    Args:
-        frames: where each of them is, innermost first.
-        tried: seconds from their start until they became still.
-    """
-    if len(frames) < 2 or not any(map(is_meeting, frames)):
-        return 0.0
-    return max(MEETING_SECONDS, tried if any(map(is_at_store, frames)) else 0.0)
 
 
 def frames_of_dump(dump: str) -> list[Frame]:

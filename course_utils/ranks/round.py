@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from course_utils.ranks.deadlock import DeadlockWatch
 from course_utils.ranks.output import Printer, is_c10d_log
 from course_utils.ranks.processes import seconds_of_work
 from course_utils.ranks.report import (
@@ -24,10 +25,8 @@ from course_utils.ranks.report import (
     exit_text,
     find_where,
     frames_of_dump,
-    is_meeting,
     is_waiting,
     learner_lines,
-    patience,
 )
 from course_utils.ranks.team import Team
 
@@ -43,14 +42,6 @@ LOOK_SECONDS = 0.03
 ASK_SECONDS, SEVER_SECONDS, INTERRUPT_SECONDS = 0.4, 0.6, 0.7
 DUMP_SECONDS = 1.0  # for what a rank says to a signal if it cannot answer
 HEAD_START = 0.05  # of an interrupt before the connections are closed
-# Nothing printed, answered or computed for this long, and every rank that has not
-# finished waits for another one: a deadlock.
-QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
-# Ranks that make a group look again and again who has come, which takes some CPU time.
-MEETING_CPU = 0.15
-# A rank that has finished may still send. But a thread of its own may also compute for
-# ever.
-AFTER_THE_END_SECONDS = 4.0
 # A rank that is ready to run and gets less than this share of a core is starved by what
 # else the machine does. Then the limit is at most so many times as long.
 STARVED, BUSY_MACHINE = 0.2, 3.0
@@ -85,7 +76,7 @@ class Round:
         self.severed = False
         self.last_look = self.started
         self.waited: dict[int, list] = {}  # where ranks waited at the last look
-        self.samples: list[tuple[float, dict[int, float]]] = []
+        self.watch = DeadlockWatch(self)
         self.silent_outputs: set[int] = set()
 
     # -------------------------------------------------------------------- send and wait
@@ -119,7 +110,7 @@ class Round:
             if self.failed_at is not None and now > self.failed_at + PEER_SECONDS:
                 return
             if before is None and now > deadline - window:
-                before = now, seconds_of_work(self._pids())
+                before = now, seconds_of_work(self.pids())
             if now > deadline:
                 last = now > self.started + BUSY_MACHINE * limit
                 if last or before is None or not self._starves(*before):
@@ -130,17 +121,18 @@ class Round:
             self.step(min(pause, max(0.0, deadline - now)))
             if self.failed_at is not None and not self.severed:
                 self._free_those_that_wait()
-            if self._is_quiet():
+            if self.watch.is_deadlock():
                 self.cause, self.quiet = "timeout", True
                 return
 
-    def _pids(self) -> dict[int, int]:
+    def pids(self) -> dict[int, int]:
+        """The process of each rank, also of those that take no part."""
         return {rank: one.pid for rank, one in self.team.processes.items()}
 
     def _starves(self, since: float, used: dict[int, float]) -> bool:
         """Was a rank ready to run since then, and had hardly any time on a core?"""
         seconds = time.monotonic() - since
-        for rank, now in seconds_of_work(self._pids()).items():
+        for rank, now in seconds_of_work(self.pids()).items():
             spent = now - used.get(rank, 0.0)
             if rank in self.pending and spent < STARVED * seconds:
                 with contextlib.suppress(psutil.Error):
@@ -265,50 +257,7 @@ class Round:
         self.severed = True
         self._tell(ranks, "sever")
 
-    # ------------------------------------------------------------------------- deadlock
-    def _is_quiet(self) -> bool:
-        """Does every rank that has not finished wait for another one, for good?"""
-        now = time.monotonic()
-        if not self.pending or now - self.last_event < QUIET_SECONDS:
-            self.samples.clear()
-            return False
-        if self.samples and now - self.samples[-1][0] < QUIET_SECONDS:
-            return False
-        pids = self._pids()
-        used = seconds_of_work(pids)
-        before = self.samples[-1][1] if self.samples else {}
-        spent = {rank: s - before.get(rank, 0.0) for rank, s in used.items()}
-        if any(spent.get(rank, 0.0) > MEETING_CPU for rank in self.pending):
-            self.samples = [(now, used)]
-            return False
-        self.ask_where(0.2)
-        if time.monotonic() - self.last_event < QUIET_SECONDS:
-            self.samples.clear()  # one has answered: others may go on now
-            return False
-        used = seconds_of_work(pids)
-        computing = {r for r in self.pending if spent.get(r, 0.0) > QUIET_CPU}
-        asked = self.pending & self.frames.keys()
-        if not all(is_waiting(self.frames[rank]) for rank in asked) or any(
-            not is_meeting(self.frames.get(rank, [])) for rank in computing
-        ):
-            self.samples = [(now, used)]
-            return False
-        if asked != self.pending:  # too busy a machine to answer in time: ask again
-            self.samples[-1:] = [(now, used)]
-            return False
-        self.samples.append((now, used))
-        if len(self.samples) <= QUIET_SAMPLES:
-            return False
-        frames = [self.frames[rank] for rank in self.pending]
-        still_since, used_then = self.samples[0]
-        needed = patience(frames, still_since - self.started)
-        if any(
-            used[rank] - used_then.get(rank, 0.0) > QUIET_CPU
-            for rank in used.keys() - self.pending
-        ):
-            needed = max(needed, AFTER_THE_END_SECONDS)
-        return now - still_since >= needed
-
+    # ------------------------------------------------------------------ where they are
     def ask_where(self, seconds: float) -> None:
         """Fill ``frames`` of the pending ranks, as far as they answer in time."""
         for rank in self.pending:
