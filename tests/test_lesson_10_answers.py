@@ -18,7 +18,7 @@ for number in (6, "6", 6.0, torch.tensor(6)):
 # ---------------------------------------------------------------------- 10.one_f_one_b
 
 
-@ANSWERS.wrong("10.one_f_one_b", "wrong", "then one forward and one backward in turns")
+@ANSWERS.wrong("10.one_f_one_b", "wrong", "That is GPipe: all forwards first.")
 def all_forwards_first(rank, ranks, micro_batches):
     return [(kind, i) for kind in "FB" for i in range(micro_batches)]
 
@@ -26,6 +26,16 @@ def all_forwards_first(rank, ranks, micro_batches):
 @ANSWERS.wrong("10.one_f_one_b", "wrong", "as pairs such as")
 def nothing(rank, ranks, micro_batches):
     return []
+
+
+@ANSWERS.wrong("10.one_f_one_b", "wrong", "It depends on the rank")
+def as_many_on_all_ranks(rank, ranks, micro_batches):
+    before = min(ranks - 1, micro_batches)
+    order = [("F", i) for i in range(before)]
+    for i in range(micro_batches):
+        order += [("F", i + before)] if i + before < micro_batches else []
+        order.append(("B", i))
+    return order
 
 
 @ANSWERS.right("10.one_f_one_b")
@@ -64,6 +74,41 @@ def work_and_bubble(ranks, micro_batches, chunks, forward, backward):
 
 
 # ----------------------------------------------------------------------- 10.gpipe_step
+
+
+@ANSWERS.wrong("10.gpipe_step", "wrong", "only one rank works at a time")
+def one_at_a_time(stage, inputs, targets, micro_batches, rows):
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    loss = 0.0
+    for i in range(micro_batches):
+        part = slice(i * rows, (i + 1) * rows)
+        x, grad = torch.empty(rows, 4), None
+        if rank:
+            dist.recv(x, rank - 1)
+        else:
+            x = inputs[part]
+        y = stage(x.requires_grad_())
+        if rank < last:
+            dist.send(y.detach(), rank + 1)
+            grad = torch.empty(rows, 4)
+            dist.recv(grad, rank + 1)
+        else:
+            y = F.mse_loss(y, targets[part]) / micro_batches
+            loss += y.detach()
+        y.backward(grad)
+        if rank:
+            dist.send(x.grad, rank - 1)
+    return loss if rank == last else None
+
+
+ANSWERS.wrong("10.gpipe_step", "wrong", "it still has its graph")(
+    Edited("losses.append(y.detach())", "losses.append(y)")
+)
+
+
+ANSWERS.wrong("10.gpipe_step", "wrong", "others None")(
+    Edited("return sum(losses) if rank == last else None", "return None")
+)
 
 
 @ANSWERS.right("10.gpipe_step")
@@ -111,6 +156,26 @@ ANSWERS.wrong("10.gpipe_step", "wrong", "others None")(
 )
 
 
+ANSWERS.wrong("10.gpipe_step", "stuck", "`x.grad` to the one before")(
+    Edited("        if rank > 0:\n            dist.send(x.grad, rank - 1)\n", "")
+)
+ANSWERS.wrong("10.gpipe_step", "wrong", "Every micro-batch gets the same rows")(
+    Edited("inputs[i * rows : (i + 1) * rows]", "inputs[0:rows]")
+)
+ANSWERS.right("10.gpipe_step")(  # asks for all gradients before it needs them
+    Edited(
+        "    for x, y in kept:\n",
+        "    grads = [torch.empty(rows, 4) for _ in kept]\n"
+        "    ahead = [dist.irecv(g, rank + 1) for g in grads if rank < last]\n"
+        "    for i, (x, y) in enumerate(kept):\n",
+        "            grad = torch.empty(rows, 4)\n",
+        "            grad = grads[i]\n",
+        "dist.recv(grad, rank + 1)",
+        "ahead[i].wait()",
+    )
+)
+
+
 @ANSWERS.wrong("10.gpipe_step", "wrong", "does not travel in micro-batches")
 def the_whole_batch_at_once(stage, inputs, targets, micro_batches, rows):
     rank, last = dist.get_rank(), dist.get_world_size() - 1
@@ -140,6 +205,14 @@ BACK = tuple(form.format("x.grad, rank - 1") for form in (LATER, AT_ONCE))
 ANSWERS.wrong("10.spot_the_pipeline", "stuck", "Two ranks send to each other")(
     Edited(*ONWARD, *BACK)
 )
+BEFORE = "before = min(last - rank, micro_batches)"
+ANSWERS.wrong("10.spot_the_pipeline", "wrong", "it has become GPipe")(
+    Edited(BEFORE, "before = micro_batches", *ONWARD, *BACK)
+)
+ANSWERS.wrong("10.spot_the_pipeline", "wrong", "it is no longer 1F1B")(
+    Edited(BEFORE, "before = 0", *ONWARD, *BACK)
+)
 ANSWERS.right("10.spot_the_pipeline")(Edited(*BACK))
+ANSWERS.right("10.spot_the_pipeline")(Edited(*ONWARD))
 
 test_wrong, test_right = ANSWERS.tests()

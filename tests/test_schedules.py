@@ -57,6 +57,8 @@ def test_what_is_kept(p, m):
     assert [step.most_kept(rank) for rank in range(p)] == [m] * p
     step = simulator.pipeline_step(of_all(one_f_one_b, p, m), work)
     assert [step.most_kept(r) for r in range(p)] == [min(p - r, m) for r in range(p)]
+    step = simulator.pipeline_step(of_all(zero_bubble, p, m), {**work, "W": 1.0})
+    assert [step.most_kept(rank) for rank in range(p)] == [min(p, m)] * p
 
 
 def test_a_message_takes_its_time_and_a_slow_stage_is_no_formula():

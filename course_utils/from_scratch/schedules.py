@@ -77,7 +77,7 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[
     """1F1B with `chunks` stages on each rank: chunk c of rank r is stage c * ranks + r.
 
     Each stage is smaller, so the next rank begins earlier: the bubble is `chunks` times
-    smaller, and there are `chunks` times as many messages.
+    smaller, and there are about `chunks` times as many messages.
 
     Raises:
         ValueError: the number of micro-batches is no multiple of the ranks.

@@ -76,9 +76,13 @@ def tint(color: str, share: float = 0.35) -> str:
 # Many pictures show the same things: one look for each, in all lessons.
 _COMPUTING = {
     "forward": {"fill": tint(BLUE, 0.35)},
+    "forward (second stage)": {"fill": tint(BLUE, 0.65)},
     "backward": {"fill": tint(GREEN, 0.3), "hatch": "////"},
+    "backward (second stage)": {"fill": tint(GREEN, 0.7), "hatch": "////"},
     "optimizer": {"fill": tint(PURPLE, 0.45), "hatch": "...."},
-    "weights": {"fill": tint(PURPLE, 0.45), "hatch": "...."},
+    # The two halves of a backward.
+    "gradient of the input": {"fill": tint(GREEN, 0.3), "hatch": "////"},
+    "gradient of the weights": {"fill": tint(PURPLE, 0.45), "hatch": "...."},
 }
 LOOKS: dict[str, dict[str, Any]] = {
     # What fills memory, in the order in which it comes into being.

@@ -303,6 +303,13 @@ def device_timeline(
         ValueError: no work at all, work that overlaps other work of its device, an
             unknown kind, or too many devices.
     """
+    return _device_timeline(timeline, title, span, _SIDES)
+
+
+def _device_timeline(
+    timeline: Recorded, title: str, span: float | None, sides: float
+) -> Picture:
+    """A `device_timeline` with so many inches of a box beside its label."""
     words.few(timeline.intervals, "devices", 8)
     devices = {name: _joined(name, row) for name, row in timeline.intervals.items()}
     every = [work for row in devices.values() for work in row]
@@ -336,7 +343,7 @@ def device_timeline(
             if (spent := math.fsum(w.stop - w.start for w in row if w.kind == kind))
         ]
         lines.append(f"{name} {', '.join(times) or 'nothing'}, idle {percent}")
-    picture = _rows(rows, shown, title, column="idle")
+    picture = _rows(rows, shown, title, column="idle", sides=sides)
     picture.summary = (
         f"{title.rstrip('.')}. {words.number(needed / size, 3)} {unit} in all. Times "
         f"in {unit}: {'; '.join(lines)}."
@@ -472,7 +479,8 @@ def pipeline_ticks(
     return picture
 
 
-_PHASES = {"F": "forward", "B": "backward", "W": "weights"}
+_WHOLE = {"F": "forward", "B": "backward"}
+_CUT = {"F": "forward", "B": "gradient of the input", "W": "gradient of the weights"}
 
 
 def pipeline(
@@ -483,26 +491,31 @@ def pipeline(
 ) -> Picture:
     """One row a rank of a pipeline: its forwards and backwards, and when it was idle.
 
-    A number is that of the micro-batch. A ' stands for the second stage of a rank.
+    A number is that of the micro-batch. What is done in the second stage of a rank is
+    darker.
 
     Args:
         done: for each rank (action, start, stop), in seconds, as
             `simulator.pipeline_step` and `from_scratch.schedules.Pipeline` note them.
+            A rank has one stage, or two.
         title, span: as of `device_timeline`.
 
     Raises:
         ValueError: as from `device_timeline`.
     """
+    ranks = [list(row) for row in done]
+    is_cut = any(action.kind == "W" for row in ranks for action, _, _ in row)
 
     def work(action: PipelineAction, start: float, stop: float) -> SimpleNamespace:
-        label = f"{action.micro_batch}{chr(39) * action.chunk}"
-        phase = _PHASES[action.kind]
+        phase = (_CUT if is_cut else _WHOLE)[action.kind]
+        phase += " (second stage)" * action.chunk
+        label = str(action.micro_batch)
         return SimpleNamespace(
             start=start, stop=stop, kind="compute", phase=phase, label=label
         )
 
-    rows = {f"rank {n}": [work(*one) for one in row] for n, row in enumerate(done)}
-    return device_timeline(SimpleNamespace(intervals=rows), title=title, span=span)
+    rows = {f"rank {n}": [work(*one) for one in row] for n, row in enumerate(ranks)}
+    return _device_timeline(SimpleNamespace(intervals=rows), title, span, 0.01)
 
 
 # --- computing and communication at the same time -------------------------------------

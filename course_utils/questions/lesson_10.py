@@ -61,12 +61,14 @@ QUESTIONS = lesson(
         "micro-batches does rank 0 keep activations at once?",
         answer=4,
         why="Rank 0 does three forwards before its turns begin, and each turn begins "
-        "with a forward: four are kept, also of more micro-batches.",
+        "with a forward: four are kept, however many micro-batches there are.",
         hint="Three ranks are behind rank 0. What does it do until the first gradient "
         "comes back?",
         slips=[
             Slip(
-                8, "That is GPipe. Here backwards begin before all forwards are done."
+                8,
+                "It would be, if rank 0 ran ahead while it waits for the first "
+                "gradient. 1F1B does not let it.",
             ),
             Slip(
                 3, "Three come before the turns. A turn begins with one more forward."
@@ -83,15 +85,16 @@ QUESTIONS = lesson(
         "with that of GPipe, for the same number of micro-batches?",
         [
             Choice(
-                "It is shorter, as backwards begin before all forwards are done",
+                "It is shorter, because backwards begin before all forwards are done",
                 "They begin earlier, but then they wait for forwards that come later.",
             ),
             Choice(
-                "It is longer, as a rank changes between forward and backward",
-                "Changing costs nothing: each rank does the same work as before.",
+                "It is longer, because a rank has to switch between forward and "
+                "backward",
+                "Switching costs nothing: each rank does the same work as before.",
             ),
             Choice(
-                "It is the same, as the first and the last stage wait as before",
+                "It is the same, because the first and the last stage wait as before",
                 "The last rank still begins after p - 1 forwards, and the first one "
                 "still ends p - 1 backwards after it. 1F1B saves memory, not time.",
                 right=True,
@@ -101,13 +104,13 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "10.crossing",
-        "Rank 0 calls `send` with an activation for rank 1. At the same moment rank 1 "
-        "calls `send` with a gradient for rank 0. Both are large. What happens?",
+        "With gloo, rank 0 calls `send` with an activation for rank 1. At the same "
+        "moment rank 1 calls `send` with a gradient for rank 0. What happens?",
         [
             Choice(
                 "Both messages pass each other, and both ranks go on",
-                "A blocking send of a large tensor returns when the other side "
-                "receives it, and neither does.",
+                "With gloo, `send` returns only when the other side receives, and "
+                "neither does.",
             ),
             Choice(
                 "Each waits for the other to receive, and neither goes on",
@@ -125,7 +128,7 @@ QUESTIONS = lesson(
     SingleChoice(
         "10.slow_stage",
         "One of four stages takes twice as long as the others. There are many "
-        "micro-batches. What becomes of the time of a step?",
+        "micro-batches. What happens to the time of a step?",
         [
             Choice(
                 "It grows by a quarter, as one stage in four takes twice as long",
@@ -134,8 +137,8 @@ QUESTIONS = lesson(
             ),
             Choice(
                 "It hardly changes, as the slow stage's work hides in the bubble",
-                "The bubble is at the beginning and the end. The slow stage delays "
-                "every micro-batch.",
+                "The bubble does not grow with the micro-batches. The slow stage "
+                "delays every one of them.",
             ),
             Choice(
                 "It nearly doubles, as every micro-batch passes the slow stage",
@@ -149,8 +152,8 @@ QUESTIONS = lesson(
     Number(
         "10.interleaved_bubble",
         "Four ranks and eight micro-batches. The bubble of 1F1B is 3/8 of the ideal "
-        "time. Now each rank has two smaller stages. What share of the ideal time is "
-        "the bubble?",
+        "time. Now each rank has two smaller stages. How large is the bubble, as a "
+        "share of the ideal time?",
         answer=18.75,
         unit="%",
         tolerance=0.3,
@@ -171,8 +174,8 @@ QUESTIONS = lesson(
         "What does interleaving with v stages on each rank cost, compared with 1F1B?",
         [
             Choice(
-                "v times as many messages between the ranks",
-                "A micro-batch passes each rank v times: a message for each boundary.",
+                "about v times as many messages between the ranks",
+                "There are pv - 1 boundaries instead of p - 1.",
                 right=True,
             ),
             Choice(

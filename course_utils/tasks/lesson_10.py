@@ -1,5 +1,7 @@
 """Lesson 10, pipeline schedules: the tasks of its exercise."""
 
+import itertools
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -30,6 +32,18 @@ ONE_F_ONE_B = Task(
             "backward right after its first forward. " + WARM_UP,
         ),
         Miss("ranks - rank - 1", "rank", "That is the wrong way round. " + WARM_UP),
+        Miss(
+            "min(ranks - rank - 1, micro_batches)",
+            "micro_batches",
+            "That is GPipe: all forwards first. In 1F1B a rank does only a few before "
+            "the turns begin, one for each rank behind it.",
+        ),
+        Miss(
+            "ranks - rank - 1",
+            "ranks - 1",
+            "Every rank does the same number of forwards first. It depends on the "
+            "rank: how many ranks are behind it?",
+        ),
         Miss(
             "min(ranks - rank - 1, micro_batches)",
             "ranks - rank - 1",
@@ -71,8 +85,9 @@ ONE_F_ONE_B = Task(
 # ------------------------------------------------------------------ one step of a stage
 
 ROWS = 2
-LOSS, GRADIENTS = "the loss", "the gradients of the stage"
+LOSS, GRADIENTS, GRAPH = "the loss", "the gradients of the stage", "a graph is left"
 SENT, FIRST = "messages to the next rank", "bytes of the largest message"
+ORDER, FORWARDS = "the order", "all forwards come first"
 
 
 def a_stage(case, rank, n):
@@ -85,18 +100,36 @@ def a_stage(case, rank, n):
 
 
 def observe_step(answer, stage, inputs, targets, micro_batches, rows):
-    """A training step; what it leaves in the stage, and what was sent for it."""
-    with watched(answer) as calls:
+    """A training step; what it leaves in the stage, and what was done for it."""
+    order, numbers = [], itertools.count()
+
+    def note(stage, args, y):
+        number = next(numbers)
+        order.append(f"F{number}")
+        if y.requires_grad:
+            y.register_hook(lambda grad: order.append(f"B{number}"))
+
+    with stage.register_forward_hook(note), watched(answer) as calls:
         loss = answer(stage, inputs, targets, micro_batches, rows)
     grads = [p.grad for p in stage.parameters()]
     sends = [call for call in calls if call.kind == "send"]
     onward = [call for call in sends if call.peer > dist.get_rank()]
+    is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1
     return {
         GRADIENTS: None if None in grads else torch.cat([g.flatten() for g in grads]),
-        LOSS: loss if targets is None else float(loss),
+        LOSS: loss.item() if is_number and targets is not None else loss,
+        GRAPH: getattr(loss, "requires_grad", False),
         SENT: len(onward),
         FIRST: max((call.nbytes for call in sends), default=0),
+        ORDER: " ".join(order),
     }
+
+
+def observe_gpipe(answer, stage, inputs, targets, micro_batches, rows):
+    """The same. The backwards may come in any order, after all forwards."""
+    seen = observe_step(answer, stage, inputs, targets, micro_batches, rows)
+    kinds = [action[0] for action in seen.pop(ORDER).split()]
+    return {**seen, FORWARDS: kinds == sorted(kinds, reverse=True)}
 
 
 NO_GRADIENT = (
@@ -112,6 +145,8 @@ BECAUSE = {
     FIRST: IN_PIECES,
     LOSS: "The last rank returns the mean loss of the batch, the others None. Each "
     "micro-batch contributes its mean divided by their number.",
+    GRAPH: "The loss is right, but it still has its graph, and all that the graph "
+    "keeps stays in memory. Return a number without one: `detach()`.",
 }
 STEP_ERRORS = {
     **ERRORS,
@@ -124,9 +159,14 @@ STEP_ERRORS = {
     "but got <class 'NoneType'> instead": NO_GRADIENT,
     "'NoneType' object has no attribute": "What was received must require a gradient "
     "*before* the forward: `x.requires_grad_()`. Then `x.grad` is there after it.",
-    OUT_OF_STEP: "Ranks wait for each other. Each rank receives what the one before "
-    "sends: all forwards in one order, and all backwards in one order.",
+    OUT_OF_STEP: "A message is waited for that nobody sends, or nobody receives. Each "
+    "rank sends `y` to the next one, and `x.grad` to the one before, in the order in "
+    "which that one receives. Only the first and the last rank leave out one of them.",
 }
+SAME_ROWS = (
+    "Every micro-batch gets the same rows. Micro-batch i begins at row `i * rows`, and "
+    "it has its own part of `inputs` and of `targets`."
+)
 
 GPIPE_STEP = Task(
     id="10.gpipe_step",
@@ -135,7 +175,7 @@ GPIPE_STEP = Task(
     stars=3,
     cases=(4, 1, 3),
     inputs=a_stage,
-    observe=observe_step,
+    observe=observe_gpipe,
     keeps_inputs=False,
     instead="Use send and recv, or isend and irecv.",
     misses=(
@@ -167,10 +207,15 @@ GPIPE_STEP = Task(
             "return losses[-1] * micro_batches if rank == last else None",
             "That is the loss of the last micro-batch. Return the mean of all.",
         ),
+        Miss("inputs[i * rows : (i + 1) * rows]", "inputs[:rows]", SAME_ROWS),
+        Miss("targets[i * rows : (i + 1) * rows]", "targets[:rows]", SAME_ROWS),
     ),
     because={
         GRADIENTS: "The gradients are not those of the whole batch's mean loss. Does "
         "each output meet the gradient of its own micro-batch?",
+        FORWARDS: "The gradients are right, but a backward comes before the last "
+        "forward. If each micro-batch goes all the way and back before the next one "
+        "begins, only one rank works at a time. Do all forwards first.",
         **BECAUSE,
     },
     errors=STEP_ERRORS,
@@ -213,22 +258,30 @@ SPOT_PIPELINE = Task(
             "",
             "The loss of the batch is the mean over the micro-batches, not their sum.",
         ),
+        Miss(
+            "before = min(last - rank, micro_batches)",
+            "before = micro_batches",
+            "It no longer hangs, but it has become GPipe: each rank keeps all "
+            "micro-batches. Keep the order of 1F1B, and change how it sends.",
+        ),
     ),
     because={
         GRADIENTS: "The gradients are not those of the whole batch's mean loss. Which "
         "micro-batch does the gradient that arrives belong to?",
+        ORDER: "The gradients are right, but it is no longer 1F1B. Keep its order, and "
+        "change how it sends.",
         **BECAUSE,
     },
     errors={
         **STEP_ERRORS,
-        OUT_OF_STEP: "Two ranks send to each other, and neither receives: a forward "
-        "goes down while a gradient comes up. With `isend` nobody waits; keep the "
-        "requests, and wait for them at the end.",
+        OUT_OF_STEP: "Two ranks send to each other, and neither receives: one sends an "
+        "activation while the other sends a gradient. With `isend` nobody waits; keep "
+        "the requests, and wait for them at the end.",
     },
     hints=(
         "Which two ranks wait for each other, and in which calls?",
-        "Both sends should be `isend`, waited for at the end. The backward takes the "
-        "oldest pair. And one number makes the loss a mean.",
+        "At least one of the two sends must not block. Which pair does a gradient "
+        "belong to? And is the loss a sum or a mean?",
         "  requests.append(dist.isend(..., rank + 1))\n"
         "  x, y = kept.pop(...)\n"
         "  [request.wait() for request in requests]",
@@ -277,7 +330,8 @@ STEP_SECONDS = Task(
     "- 1) of these in the same unit, divided by the number of chunks.",
     hints=(
         "How long does a rank work, and how long does it wait?",
-        "Work: m (f + b). Bubble: (p - 1)(f + b) / v.",
+        "How many turns of a forward and a backward does a rank work? How many turns "
+        "does it wait, and how long is each of these with v chunks?",
         "  return (... + ... / chunks) * (forward + backward)",
     ),
 )

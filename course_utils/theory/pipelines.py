@@ -51,10 +51,15 @@ class PipelineStep:
         return self.seconds - sum(one.stop - one.start for one in self.done[rank])
 
     def most_kept(self, rank: int) -> int:
-        """For how many (micro-batch, chunk) pairs it keeps activations at once."""
+        """For how many (micro-batch, chunk) pairs it keeps activations at once.
+
+        They are kept until "B", or until "W" where the backward is cut in two.
+        """
+        kinds = [one.action.kind for one in self.done[rank]]
+        end = "W" if "W" in kinds else "B"
         kept = most = 0
-        for one in self.done[rank]:
-            kept += {"F": 1, "B": -1}.get(one.action.kind, 0)
+        for kind in kinds:
+            kept += {"F": 1, end: -1}.get(kind, 0)
             most = max(most, kept)
         return most
 
