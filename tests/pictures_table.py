@@ -353,6 +353,9 @@ DRAWN = {
     "3 equal curves": lambda: p.training_curves(
         {"1 rank": run(8), "2 ranks": run(8), "4 ranks": run(8)}
     ),
+    "mean and sum": lambda: p.training_curves(
+        {"one process": run(2), "mean": run(2), "sum": losses(2.3, 2.25)}
+    ),
     "diverges": lambda: p.training_curves(
         {"a": run(4), "b": losses(15, 180, 9e5, 4e6)}
     ),
@@ -405,7 +408,8 @@ SAID = {
     "FSDP": "8 all-gathers of 4 units, of which at most 2 are whole at a time.",
     "a record": "FSDP: measured peak 9 kB, at the end 4 kB.",
     "3 equal curves": "93.3 % after 8 epochs. The runs are equal in every epoch.",
-    "differences": "equal. First above 1e-06 at step 1: uneven and BatchNorm.",
+    "mean and sum": "difference in loss from one process: mean: 0; sum: 1.1.",
+    "differences": "equal. First above it at step 1: uneven and BatchNorm.",
     "0 and nan": "Always 0: mean. First above 1e-06 at step 1: sum.",
     "message times": "Fitted: latency 60 µs, bandwidth 1.6 GB/s. The largest error of ",
     "close": "within the A/A band at 3 of 4 sizes. Farthest off at 1.05 MB: predicted ",

@@ -66,16 +66,17 @@ def partition(
     )
     label = 0.16 + max(draw.width_of(name, NORMAL) for name in names)
     cell = min(0.36, (WIDTH - 2 * MARGIN - label - 2.05) / total)
-    left, low, step = MARGIN + label, 0.9, 0.4
+    left, step = MARGIN + label, 0.4
     heading = "items of the data set"
     aside = left + max(total * cell, draw.width_of(heading, SMALL, "bold")) + 0.2
     orders = [", ".join(map(str, share)) or "nothing" for share in shares]
-    samples = [("the rank gets it", draw.rank_looks(0))]
+    samples = []
     repeated = {**draw.rank_looks(0), "hatch": "////"}
     if any(any(counts.values()) for counts in again):
         samples.append(("it is repeated: another rank has it, too", repeated))
     if dropped:
         samples.append(("dropped: no rank gets it", LOOKS["idle"]))
+    low = 0.9 if samples else 0.55
     note = _partition_note(shares, again, dropped, total)
     wide = max(
         aside + max(draw.width_of(text, SMALL) for text in orders),
@@ -85,7 +86,7 @@ def partition(
         MARGIN + draw.width_of(title, LARGE, "bold"),
     )
     width = min(wide + MARGIN, WIDTH)
-    picture, board = draw.board(1.74 + step * len(names), title, width)
+    picture, board = draw.board(low + 0.84 + step * len(names), title, width)
     top = low + step * len(names)
     draw.write(board, left, top + 0.14, heading, weight="bold")
     draw.write(board, aside, top + 0.14, _ORDER, weight="bold")

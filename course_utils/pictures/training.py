@@ -6,7 +6,7 @@ from typing import Any
 
 from course_utils.pictures import charts, draw, words
 from course_utils.pictures.charts import Axis, Curve, Panel
-from course_utils.pictures.draw import BLUE, GREEN, INK, PURPLE, Picture
+from course_utils.pictures.draw import BLUE, GREEN, INK, LINE, PURPLE, Picture
 
 # From thick and pale to thin and dark, so that curves which lie on top of each other
 # all stay visible.
@@ -15,6 +15,7 @@ _NESTED: tuple[dict[str, Any], ...] = (
     {"color": GREEN, "lw": 4.6, "marker": "s", "ms": 7.5, "mew": 0},
     {"color": BLUE, "lw": 2.6, "marker": "D", "ms": 5, "mew": 0},
     {"color": INK, "lw": 1.1, "marker": ".", "ms": 4, "ls": "--"},
+    {"color": LINE, "lw": 1.4, "marker": "x", "ms": 4},
 )
 _PANELS = {"loss": "loss", "test_accuracy": "test accuracy (%)"}
 
@@ -24,7 +25,7 @@ def _looks(runs: Mapping[str, Any], like: Sequence[str]) -> Mapping[str, Mapping
     words.few(runs, "runs", len(_NESTED))
     names = [str(name) for name in runs]
     several = len({*names, *like})
-    thick, middle, thin, _ = _NESTED
+    thick, middle, thin, *_ = _NESTED
     looks = {1: [thin], 2: [thick, thin], 3: [thick, middle, thin]}
     return charts.by_name(names, looks.get(several, _NESTED), [*map(str, like)])
 
@@ -40,15 +41,18 @@ def training_curves(
 
     Args:
         runs: From a run's name, such as "2 ranks", to its metrics, one dict an epoch
-            with "epoch", "loss" and "test_accuracy" (0 to 1). At most four runs.
+            with "epoch", "loss" and "test_accuracy" (0 to 1). At most five runs.
         like: The runs of another picture, whose looks these have here, too.
 
     Raises:
-        ValueError: no run, more than four, a run without metrics, a metric that is
+        ValueError: no run, more than five, a run without metrics, a metric that is
             missing, one that is not finite and no loss, or an accuracy outside 0 to 1.
     """
     looks = _looks(runs, like)
     columns = {str(name): _columns(str(name), rows) for name, rows in runs.items()}
+    epochs = sorted({epoch for c in columns.values() for epoch in c["epoch"]})
+    few = {epoch: words.number(epoch) for epoch in epochs}
+    x = Axis("epoch", ticks=few if len(few) <= 8 else None, whole=True)
     panels = []
     for what, heading in _PANELS.items():
         log = what == "loss" and _diverges([c["loss"] for c in columns.values()])
@@ -57,7 +61,7 @@ def training_curves(
             for name, column in columns.items()
         ]
         heading += " (logarithmic axis)" * log
-        panels.append(Panel(heading, lines, Axis("epoch", whole=True), Axis(log=log)))
+        panels.append(Panel(heading, lines, x, Axis(log=log)))
     note = _differences(columns)
     picture = charts.curves(
         "Training, epoch by epoch", panels, note=note, beside=True, tall=2.05
@@ -114,7 +118,7 @@ def _diverges(losses: Sequence[Sequence[float]]) -> bool:
 
 
 def _differences(columns: Mapping[str, Mapping[str, list]]) -> str:
-    """How far apart the runs are at most, in words; "" for a single run."""
+    """How far apart two runs are at most, or more runs from the first; "" for one."""
     lost = []
     for name, column in columns.items():
         pairs = zip(column["epoch"], column["loss"], strict=True)
@@ -128,15 +132,20 @@ def _differences(columns: Mapping[str, Mapping[str, list]]) -> str:
         return ""
     if any(other["epoch"] != first["epoch"] for other in others):
         return "The runs are not of the same epochs."
-    loss, accuracy = (
-        max(
-            max(v) - min(v)
-            for v in zip(*(c[what] for c in columns.values()), strict=True)
-        )
-        for what in _PANELS
-    )
-    if not loss and not accuracy:
+    if all(other == first for other in others):
         return "The runs are equal in every epoch."
+    gaps = {
+        name: [
+            max(abs(a - b) for a, b in zip(first[what], column[what], strict=True))
+            for what in _PANELS
+        ]
+        for name, column in list(columns.items())[1:]
+    }
+    if len(gaps) > 1:
+        each = [f"{name}: {words.number(loss, 2)}" for name, (loss, _) in gaps.items()]
+        start = next(iter(columns))
+        return f"Largest difference in loss from {start}: {'; '.join(each)}."
+    ((loss, accuracy),) = gaps.values()
     return (
         "Largest difference between the runs in one epoch: loss "
         f"{words.number(loss, 2)}, test accuracy "
@@ -153,7 +162,7 @@ _SMALL = 1e-6  # with which differences are compared
 def difference_by_step(
     runs: Mapping[str, Sequence[float]],
     *,
-    title: str = "Difference from one big batch, step by step",
+    title: str = "Difference from one process, step by step",
 ) -> Picture:
     """How far a run's parameters are from a reference after each step.
 
@@ -163,12 +172,12 @@ def difference_by_step(
 
     Args:
         runs: From a run's name to the largest absolute difference after step 1, 2, ...
-            At most four runs.
+            At most five runs.
         title: What the picture shows.
 
     Raises:
         TypeError: a difference is not a number.
-        ValueError: no run, more than four, a run without a step, a difference below 0.
+        ValueError: no run, more than five, a run without a step, a difference below 0.
     """
     looks = _looks(runs, ())
     columns = {str(name): [*map(float, _at_least_0(runs[name], name))] for name in runs}
@@ -243,7 +252,8 @@ def _against(columns: Mapping[str, Sequence[float]]) -> str:
         for step in sorted({step for step in above.values() if step})
     ]
     if late:
-        parts.append(f"First above {said} {'; '.join(late)}.")
+        limit = "it" if below else said
+        parts.append(f"First above {limit} {'; '.join(late)}.")
     return " ".join(parts)
 
 
@@ -260,13 +270,13 @@ def learning_rates(
     """Schedules of the learning rate, such as a warm-up to a scaled rate.
 
     Args:
-        runs: From a run's name to its learning rate in step 0, 1, 2, ... At most four.
+        runs: From a run's name to its learning rate in step 0, 1, 2, ... At most five.
         title: What the picture shows.
         like: The runs of another picture, whose looks these have here, too.
 
     Raises:
         TypeError: a learning rate is not a number.
-        ValueError: no run, more than four, a run without a step, a learning rate that
+        ValueError: no run, more than five, a run without a step, a learning rate that
             is not finite.
     """
     looks = _looks(runs, like)

@@ -115,10 +115,10 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "05.sum_step",
-        "One process learns well with a learning rate of 0.5. Four ranks use the same "
-        "rate, add up their gradients, and forget to divide. How long is their first "
-        "step of plain SGD, compared with that of the average? And what does the loss "
-        "do in four epochs?",
+        "A learning rate of 0.5 is already high for this network, but one process "
+        "learns well with it. Four ranks use the same rate, add up their gradients, "
+        "and forget to divide. How long is their first step of plain SGD, compared "
+        "with that of the average? And what does the loss do in four epochs?",
         [
             Choice(
                 "As long, in the same direction: the loss falls as with the average.",
@@ -126,12 +126,13 @@ QUESTIONS = lesson(
                 "times their mean.",
             ),
             Choice(
-                "Four times as long: the loss falls, and in fewer steps than before.",
+                "Four times as long: the loss falls, in fewer steps than with the "
+                "mean.",
                 why="That may happen with a small learning rate. Here the steps are so "
                 "long that the loss hardly falls.",
             ),
             Choice(
-                "Four times as long: the loss stays near 2.3, as if guessing.",
+                "Four times as long: the loss stays near 2.3, as if guessing a digit.",
                 right=True,
                 why="The sum is four times the mean, as if the learning rate were 2.0. "
                 "That is too large for this network.",
@@ -220,7 +221,11 @@ QUESTIONS = lesson(
         hint="The items are dealt out like cards: rank 2 begins with item 2. When no "
         "item is left, the sampler begins again with the first.",
         slips=[
-            Slip(8, "Item 8 is dealt to rank 0: 0, 4, 8."),
+            Slip(
+                8,
+                "That is the last item if the data is cut into stretches of three. The "
+                "sampler deals items out like cards: item 8 goes to rank 0.",
+            ),
             Slip(9, "Item 9 is dealt to rank 1: 1, 5, 9. What comes after it?"),
             Slip(6, "6 is the second one. All ranks get three."),
             Slip(10, "There is no item 10: the last one is 9. It begins again."),
