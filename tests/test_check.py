@@ -379,6 +379,7 @@ def test_of_threads_and_warnings_the_words_are_shown():
 
     def warns(tensor):
         warnings.warn("Too warm here.", stacklevel=1)
+        warnings.warn("It will be cold.", FutureWarning, stacklevel=1)
         return tensor
 
     assert re.search(
@@ -388,7 +389,7 @@ def test_of_threads_and_warnings_the_words_are_shown():
     )
     text = str(run_task(total_task(), warns))
     assert "  It printed:\n    UserWarning: Too warm here.\n" in text
-    assert "warnings.warn" not in text
+    assert "warnings.warn" not in text and "It will be cold." not in text
 
 
 # ---------------------------------------------------------- answers that fool nobody

@@ -192,6 +192,18 @@ def saved_by_stage(parameters, world_size, optimizer_bytes):
     return parameters * (4 + optimizer_bytes - saved)
 
 
+@ANSWERS.wrong("08.zero_table", "wrong", "`optimizer_bytes` is an argument")
+def sixteen_bytes(parameters, n, optimizer_bytes):
+    return [parameters * each for each in (16, 4 + 12 / n, 2 + 14 / n, 16 / n)]
+
+
+@ANSWERS.wrong("08.zero_table", "wrong", "also what stage 1 shards")
+def gradients_alone(parameters, n, k):
+    return [
+        parameters * each for each in (4 + k, 4 + k / n, 2 + 2 / n + k, (4 + k) / n)
+    ]
+
+
 def test_the_predicted_peak_is_that_of_the_formula():
     memory = costs.fsdp_memory([250_000_000] * 32, 8, prefetch=1)
     in_bfloat16 = memory.parameter_peak / 2

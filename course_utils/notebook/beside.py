@@ -42,9 +42,11 @@ NO_HELP = re.compile(
     r"((The (item at|value of) [^.]* is wrong\. ?)+$|\d+ of \d+ values)"
 )
 # Printed by others than the learner's code: what PyTorch logs, with the time of day in
-# it, and the frames of an exception in a thread.
+# it, what it will change in future, and the frames of an exception in a thread.
 NOISE = re.compile(
-    r"^(\[rank\d+\]:)?\[?[WEI]\d{4} .*\n|^Traceback \(most.*\n( .*\n)*", re.MULTILINE
+    r"^(\[rank\d+\]:)?\[?[WEI]\d{4} .*\n|^Traceback \(most.*\n( .*\n)*"
+    r"|^\S.*:\d+: FutureWarning: .*\n(  .*\n)?",
+    re.MULTILINE,
 )
 # A warning stands between a file, which is long and mostly PyTorch's, and a line of it.
 WARNING = re.compile(r"^\S.*:\d+: (\w*Warning: .*\n)(  .*\n)?", re.MULTILINE)

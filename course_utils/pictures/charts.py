@@ -222,9 +222,9 @@ def stacked(
             draw.box(board, x, y + 0.07, free, step - 0.14, **looks)
             texts += [] if unnamed else ["room left", "room"]
         text = draw.first_that_fits([t for t in texts if t], free - 0.14)
-        # Names of parts that are too narrow for them may go on beyond the last limit.
+        # What has no room there may go on beyond the last limit.
         wide = draw.width_of(texts[0], SMALL)
-        beyond = free - 0.14 < wide < WIDTH - MARGIN - room - x - 0.04 and room_left
+        beyond = not text and wide < WIDTH - MARGIN - room - x - 0.04 and room_left
         text = texts[0] if beyond else text
         behind = {"fc": PAPER, "ec": "none", "pad": 1.5}
         at = x + free / 2

@@ -85,7 +85,7 @@ def memory_per_gpu(
     unit, size = words.decimal_unit(most)
     rows = {name: _divided(of, size) for name, of in held.items()}
     limits = {
-        f"{card.name}: {words.number(card.nbytes / size, 3)}": card.nbytes / size
+        f"{card.name}: {words.number(card.nbytes / size, 3)} {unit}": card.nbytes / size
         for card in cards
     }
     said, lines, on = {}, [], f"on an {cards[-1].name}"

@@ -74,11 +74,11 @@ QUESTIONS = lesson(
         unit="GPUs",
         why="2 + 2 + 12/6 = 6. Weight and gradient take 4 of the 6 bytes, so 2 are "
         "left for the optimizer's share.",
-        hint="Which of the three parts does stage 1 share out, and how much room do "
+        hint="Which of the three parts does stage 1 split, and how much room do "
         "the other two leave?",
         slips=[
-            Slip(3, "Stage 3 fits on 3 GPUs: it shares out all three parts."),
-            Slip(4, "Stage 2 fits on 4 GPUs: it shares out the gradients as well."),
+            Slip(3, "Stage 3 fits on 3 GPUs: it splits all three parts."),
+            Slip(4, "Stage 2 fits on 4 GPUs: it splits the gradients as well."),
             Slip(2, "12/2 = 6. But weight and gradient need room, too."),
             Slip(12, "With 12 GPUs it is 5 bytes. Fewer are enough."),
         ],
@@ -281,9 +281,10 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "08.faster",
-        "GPT-2 XL on 64 GPUs. FSDP sends 1.5 times as much as DDP, which has large "
-        "buckets here. How many times as long as a step of DDP does a step of FSDP "
-        "take?",
+        "GPT-2 XL on 64 GPUs, in nodes of 8. A node has eight InfiniBand cards of "
+        "400 Gb/s, or one Ethernet card of 100 Gb/s. FSDP sends 1.5 times as much as "
+        "DDP, which has large buckets here. How many times as long as a step of DDP "
+        "does a step of FSDP take?",
         [
             Choice(
                 "1.5 times with InfiniBand, and 1.5 with Ethernet",

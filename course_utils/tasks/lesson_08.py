@@ -20,11 +20,21 @@ ZERO_TABLE = Task(
     where="here",
     cases=((7.5e9, 64, 12), (1000, 1, 12), (350e6, 4, 8), (1e12, 99, 4)),
     misses=(
-        Miss("optimizer_bytes *", "12 *", "They are an argument, and not always 12."),
+        Miss(
+            "optimizer_bytes *",
+            "12 *",
+            "`optimizer_bytes` is an argument, and not always 12.",
+        ),
         Miss(
             "weights + gradients + optimizer / n",
             "weights + gradients / n + optimizer",
             "Stage 1 shards the optimizer's state. The gradients follow in stage 2.",
+        ),
+        Miss(
+            "weights + (gradients + optimizer) / n",
+            "weights + gradients / n + optimizer",
+            "Stage 2 shards the gradients, and also what stage 1 shards: the "
+            "optimizer's state.",
         ),
         Miss(
             "        (weights + gradients + optimizer) / n",
@@ -34,9 +44,9 @@ ZERO_TABLE = Task(
         Miss("2 * parameters", "4 * parameters", "bfloat16 has 2 bytes, not 4."),
     ),
     otherwise="In bytes: each parameter has 2 of weight, 2 of gradient, and "
-    "optimizer_bytes. Each stage shares out one more part.",
+    "optimizer_bytes. Each stage splits one more part.",
     hints=(
-        "In stage 0 everything is on each GPU. Each stage shares out one more part.",
+        "In stage 0 everything is on each GPU. Each stage splits one more part.",
         "Stage 1 divides the optimizer's bytes by world_size, stage 2 also those of "
         "the gradients, stage 3 also those of the weights.",
         "The shape of it:\n"

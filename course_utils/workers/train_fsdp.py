@@ -1,7 +1,7 @@
-"""Train a small transformer with its memory shared out over the ranks, or with DDP.
+"""Train a small transformer with its memory split among the ranks, or with DDP.
 
 With DDP every rank holds the whole model, all gradients and the whole optimizer. They
-can be shared out instead, so that a rank keeps only its part:
+can be split among the ranks instead, so that a rank keeps only its part:
 
     --strategy ddp      nothing is                          torch's DDP
     --strategy zero1    the optimizer (ZeRO, stage 1)       course_utils/from_scratch
