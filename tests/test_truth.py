@@ -109,6 +109,7 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("08", "rung1-md", "16 bytes"): 4 + 4 + 8,
     ("08", "meta-md", "280 GB"): 70 * 4,
     ("08", "traffic-explain", "1.6 billion"): GPT_2_XL.parameters,
+    ("08", "traffic-explain", "32"): 8 * 400 / 100,
     ("08", "terminal-md", "14"): 2 + 12,
     ("08", "terminal-md", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
     ("09", "pays-explain", "1.4"): 8.0 / 5.8,
