@@ -187,7 +187,8 @@ def stacked(
     )
     inch = (WIDTH - MARGIN - left - room) / most
     lines = [left + amount * inch for amount in limits.values()]
-    levels = _levels([*limits], lines)
+    stop = WIDTH - MARGIN - (draw.width_of(aside, SMALL) + 0.1) * bool(aside)
+    levels = _levels([*limits], lines, stop)
     head = 0.19 * (1 + max(level for level, _ in levels))
     picture, board = draw.board(0.54 + head + step * len(rows) + low, title)
     top = low + step * len(rows)
@@ -251,13 +252,15 @@ def free_part(start: float, stop: float, lines: Sequence[float]) -> tuple[float,
     return left + width / 2, width
 
 
-def _levels(names: Sequence[str], places: Sequence[float]) -> list[tuple[int, float]]:
-    """For names above lines: the level at which there is room, and the middle."""
+def _levels(
+    names: Sequence[str], places: Sequence[float], stop: float
+) -> list[tuple[int, float]]:
+    """For names above lines, left of `stop`: a level with room, and the middle."""
     ends: list[float] = []
     found = []
     for name, x in zip(names, places, strict=True):
         half = draw.width_of(name, SMALL) / 2
-        middle = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
+        middle = min(max(x, MARGIN + half), stop - half)
         free = [k for k, end in enumerate(ends) if end + 0.12 < middle - half]
         level = free[0] if free else len(ends)
         if level == len(ends):
