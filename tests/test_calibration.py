@@ -1,4 +1,4 @@
-"""``calibration.py`` on real ranks: what is measured, and emulated slow links.
+"""``calibration.py`` and ``emulated_link.py`` on real ranks.
 
 A busy machine makes everything slower, so times are only tested from below, and from
 above very generously. What a test asserts on a rank ends the test with its message.
@@ -16,7 +16,6 @@ import torch.distributed as dist
 from course_utils.from_scratch import collectives, ring
 from course_utils.measure import calibration
 from course_utils.measure.calibration import (
-    EmulatedLink,
     free_medians,
     measured_link,
     ping_pong_seconds,
@@ -24,6 +23,7 @@ from course_utils.measure.calibration import (
     slowest_seconds,
     speeds_of_two,
 )
+from course_utils.measure.emulated_link import EmulatedLink
 from course_utils.measure.messages import recorded
 from course_utils.ranks import Ranks, RanksError
 from course_utils.theory import costs

@@ -130,7 +130,7 @@ def test_a_slow_rank_and_a_slow_link_are_no_deadlock(ranks):  # noqa: F811
     ranks.run_cell(
         """
 import time
-from course_utils.measure.calibration import EmulatedLink
+from course_utils.measure.emulated_link import EmulatedLink
 if rank == 0: time.sleep(3)
 dist.barrier()
 end = time.monotonic() + 3

@@ -97,11 +97,11 @@ def measure(
 
     from course_utils.from_scratch import ring
     from course_utils.measure.calibration import (
-        EmulatedLink,
         ping_pong_seconds,
         ring_shift_seconds,
         slowest_seconds,
     )
+    from course_utils.measure.emulated_link import EmulatedLink
 
     n = dist.get_world_size()
     tensors = [torch.zeros(n * message // 4) for message in messages]
