@@ -93,8 +93,8 @@ def kind(tensor):
 
 # ---------------------------------------------------------------------- reduce_scatter
 
-BEST = "how far its best chunk is from the sum over all ranks"
-THAT = "how far the chunk of that number is from it"
+BEST = "the error of its best chunk, compared with the sum over all ranks"
+THAT = "the largest error of the chunk whose number was returned"
 IN_LINE = "the next rank finishes the next chunk"
 
 
@@ -159,8 +159,8 @@ REDUCE_SCATTER = Task(
     errors=IN_A_RING,
     hints=(
         "In step 0 each rank sends the chunk with its own number. Which chunk arrives?",
-        "n - 1 times: isend chunk (rank - step) % n to the next rank, recv chunk "
-        "(rank - step - 1) % n into a buffer, wait, and add the buffer to that chunk.",
+        "Rank r sends chunk (r - step) % n. What does rank r - 1 send in that step? "
+        "That chunk arrives on rank r, which receives it into a buffer.",
         "The shape of it:\n"
         "  for step in range(n - 1):\n"
         "      request = dist.isend(..., (rank + 1) % n)\n"
