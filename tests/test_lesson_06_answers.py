@@ -189,6 +189,8 @@ ALL_IN_THE_LAST = f"""self.there = [*getattr(self, "there", []), parameter]
 
 for says, *pieces in (
     ("rank 0's model", "(*module.parameters(), ", "(*module.first.parameters(), "),
+    ("Send them, too: `module.buffers()`", ALL, "module.parameters()"),
+    ("persistent=False", ALL, "module.state_dict().values()"),
     ("A parameter itself is sent", BOTH, REDUCE.replace("grad,", "data,")),
     (
         "are still kept",
@@ -310,7 +312,7 @@ for says, *pieces in (
         "",
     ),
     ("are still kept", LOOP, LOOP.rpartition("\n")[0]),
-    ("rank 0's model", FOR_BUFFERS, ""),
+    ("Send them, too: `module.buffers()`", FOR_BUFFERS, ""),
     ("A parameter itself is sent", "parameter.grad", "parameter.data"),
 ):
     ANSWERS.wrong("06.spot_the_hook", "wrong", says)(Edited(*pieces))

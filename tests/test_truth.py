@@ -84,7 +84,6 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("06", "buckets-explain", "4 KiB"): 4 * 1024,
     ("06", "views-explain", "4 GB"): 4 * 1e9,
     ("06", "sync-norm-explain", "2.71"): 10 * (1 - 0.9**3),
-    ("06", "terminal-md", "15"): 2 * 8 - 1,
     ("06", "scale-md", "1.6 billion"): GPT_2_XL.parameters,
     ("06", "06.scaling", "2,046"): 2 * (1024 - 1),
     ("06", "06.scaling", "1.2 seconds"): 145 * 0.0085,

@@ -154,8 +154,8 @@ function numberField(question, name) {
     spellcheck: false,
     id: name,
   });
-  const how = question.unit === "times" ? ": how many" : " in";
-  const unit = question.unit ? `${how} ${question.unit}` : "";
+  const what = question.unit === "times" ? "how many times" : question.unit;
+  const unit = what ? ` (${what})` : "";
   const row = make(
     "div",
     { className: "course-quiz-number" },

@@ -96,7 +96,11 @@ def guess_and_measured(
 
 def _with_unit(value: float, unit: str) -> str:
     number = words.spoken(value, 3)
-    return f"{number}×" if unit in ("×", "times") else f"{number} {unit}".strip()
+    if unit in ("×", "times"):
+        return f"{number}×"
+    if value == 1 and len(unit) > 2:
+        unit = unit.removesuffix("s")  # 1 byte; but 1 ms
+    return f"{number} {unit}".strip()
 
 
 def _bars(

@@ -199,7 +199,7 @@ def _lanes(parts: Iterable[Interval], most: float = math.inf) -> list[list[Inter
         else:
             last = lanes[-1][-1]
             stop = max(last.stop, part.stop)
-            lanes[-1][-1] = last._replace(stop=stop, label="several buckets")
+            lanes[-1][-1] = last._replace(stop=stop, label="several messages")
     return lanes
 
 

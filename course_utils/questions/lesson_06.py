@@ -59,8 +59,7 @@ QUESTIONS = lesson(
         [
             Choice(
                 "`output = model(inputs)`",
-                why="The forward broadcasts buffers, and in the second step a new "
-                "order of the buckets, but no gradients.",
+                why="The forward broadcasts buffers, but no gradients.",
             ),
             Choice(
                 "`loss.backward()`",
@@ -132,33 +131,6 @@ QUESTIONS = lesson(
         measured=True,
     ),
     SingleChoice(
-        "06.first_gradient",
-        "A model is a linear layer, a ReLU and a second linear layer. Whose gradient "
-        "is ready first in the backward?",
-        [
-            Choice(
-                "The first layer's: it comes first in the model, too.",
-                why="It comes first in the forward. The backward starts at the loss.",
-            ),
-            Choice(
-                "All at the same time, when the backward is over.",
-                why="Then there would be nothing to overlap. A gradient is complete "
-                "when the backward has passed the layer.",
-            ),
-            Choice(
-                "The smaller layer's: it needs less computing.",
-                why="The order follows from the graph, not from sizes.",
-            ),
-            Choice(
-                "The second layer's: it is closer to the loss.",
-                right=True,
-                why="The gradient flows from the loss through the last layer to the "
-                "first.",
-            ),
-        ],
-        measured=True,
-    ),
-    SingleChoice(
         "06.when_sent",
         "When does DDP send a bucket?",
         [
@@ -168,7 +140,7 @@ QUESTIONS = lesson(
                 "is ready, still inside `backward()`, which then waits for all.",
             ),
             Choice(
-                "When its last gradient is ready, and all buckets before it are sent.",
+                "When its last gradient is ready, and all buckets before it have left.",
                 right=True,
                 why="All ranks must call their all-reduces in the same order. So a "
                 "full bucket also waits for those before it.",
@@ -231,8 +203,8 @@ QUESTIONS = lesson(
     Number(
         "06.divide_by_k",
         "A batch is cut into 4 micro-batches, whose gradients add up. The losses are "
-        "not divided by 4. How many times as large as that of the whole batch is the "
-        "gradient?",
+        "not divided by 4. How many times as large as the gradient of the whole batch "
+        "is the accumulated one?",
         answer=4,
         unit="times",
         tolerance=0.05,
@@ -240,7 +212,7 @@ QUESTIONS = lesson(
         "is four times the mean of all.",
         hint="What is the sum of four means, compared with the mean of all rows?",
         slips=[
-            Slip(1, "Each micro-batch's loss has divided by its own few rows only."),
+            Slip(1, "Each loss is divided by the number of its own rows only."),
             Slip(0.25, "The other way round: without a division it is larger."),
             Slip(2, "DDP averages over the ranks. That leaves the four parts."),
             Slip(8, "DDP averages over the two ranks. That leaves four parts."),
@@ -372,6 +344,35 @@ QUESTIONS = lesson(
                 why="Its names have no `module.` in front.",
             ),
         ],
+    ),
+    SingleChoice(
+        "06.overflow",
+        "Two ranks train with DDP in float16, and each has a `GradScaler`. In this "
+        "step, the batch of rank 1 overflows. That of rank 0 does not. Which ranks "
+        "skip the step?",
+        [
+            Choice(
+                "Both: the two scalers agree on it before the step.",
+                why="A scaler sends nothing: you have seen 0 messages. It looks at the "
+                "gradients of its own rank.",
+            ),
+            Choice(
+                "Only rank 1: nothing has overflowed on rank 0.",
+                why="Not in its own batch. But after `backward()`, its gradients are "
+                "no longer its own.",
+            ),
+            Choice(
+                "Both: after the backward, rank 0 has NaNs as well.",
+                right=True,
+                why="DDP averages the scaled gradients. A mean with a NaN is NaN, so "
+                "each scaler finds them by itself.",
+            ),
+            Choice(
+                "Neither: the mean with rank 0's gradients is finite.",
+                why="A mean of a NaN and a number is NaN.",
+            ),
+        ],
+        measured=True,
     ),
     SingleChoice(
         "06.scaling",

@@ -221,8 +221,8 @@ class Net(nn.Module):
         self.first = linear(4, 4, seed=10 * seed + 1)
         self.middle = linear(4, 4, seed=10 * seed + 2)
         self.last = linear(4, 2, seed=10 * seed + 3)
-        self.register_buffer("scale", torch.tensor(1.0 + seed), persistent=False)
         self.register_buffer("count", torch.tensor(1 + seed))  # a whole number
+        self.register_buffer("scale", torch.tensor(1.0 + seed), persistent=False)
         if kind == NET_FROZEN:
             self.middle.requires_grad_(False)
         if kind == NET_TIED:
@@ -291,6 +291,10 @@ def seen_in_step(network, log, began, in_buckets, as_it_was):
 
 
 BECAUSE = {
+    "rank 0's count": "The buffers are each rank's own. Send them, too: "
+    "`module.buffers()`.",
+    "rank 0's scale": "`state_dict()` leaves out a buffer with persistent=False. "
+    "`module.buffers()` has them all.",
     "starts with": "Not all ranks begin with rank 0's model. The first thing a wrapper "
     "does is to broadcast all parameters and all buffers.",
     "let go": "Requests or tensors of earlier steps are still kept, more with every "
