@@ -123,16 +123,6 @@ def test_bubbles_and_seconds_are_those_of_the_schedule(stages, micro_batches):
     assert costs.bubble_of_ideal(stages, micro_batches) == pytest.approx(idle / works)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 5, 16])
-@pytest.mark.parametrize("overhead", [1e-4, 3e-3, 0.2])
-def test_no_number_of_micro_batches_is_better_than_the_best(stages, overhead):
-    def seconds(micro_batches):
-        return costs.pipeline_seconds(1.0, stages, micro_batches, overhead=overhead)
-
-    least = min(range(1, 1000), key=seconds)
-    assert abs(costs.best_micro_batches(1.0, stages, overhead=overhead) - least) <= 1
-
-
 # --------------------------------------------------------------------- collectives
 
 

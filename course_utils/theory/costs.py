@@ -258,23 +258,6 @@ def pipeline_seconds(
     return (micro_batches + stages - 1) * (stage_seconds / micro_batches + overhead)
 
 
-@checked
-def best_micro_batches(
-    stage_seconds: NotNegative, stages: Count, *, overhead: Positive
-) -> float:
-    """Where `pipeline_seconds` is least: `sqrt((K - 1) * stage_seconds / overhead)`.
-
-    Not rounded. The curve is flat around it, so any number nearby that divides the
-    batch will do. Without any overhead, more micro-batches are always better.
-
-        >>> best_micro_batches(stage_seconds=0.1, stages=3, overhead=0.002)
-        10.0
-
-    Source: the derivative of `pipeline_seconds` by M, set to 0.
-    """
-    return math.sqrt((stages - 1) * stage_seconds / overhead)
-
-
 # --- collectives ----------------------------------------------------------------
 
 
@@ -791,55 +774,3 @@ def activation_bytes(
     }
     output = 2 * shared * e + 4 * tokens * vocabulary / t if vocabulary else 0.0
     return layers * kept[recompute] + output
-
-
-# --- a layer in slices ------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SlicedLayer:
-    """Seconds of a layer with tensor parallelism; see `tensor_parallel_layer`."""
-
-    computing: float
-    sending: float
-
-    @property
-    def share(self) -> float:
-        """Of all its time, that in which it sends, and nothing is computed."""
-        return self.sending / (self.computing + self.sending)
-
-
-@checked
-def tensor_parallel_layer(
-    gpus: Count,
-    batch: Count,
-    sequence: Count,
-    width: Count,
-    *,
-    flops_per_gpu: Positive,
-    latency: NotNegative,
-    bandwidth: Positive,
-    element_bytes: Positive = 2,
-) -> SlicedLayer:
-    """Seconds of a transformer layer on t GPUs, forward and backward.
-
-    With b sequences of s tokens and width h, `72bsh²(1 + s/(6h))/t` operations on each
-    GPU, and four ring all-reduces of 2bsh bytes, in 16 bits, which nothing hides.
-
-        >>> link = {"flops_per_gpu": 400e12, "latency": 3.4e-6, "bandwidth": 450e9}
-        >>> f"{tensor_parallel_layer(8, 1, 4096, 8192, **link).share:.0%}"
-        '16%'
-
-    `flops_per_gpu` is what a GPU *reaches*, not its peak. Slices that are small reach
-    less, which is not counted here. Every link is the same: between nodes, give that
-    of the slowest.
-
-    Source: Narayanan et al., SC21, arXiv 2104.04473, sections 2.3 and 5.1 (without
-    recomputing, so 72 and not 96); Shoeybi et al., arXiv 1909.08053, section 3.
-    """
-    h, tokens = width, batch * sequence
-    operations = 72 * tokens * h**2 * (1 + sequence / (6 * h))
-    once = all_reduce_seconds(
-        "ring", gpus, tokens * h * element_bytes, latency=latency, bandwidth=bandwidth
-    )
-    return SlicedLayer(operations / (gpus * flops_per_gpu), 4 * once)
