@@ -16,10 +16,8 @@ import torch
 import torch.distributed as dist
 from ranks_support import (
     GROUP_STAYS,
-    LINUX,
     failure_of,
     four,  # noqa: F401 - a fixture
-    own_descriptors,
     ranks,  # noqa: F401 - a fixture
     watch,  # noqa: F401 - a fixture
     within,
@@ -707,27 +705,6 @@ def test_several_ranks_at_once_and_twice_under_one_name(watch):  # noqa: F811
     thread.join()
     assert results == [[0, 0]]
     two.close()
-
-
-@pytest.mark.skipif(not LINUX, reason="descriptors are counted in /proc")
-def test_failures_use_up_no_descriptors(ranks):  # noqa: F811
-    def fail(how):
-        failure_of(ranks, f"import os\nif rank == 1: {how}\ndist.barrier()")
-        works(ranks)
-
-    def count():
-        return len(os.listdir("/dev/fd"))
-
-    fail("os._exit(1)")
-    fail("1 / 0")
-    here, there = len(own_descriptors()), ranks.run(count)
-    for _ in range(4):
-        fail("1 / 0")
-    # Not one for each failure. gloo closes those of an old group in its own time.
-    assert all(new < old + 4 for new, old in zip(ranks.run(count), there, strict=True))
-    for _ in range(4):
-        fail("os._exit(1)")
-    assert len(own_descriptors()) < here + 4
 
 
 # --------------------------------------------------------------------------- the magic

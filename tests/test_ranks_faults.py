@@ -26,6 +26,7 @@ from ranks_support import (
     kept,
     listening_beyond_loopback,
     marked_processes,
+    own_descriptors,
     ranks,  # noqa: F401 - a fixture
     watch,  # noqa: F401 - a fixture
     within,
@@ -490,6 +491,26 @@ while os.waitpid(-1, 0):
         others.stdout.readline()
         ranks.run(work, timeout=2.0, only=0)  # on a busy machine, three times that
     failure_of(ranks, "import time; time.sleep(60)", timeout=0.2)  # and no other one
+
+
+def test_failures_use_up_no_descriptors(ranks):  # noqa: F811
+    def fail(how):
+        failure_of(ranks, f"import os\nif rank == 1: {how}\ndist.barrier()")
+        works(ranks)
+
+    def count():
+        return len(os.listdir("/dev/fd"))
+
+    fail("os._exit(1)")
+    fail("1 / 0")
+    here, there = len(own_descriptors()), ranks.run(count)
+    for _ in range(4):
+        fail("1 / 0")
+    # Not one for each failure. gloo closes those of an old group in its own time.
+    assert all(new < old + 4 for new, old in zip(ranks.run(count), there, strict=True))
+    for _ in range(4):
+        fail("os._exit(1)")
+    assert len(own_descriptors()) < here + 4
 
 
 def test_the_mark_reaches_the_ranks(ranks):  # noqa: F811
