@@ -64,6 +64,7 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("02", "memory-explain", "3.5²"): (224 / 64) ** 2,
     ("02", "memory-explain", "12"): (224 / 64) ** 2,
     ("02", "02.parameters_share", "1.45"): 0.0566 * 25.6,
+    ("03", "setup-explain", "25 GB/s"): 1e9 * default(virtual_gpus, "bandwidth"),
     ("03", "gil-explain", "20 ms"): 10 + 10,
     ("03", "gil-explain", "30 ms"): 2 * 10 + 10,
     ("03", "gil-explain", "50"): 4 * 10 + 10,

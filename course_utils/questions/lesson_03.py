@@ -154,10 +154,10 @@ QUESTIONS = lesson(
     ),
     Number(
         "03.imbalance",
-        "Four equal GPUs train with `nn.DataParallel`: 1,024 rows, a quarter for each. "
-        "For each row the model computes 2,000 numbers, and it has 1 MiB of "
-        "parameters. How many times as much memory does the fullest GPU need, at its "
-        "fullest moment, as one of the others? Estimate.",
+        "Four equal GPUs train with `nn.DataParallel` and Adam, in float32: 1,024 "
+        "rows, a quarter for each. For each row the model computes 2,000 numbers, and "
+        "it has 1 MiB of parameters. How many times as much memory as one of the "
+        "others does the fullest GPU need, each at its fullest moment? Estimate.",
         answer=6.4,
         tolerance=1.5,
         why="The first GPU needs 28 MiB, the others 4.4 MiB each. It gathers the "
@@ -241,32 +241,34 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "03.breaks",
-        "`model` is trained as `wrapped = nn.DataParallel(model)` on 4 GPUs. Which of "
-        "these lines do what their author wants?",
+        "`model` is trained as `wrapped = nn.DataParallel(model)` on 4 GPUs. Which "
+        "of these statements are true?",
         [
             Choice(
-                "`torch.save(wrapped.module.state_dict(), path)`, to load the weights "
-                "on one GPU later.",
+                "`torch.save(wrapped.module.state_dict(), path)` saves weights that "
+                "`model` can load on one GPU.",
                 right=True,
                 why="These names have no `module.` in front.",
             ),
             Choice(
-                "`self.steps += 1` in the forward, to count the training steps.",
+                "`self.steps += 1` in the forward counts the training steps.",
                 why="Each replica sets its own attribute, and is thrown away. The "
                 "model's counter stays at 0.",
             ),
             Choice(
-                "`nn.BatchNorm1d(64)`, to normalize with the statistics of the batch.",
+                "`nn.BatchNorm1d(64)` normalizes with the statistics of the whole "
+                "batch.",
                 why="Each replica sees only its own rows, a quarter of the batch.",
             ),
             Choice(
-                "`self.seen.append(len(x))` with a list, to note the size of each "
+                "`self.seen.append(len(x))`, with a list, notes the size of each "
                 "piece.",
                 right=True,
-                why="All replicas share the list. Their order in it may be any.",
+                why="All replicas share the list, and `append` loses nothing. The "
+                "order may be any.",
             ),
             Choice(
-                "`wrapped.generate(x)`, to call a method of the model.",
+                "`wrapped.generate(x)` calls the method `generate` of the model.",
                 why="The wrapper has only `forward`. `wrapped.module.generate(x)` is "
                 "there, and runs on one GPU.",
             ),
@@ -274,33 +276,34 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "03.why_ddp",
-        "A job runs with `nn.DataParallel` on 8 GPUs of one node. Which of these "
-        "problems would `DistributedDataParallel` (DDP) solve?",
+        "A job runs with `nn.DataParallel` on 8 GPUs of one node. It changes to "
+        "`DistributedDataParallel` (DDP). Which of these statements are then true?",
         [
             Choice(
-                "The Python code of eight forwards takes turns.",
+                "The Python code of eight forwards runs at the same time.",
                 right=True,
                 why="With DDP each GPU has its own process, with its own interpreter "
                 "and its own GIL.",
             ),
             Choice(
-                "In each step the GPUs wait until the weights have arrived.",
+                "No GPU has to wait for the weights in each step.",
                 right=True,
                 why="Each process keeps its model and makes the same update. DDP sends "
                 "gradients, not weights.",
             ),
             Choice(
-                "Four more GPUs are there, but on another node.",
+                "Four more GPUs on another node can join.",
                 right=True,
                 why="Processes can run on different nodes; threads of one process "
                 "cannot.",
             ),
             Choice(
-                "BatchNorm normalizes only over the rows on its own GPU.",
-                why="It does so with DDP, too. `nn.SyncBatchNorm` cures it.",
+                "BatchNorm normalizes over the rows of all GPUs.",
+                why="Each process sees only its own rows, as each replica does here. "
+                "`nn.SyncBatchNorm` cures it.",
             ),
             Choice(
-                "A larger model would no longer fit on one GPU.",
+                "A model that is too large for one GPU now fits.",
                 why="With DDP each process holds the whole model, as each replica does "
                 "here. For larger models see lessons 02 and 08.",
             ),
