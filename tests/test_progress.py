@@ -71,18 +71,19 @@ def test_attempts_count_and_a_passed_task_stays_passed(own_state):
     }
 
 
-def test_answers_keep_the_last_answer_and_the_first_verdict():
+def test_answers_keep_the_right_answer_and_the_first_verdict():
     record_answer("00.ranks", ["b"], False)
     record_answer("00.ranks", ["a", "c"], True)
+    record_answer("00.ranks", ["b"], False)  # out of curiosity
     assert answers() == {
         "00.ranks": {
-            **{"answer": ["a", "c"], "correct": True, "tries": 2},
+            **{"answer": ["a", "c"], "correct": True, "tries": 3},
             "first_try_correct": False,
         },
     }
     with pytest.raises(TypeError):
         record_answer("00.ranks", {1, 2}, False)
-    assert answers()["00.ranks"]["tries"] == 2
+    assert answers()["00.ranks"]["tries"] == 3
 
 
 OLD_ANSWER = {"answer": 14.0, "correct": False, "first_try_correct": False, "tries": 2}

@@ -76,7 +76,7 @@ def record_solution(task_id: str) -> None:
 
 
 def record_answer(question_id: str, answer: object, correct: bool | None) -> None:
-    """Note one answer to a quiz question.
+    """Note one answer to a quiz question. A right one stays, whatever is tried later.
 
     Args:
         question_id: such as "00.ranks".
@@ -87,9 +87,10 @@ def record_answer(question_id: str, answer: object, correct: bool | None) -> Non
 
     def change(state: dict) -> None:
         old = state["questions"].get(question_id, {})
+        stays = old.get("correct") and correct is False
         state["questions"][question_id] = {
-            "answer": answer,
-            "correct": correct,
+            "answer": old["answer"] if stays else answer,
+            "correct": True if stays else correct,
             "tries": old.get("tries", 0) + 1,
             "first_try_correct": old.get("first_try_correct", correct),
         }
@@ -107,7 +108,7 @@ def attempts() -> dict[str, dict]:
 
 
 def answers() -> dict[str, dict]:
-    """Question id -> answer (the last), correct, tries, first_try_correct."""
+    """Question id -> answer (the last right one, or the last), correct, tries, ..."""
     return _read()["questions"]
 
 
