@@ -269,7 +269,7 @@ class CollectiveCall:
 
 @draw.picture
 def collective_call(
-    collective: str = "reduce_scatter",
+    collective: str = "broadcast",
     world_size: int = 4,
     op: str = "SUM",
     root: int = 0,

@@ -74,7 +74,7 @@ QUESTIONS = lesson(
     ),
     Number(
         "04.plus_two",
-        "Two ranks run this. What does rank 1 hold in `x` at the end?",
+        "Four ranks run this. What does rank 1 hold in `x` at the end?",
         code="x = torch.zeros(1)\n"
         "if rank == 0:\n"
         "    x += 2\n"
@@ -298,11 +298,11 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "04.true_of_collectives",
-        "Each of these lines runs on all of four ranks. Which lines do what the words "
-        "after the code say?",
+        "Each of these lines runs on all four ranks. Which lines do what they are "
+        "meant to do?",
         [
             Choice(
-                "`dist.all_reduce(g)`, then `g /= 4`, for the mean of all g.",
+                "`dist.all_reduce(g)`, then `g /= 4`, to get the mean of all g.",
                 right=True,
                 why="An all-reduce sums, and every rank divides the sum.",
             ),

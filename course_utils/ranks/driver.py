@@ -482,10 +482,8 @@ class Ranks:
             result.sever_all()
             now = self._what_now([])
             if self.init:
-                now += (
-                    "\nDDP models and groups that were made before this cell work no "
-                )
-                now += "longer: make them anew."
+                now += "\nDDP models and groups that were made before this cell no "
+                now += "longer work: make them again."
         warn_of_requests(self.unwaited, now)
 
     # -------------------------------------------------------------- processes and group

@@ -503,14 +503,14 @@ def describe_failures(
     elif any(f.where.startswith("new_group") for f in stuck):
         parts.append(
             "Every rank must make every group, with the same ranks and in the same "
-            "order, also a group that it is not in."
+            "order, even a group that it does not belong to."
         )
     elif any(f.error == "waiting" for f in stuck):
         parts.append(_needed([f.where for f in stuck if f.error == "waiting"]))
     if renewed and (only_peers or any(map(_is_of_no_group, raised))):
         parts.append(
             "A cell that leaves ranks out of step closes the process group. DDP models "
-            "and groups that were made before it work no longer: make them anew."
+            "and groups that were made before it no longer work: make them again."
         )
     return sentences(parts)
 
@@ -518,7 +518,7 @@ def describe_failures(
 def _needed(places: list[str]) -> str:
     """What ranks that wait in these calls need."""
     if all(place.startswith("send") for place in places):
-        return "A send ends when the other rank receives: it needs its recv."
+        return "A send returns only when the other rank calls recv."
     if all(place.startswith("recv") for place in places):
         return "A recv needs its send, by the rank that it names."
     return "Every rank of a group must call its collectives; a recv needs its send."
