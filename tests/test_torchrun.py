@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,7 +48,7 @@ RUNS = {
     "train_sgd": {"epochs": 1},
     "train_ddp": {**DDP, "checkpoint": "run"},
     "train_fsdp": {**FSDP, "checkpoint": "run"},
-    "train_tp": FSDP,
+    "train_tp": {**FSDP, "dp": 2, "checkpoint": "run"},
     "train_pipeline": {"steps": 2, "every": 1},
     "collectives": {},
     "bench_all_reduce": {"-b": 64, "-e": 256},
@@ -102,6 +104,23 @@ def test_what_was_launched_goes_on_under_torchrun(
     expected = [line["loss"] for line in whole.metrics]
     assert resumed == pytest.approx(expected[-len(resumed) :], abs=1e-5)
     assert len(resumed) == len(expected) // 2
+
+
+def test_two_nodes_find_each_other_and_train_like_one(torchrun):
+    words = [f"--{k.replace('_', '-')}={v}" for k, v in (FSDP | {"dp": 2}).items()]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    meet = ["--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", address]
+    script = [*meet, WORKERS / "train_tp.py", *words]
+
+    def node(_: int) -> str:  # gloo would look up the machine's own name
+        return torchrun(*script, GLOO_SOCKET_IFNAME="lo")
+
+    with ThreadPoolExecutor(2) as nodes:
+        printed = "".join(nodes.map(node, range(2)))
+    launched = launch("train_tp", *words, nproc=4, quiet=True)
+    expected = [line["loss"] for line in launched.metrics]
+    assert losses(printed) == pytest.approx(expected, abs=1e-5)
 
 
 def test_detail_compares_the_calls(torchrun, tmp_path):
