@@ -478,7 +478,7 @@ def test_a_prediction_is_noted_and_explained_below_the_measurement(
         (
             "00.skipped",
             1,
-            "Your prediction: 1, “They wait until rank 2 makes the call”. Right.",
+            "Your prediction: 1, “They wait for rank 2 and do not go on”. Right.",
         ),
         ("00.skipped", None, "You have not predicted this."),
         ("06.dp_and_ddp", [1, 3], "Your prediction: 1 and 3. Not quite. You judged 3"),

@@ -223,8 +223,8 @@ def _virtual_gpus(
         looks = {"edge": BLUE, "dashed": True}
         draw.box(board, *at, box, 0.62, f"cuda:{gpu}\nvirtual", **looks)
     note = (
-        "Same PyTorch code as on real GPUs, same numbers. The CPU computes them, so "
-        "the speed is not a GPU's."
+        "Same code as on real GPUs, same numbers up to rounding. The CPU computes "
+        "them, so the speed is not a GPU's."
     )
     if not missing:
         note = f"Nothing: the lessons use {_LESSON_GPUS} GPUs at most."

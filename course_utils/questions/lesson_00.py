@@ -81,7 +81,7 @@ QUESTIONS = lesson(
         "nothing else. What do the other three do?",
         [
             Choice(
-                "They wait until rank 2 makes the call.",
+                "They wait for rank 2 and do not go on.",
                 right=True,
                 why="An all-reduce is complete only when every rank of the group has "
                 "joined. The three wait until something stops them. Here `%%ranks` "
