@@ -39,6 +39,9 @@ ANSWERS.wrong("00.who_am_i", "wrong", "It must be called, with parentheses")(
     Edited("get_world_size()", "get_world_size")
 )
 ANSWERS.wrong("00.who_am_i", "wrong", "with an f in front")(Edited('f"', '"'))
+ANSWERS.wrong("00.who_am_i", "crashed", "In a function: dist.get_rank().")(
+    Edited("dist.get_rank()", "rank")
+)
 ANSWERS.right("00.who_am_i")(Edited("dist.get_rank()", "dist.group.WORLD.rank()"))
 
 # ---------------------------------------------------------------------- 00.average

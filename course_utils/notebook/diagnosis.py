@@ -46,7 +46,9 @@ SAME_CALLS = (
     "All ranks must make the same calls, in the same order, with tensors that fit, and "
     "a recv needs its send."
 )
-READY_MADE = "It is ready-made in %%ranks cells only. In a function"
+READY_MADE = (
+    "`rank` and `world_size` are ready-made in %%ranks cells only. In a function"
+)
 # A part of an exception's class and text, and what to say about it.
 ERRORS = {
     "Found no NVIDIA driver": NO_GPU,
