@@ -294,7 +294,9 @@ DRAWN = {
     "bars": lambda: p.bars(
         {"1 thread": 1.2, "2 threads": 1.3, "your guess": 9.0}, "s", "Work", "A note."
     ),
-    "unfair bars": lambda: p.bars({"1 thread": 1.2}, "s", "Work", fair=False),
+    "unfair bars": lambda: p.bars(
+        {"1 thread": 1.2}, "s", "Work", "A note.\nNot fair.", fair=False
+    ),
     "all_reduce": lambda: p.collective(
         [[r, 10 + r] for r in range(4)], [[6, 46]] * 4, "all_reduce"
     ),

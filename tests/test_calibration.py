@@ -360,7 +360,7 @@ def test_two_threads_and_two_processes_are_compared_with_one_thread(monkeypatch)
     monkeypatch.setattr(calibration, "free_medians", medians)
     speeds, note, fair = speeds_of_two(lambda n: None, 2, ranks=None)
     assert speeds == {"1 thread": 1.0, "2 threads": 0.75, "2 processes": 1.5}
-    assert "run this cell again" in note and not fair
+    assert "Run this cell again" in note and not fair
     free.append("2 threads")
     _, note, fair = speeds_of_two(lambda n: None, 2, ranks=None)
-    assert "run this cell again" not in note and fair
+    assert "Run this cell again" not in note and fair

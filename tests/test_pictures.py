@@ -251,7 +251,7 @@ def test_bars_are_as_long_as_their_values():
 
 def test_bars_that_cannot_be_compared_say_so():
     said = drawn("unfair bars").summary
-    assert said == "Work (not a fair measurement): 1 thread 1.2 s."
+    assert said == "Work: 1 thread 1.2 s. A note. Not fair."
     fair, unfair = drawn("bars").axes[0].patches, drawn("unfair bars").axes[0].patches
     assert {one.get_hatch() for one in unfair} > {one.get_hatch() for one in fair[:1]}
 

@@ -311,7 +311,8 @@ def speeds_of_two(
     note = f"CPU cores: {inspect_machine().cores}. GIL: {gil}."
     if busy := {way: ways[way] for way in ways if way not in times}:
         times |= free_medians(busy, dict.fromkeys(busy, 0.0), runs=3)
-        note = f"{note} Other programs used the CPU: run this cell again."
+        note += "\nNot a fair measurement: other programs used the CPU. "
+        note += "Run this cell again."
     return {way: times["1 thread"] / times[way] for way in ways}, note, not busy
 
 

@@ -44,9 +44,9 @@ def bars(
         values: From a name to its value, 0 or more; one to six of them.
         unit: The unit of all, such as "s" (then ms or µs where that reads better).
         title: What was measured.
-        note: What follows from it, in one line.
-        fair: Whether the values can be compared. If not, the title says so, and the
-            bars are hatched.
+        note: What follows from it, in one line or in several.
+        fair: Whether the values can be compared. If not, the bars are hatched: say in
+            the note why.
 
     Raises:
         TypeError: a value is not a number.
@@ -59,10 +59,9 @@ def bars(
         unit, size = words.unit_of(max(values.values()))
         values = {name: value / size for name, value in values.items()}
     said = {name: _with_unit(value, unit) for name, value in values.items()}
-    title += "" if fair else " (not a fair measurement)"
     picture = _bars(values, said, title, note, fair=fair)
     numbers = ", ".join(f"{name} {text}" for name, text in said.items())
-    picture.summary = f"{title}: {numbers}. {note}".strip()
+    picture.summary = f"{title}: {numbers}. {' '.join(note.split())}".strip()
     return picture
 
 
@@ -111,7 +110,8 @@ def _bars(
     *,
     fair: bool = True,
 ) -> Picture:
-    low, step = 0.5 if note else 0.22, 0.44
+    notes = note.splitlines()
+    low, step = 0.22 + 0.28 * len(notes), 0.44
     picture, board = draw.board(0.56 + step * len(values) + low, title)
     left = MARGIN + 0.2 + min(max(draw.width_of(name, NORMAL) for name in values), 2.4)
     room = max(draw.width_of(text, NORMAL, "bold") for text in said.values())
@@ -140,7 +140,8 @@ def _bars(
         text = draw.cut(said[name], room, NORMAL, "bold")
         looks = {"size": NORMAL, "weight": "bold"}
         draw.write(board, left + wide + 0.1, y + 0.16, text, **looks)
-    draw.note(board, note)
+    for row, line in enumerate(reversed(notes)):
+        draw.note(board, line, 0.22 + 0.28 * row)
     return picture
 
 
