@@ -76,7 +76,7 @@ QUESTIONS = lesson(
         answer=1,
         tolerance=0.25,
         unit="times",
-        why="The interpreter lets one thread at a time run Python code, so the two "
+        why="Only one thread of a process can run Python code at a time, so the two "
         "take turns. Together they take about as long as one.",
         hint="How many threads of a process may run Python code at the same moment?",
         slips=[
@@ -286,14 +286,15 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "01.pinned",
-        "A GPU cannot read ordinary host memory by itself. Why not?",
+        "In an ordinary copy over PCIe, the GPU does not read pageable memory "
+        "directly. Why not?",
         [
             Choice(
                 "The system may move ordinary memory during the copy.",
                 right=True,
                 why="It may move the bytes, or write them to disk. A GPU that reads by "
-                "itself needs an address that stays valid: pinned memory is ordinary "
-                "host memory that is locked in its place.",
+                "itself needs an address that stays valid: pinned memory is host "
+                "memory that is locked in its place.",
             ),
             Choice(
                 "Ordinary memory belongs to the process, not to the GPU.",
