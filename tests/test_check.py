@@ -697,6 +697,7 @@ def test_a_solution_can_be_forced_and_is_the_repaired_code_alone(capsys):
 
 def test_without_the_solved_notebook_it_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("course_utils.ROOT", tmp_path)
+    monkeypatch.setattr(ours, "solved", ours.solved.__wrapped__)  # remembers nothing
     solution("00.average", force=True)
     assert "The solution of 00.average cannot be shown" in capsys.readouterr().out
     check("05.partition", right_total)
