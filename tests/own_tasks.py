@@ -19,12 +19,12 @@ def total(tensor):
     return result
 """
 SOLVED: dict[str, ours.Solved] = {}
-_of_the_notebook = ours.solved
+of_the_notebook = ours.solved
 
 
 def solved(task_id: str) -> ours.Solved:
     """The solution of a test's task, or that in the notebook."""
-    return SOLVED.get(task_id) or _of_the_notebook(task_id)
+    return SOLVED.get(task_id) or of_the_notebook(task_id)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,14 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from own_tasks import TOTAL, here, own_solutions, own_task, total_task  # noqa: F401
+from own_tasks import (
+    TOTAL,
+    here,
+    of_the_notebook,
+    own_solutions,  # noqa: F401
+    own_task,
+    total_task,
+)
 
 from course_utils.from_scratch import pipeline
 from course_utils.notebook import check as checks
@@ -697,7 +704,7 @@ def test_a_solution_can_be_forced_and_is_the_repaired_code_alone(capsys):
 
 def test_without_the_solved_notebook_it_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("course_utils.ROOT", tmp_path)
-    monkeypatch.setattr(ours, "solved", ours.solved.__wrapped__)  # remembers nothing
+    of_the_notebook.cache_clear()  # as if nothing had been read yet
     solution("00.average", force=True)
     assert "The solution of 00.average cannot be shown" in capsys.readouterr().out
     check("05.partition", right_total)
