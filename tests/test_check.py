@@ -22,7 +22,6 @@ from own_tasks import (
     here,
     of_the_notebook,
     own_solutions,  # noqa: F401
-    own_task,
     total_task,
 )
 
