@@ -95,7 +95,7 @@ def test_transfers_say_what_why_and_when():
     assert between.seconds == MS(10e-6 + size / 1e9)
     assert between.start >= first.start + first.seconds
     assert str(between) == (
-        "cuda:0 -> cuda:1: 8.00 KiB, 18.19 us, to (forward in Split.rest.second)"
+        "cuda:0 -> cuda:1: 8.00 KiB, 18.19 us, `to` in the forward of Split.rest.second"
     )
 
 

@@ -303,13 +303,11 @@ def device_timeline(
         ValueError: no work at all, work that overlaps other work of its device, an
             unknown kind, or too many devices.
     """
-    return _device_timeline(timeline, title, span, _SIDES)
+    return _device_timeline(timeline, title, span)
 
 
-def _device_timeline(
-    timeline: Recorded, title: str, span: float | None, sides: float
-) -> Picture:
-    """A `device_timeline` with so many inches of a box beside its label."""
+def _device_timeline(timeline: Recorded, title: str, span: float | None) -> Picture:
+    """A `device_timeline`, also for ranks."""
     words.few(timeline.intervals, "devices", 8)
     devices = {name: _joined(name, row) for name, row in timeline.intervals.items()}
     every = [work for row in devices.values() for work in row]
@@ -343,7 +341,7 @@ def _device_timeline(
             if (spent := math.fsum(w.stop - w.start for w in row if w.kind == kind))
         ]
         lines.append(f"{name} {', '.join(times) or 'nothing'}, idle {percent}")
-    picture = _rows(rows, shown, title, column="idle", sides=sides)
+    picture = _rows(rows, shown, title, column="idle", sides=0.01)
     picture.summary = (
         f"{title.rstrip('.')}. {words.number(needed / size, 3)} {unit} in all. Times "
         f"in {unit}: {'; '.join(lines)}."
@@ -515,7 +513,7 @@ def pipeline(
         )
 
     rows = {f"rank {n}": [work(*one) for one in row] for n, row in enumerate(ranks)}
-    return _device_timeline(SimpleNamespace(intervals=rows), title, span, 0.01)
+    return _device_timeline(SimpleNamespace(intervals=rows), title, span)
 
 
 # --- computing and communication at the same time -------------------------------------

@@ -108,7 +108,7 @@ QUESTIONS = lesson(
         answer=5.65,
         tolerance=2.5,
         unit="%",
-        why="1.45 of 25.6 million: 5.7 %. From group to group the images get smaller, "
+        why="1.44 of 25.6 million: 5.65 %. From group to group the images get smaller, "
         "but the number of channels doubles. A 3 × 3 convolution in group 4 has 8 × 8 "
         "times the weights of one in group 1.",
         hint="From group to group the number of channels doubles. A convolution has a "
@@ -326,13 +326,15 @@ QUESTIONS = lesson(
         [
             Choice(
                 "The one with the same number of layers in each stage.",
-                why="Layers differ. In a ResNet most blocks take about equally long. "
-                "Some take longer, and the last layer takes hardly any time.",
+                why="Layers differ. In this model, a block of the last group takes "
+                "about four times as long as an earlier one. So 9 + 9 is not the "
+                "fastest.",
             ),
             Choice(
                 "The one with the same number of parameters in each stage.",
                 why="Parameters are memory, not time. A convolution uses each weight "
-                "once for each pixel: early layers have few weights and much work.",
+                "once for each pixel: early layers have few weights and much work. "
+                "15 + 3 is closest to equal parameters, and the slowest.",
             ),
             Choice(
                 "The one whose slowest stage takes the shortest time.",

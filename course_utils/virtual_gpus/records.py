@@ -214,10 +214,10 @@ class Transfer:
     start: float = 0.0
 
     def __str__(self) -> str:
-        where = f" in {self.module}" if self.module else ""
+        of = f" of {self.module}" if self.module else ""
         return (
             f"{self.source} -> {self.destination}: {size_in_words(self.bytes)}, "
-            f"{time_in_words(self.seconds)}, {self.kind} ({self.phase}{where})"
+            f"{time_in_words(self.seconds)}, `{self.kind}` in the {self.phase}{of}"
         )
 
 
