@@ -63,7 +63,7 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("02", "gpus-md", "1 TB/s"): 1e12 * default(virtual_gpus, "memory_bandwidth"),
     ("02", "memory-explain", "3.5²"): (224 / 64) ** 2,
     ("02", "memory-explain", "12"): (224 / 64) ** 2,
-    ("02", "02.parameters_share", "1.45"): 0.0566 * 25.6,
+    ("02", "02.parameters_share", "1.44"): 1_444_928 / 1e6,
     ("03", "setup-explain", "25 GB/s"): 1e9 * default(virtual_gpus, "bandwidth"),
     ("03", "gil-explain", "20 ms"): 10 + 10,
     ("03", "gil-explain", "30 ms"): 2 * 10 + 10,
@@ -122,6 +122,7 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
 # What somebody decided, or what only a source can know: the reason in words.
 STATED: dict[tuple[str, str, str], str] = {
     ("02", "memory-explain", "224"): "torchvision's ResNet50_Weights crop to it",
+    ("02", "recap", "224"): "torchvision's ResNet50_Weights crop to it",
     ("05", "alone-md", "1,440"): "measure/data.py: the split of 1,797 digits",
     ("05", "alone-md", "357"): "measure/data.py: the split of 1,797 digits",
     ("08", "meta-md", "70 billion"): "an example: no model is meant",
