@@ -12,7 +12,7 @@ from course_utils.measure.under_way import Log
 from course_utils.questions.lesson_06 import PREDICT_BUCKET
 from course_utils.tasks.compare import difference, plain
 from course_utils.tasks.inputs import linear, whole_numbers
-from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
+from course_utils.tasks.task import OPTIMIZER_IMPORTS, OUT_OF_STEP, Miss, Task
 
 READY_MADE = (
     "torch.nn.parallel.DistributedDataParallel",
@@ -543,7 +543,7 @@ ACCUMULATE = Task(
     observe=observe_accumulate,
     ranks=(3, 2),
     seconds=20.0,
-    imports=("torch._dynamo",),  # the first DDP does so
+    imports=OPTIMIZER_IMPORTS,
     cases=((4,), (1,), (5,)),
     keeps_inputs=False,
     tolerance=1e-4,

@@ -9,7 +9,7 @@ from torch import nn
 from course_utils.measure.traffic import Sent
 from course_utils.questions.lesson_09 import PREDICT_BYTES
 from course_utils.tasks.inputs import linear, whole_numbers
-from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
+from course_utils.tasks.task import GRADIENT_IMPORTS, OUT_OF_STEP, AtMost, Miss, Task
 
 SENT_FORWARD, SENT_BACKWARD = "bytes sent in the forward", "bytes sent in the backward"
 OUTPUT, OF_X, OF_WEIGHT = "what comes out", "the gradient of x", "gradient of weight"
@@ -111,6 +111,7 @@ SHARED = "gradient of a tensor that is added to f's x"
 SUMMED = "total = grad.clone()\n        dist.all_reduce(total)\n        return total"
 F_AND_G = Task(
     id="09.f_and_g",
+    imports=GRADIENT_IMPORTS,
     title="f and g",
     stars=2,
     cases=(((2, 3),), ((5,),)),
@@ -196,6 +197,7 @@ def observe_linear(by_columns, answer, inputs, outputs):
 CUT = "linear.weight.chunk(n)[rank]"
 COLUMN_SLICE = Task(
     id="09.column_slice",
+    imports=GRADIENT_IMPORTS,
     title="A column slice",
     stars=1,
     cases=((12, 24), (24, 12)),
@@ -250,6 +252,7 @@ COLUMN_SLICE = Task(
 SUM = "SumOverRanks.apply(F.linear(x, self.weight))"
 ROW_SLICE = Task(
     id="09.row_slice",
+    imports=GRADIENT_IMPORTS,
     title="A row slice",
     stars=2,
     cases=((12, 24), (24, 12)),
@@ -325,6 +328,7 @@ def observe_vocabulary(answer, vocabulary, shape):
 
 VOCABULARY_SLICE = Task(
     id="09.vocabulary_slice",
+    imports=GRADIENT_IMPORTS,
     title="A slice of the vocabulary",
     stars=2,
     cases=((24, (4, 9)), (12, (17,))),
@@ -408,6 +412,7 @@ def observe_loss(answer, positions, size, scale):
 
 CROSS_ENTROPY = Task(
     id="09.cross_entropy",
+    imports=GRADIENT_IMPORTS,
     title="A loss of sliced scores",
     stars=3,
     cases=((5, 8, 1), (1, 9, 1), (3, 16, 300)),
@@ -513,6 +518,7 @@ def observe_attention(answer, heads, head_size):
 FUSED = "fused.view(3, -1, width).chunk(n, 1)[rank]"
 SPOT_ATTENTION = Task(
     id="09.spot_the_attention",
+    imports=GRADIENT_IMPORTS,
     title="Spot the bugs of an attention",
     stars=2,
     cases=((12, 4), (24, 2)),

@@ -9,7 +9,7 @@ from torch import nn
 from course_utils.questions.lesson_10 import PREDICT_KEPT
 from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.messages import ERRORS, watched
-from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
+from course_utils.tasks.task import GRADIENT_IMPORTS, OUT_OF_STEP, Miss, Task
 
 # ------------------------------------------------------------------------- one_f_one_b
 
@@ -170,6 +170,7 @@ SAME_ROWS = (
 
 GPIPE_STEP = Task(
     id="10.gpipe_step",
+    imports=GRADIENT_IMPORTS,
     seconds=10.0,
     title="One step of a stage",
     stars=3,
@@ -238,6 +239,7 @@ GPIPE_STEP = Task(
 
 SPOT_PIPELINE = Task(
     id="10.spot_the_pipeline",
+    imports=GRADIENT_IMPORTS,
     seconds=10.0,
     title="Spot the bugs of a schedule",
     stars=2,

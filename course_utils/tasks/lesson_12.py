@@ -18,9 +18,7 @@ from course_utils.questions.lesson_12 import PREDICT_LOSS
 from course_utils.tasks.compare import difference, plain
 from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.messages import told_by_all
-from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
-
-OPTIMIZERS = ("torch._dynamo",)  # the first optimizer of a process imports it
+from course_utils.tasks.task import OPTIMIZER_IMPORTS, OUT_OF_STEP, Miss, Task
 
 
 def flat(module):
@@ -53,7 +51,7 @@ UNEVEN_BATCHES = Task(
     id="12.uneven_batches",
     title="The epoch that does not end",
     stars=2,
-    imports=OPTIMIZERS,
+    imports=OPTIMIZER_IMPORTS,
     cases=((4, 3, 5), (2,), (3, 0, 2, 1)),
     inputs=lambda counts, rank, n: (
         linear(4, 4, seed=1, divided_by=8),
@@ -312,7 +310,7 @@ NEW_HEAD = Task(
     title="The layer that does not learn",
     stars=1,
     seconds=10.0,
-    imports=OPTIMIZERS,
+    imports=OPTIMIZER_IMPORTS,
     cases=(3, 1, 2),
     inputs=lambda count, rank, n: (
         linear(4, 4, seed=1, divided_by=8),
@@ -536,7 +534,7 @@ CANNOT_RESUME = Task(
     title="The checkpoint that cannot be resumed",
     stars=2,
     seconds=10.0,
-    imports=OPTIMIZERS,
+    imports=OPTIMIZER_IMPORTS,
     cases=(3, 1, 2),
     inputs=lambda steps_before, rank, n: (steps_before,),
     observe=observe_checkpoint,

@@ -36,6 +36,10 @@ RULE = (
     "a ready-made version of what it is asked to build. It may call nothing in "
     "`course_utils`."
 )
+# For `Task.imports`: PyTorch imports them late, and they take seconds. The first is for
+# an optimizer, the second for `y.backward(gradient)`.
+OPTIMIZER_IMPORTS = ("torch._dynamo",)
+GRADIENT_IMPORTS = ("torch.fx.experimental.symbolic_shapes",)
 FOLDER = os.path.join("course_utils", "tasks", "")  # what observes an answer
 # A key of `Task.errors`: ranks that make different calls, or wait for nobody.
 OUT_OF_STEP = "out of step"
