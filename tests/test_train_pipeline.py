@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from thorough import thorough_after
-from worker_runs import one_thread, ranks_for_scripts
-
-from course_utils.measure.language import Language, Transformer, next_symbol_loss
+from worker_runs import losses_of_one_process, ranks_for_scripts
 
 SMALL = ("--batch-size", 8, "--micro-batches", 4, "--steps", 4, "--every", 2)
 
@@ -20,20 +17,7 @@ def on():
 
 @pytest.fixture(scope="module")
 def reference() -> list[float]:
-    """The losses of one process, without anything distributed."""
-    with one_thread():
-        language, losses = Language(), []
-        torch.manual_seed(0)
-        model = Transformer(layers=4)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
-        for step in range(1, 5):
-            batch = language.sample(8, 33, torch.Generator().manual_seed(step))
-            loss = next_symbol_loss(model, batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return [sum(losses[i : i + 2]) / 2 for i in (0, 2)]
+    return losses_of_one_process(batch_size=8, steps=4, layers=4)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

@@ -31,7 +31,9 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 
 from course_utils.workers.group import RANK, stop
@@ -126,6 +128,22 @@ class Checkpoints:
         except dcp.CheckpointException as error:
             # DCP raises it on all ranks, whichever it was that failed.
             stop(f"{self.folder} could not be written to ({_cause(error)})")
+
+
+def state_of(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """What a checkpoint holds of these, under names that do not depend on the ranks.
+
+    DTensors stay as they are: this rank's part, and where in the whole it belongs. So
+    no rank ever needs room for all of it.
+    """
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments}
+
+
+def go_on_from(state: dict[str, Any], model: nn.Module, optimizer: Any) -> None:
+    """Give both what `state_of` has returned, on however many ranks."""
+    weights, moments = state["model"], state["optimizer"]
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
 
 
 class _Writer(dcp.FileSystemWriter):

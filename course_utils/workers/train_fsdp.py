@@ -62,9 +62,7 @@ import torch.distributed.nn.functional  # noqa: F401
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_state_dict,
     set_model_state_dict,
-    set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -74,7 +72,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.from_scratch import fsdp
 from course_utils.measure.language import Language, Transformer, next_symbol_loss
-from course_utils.workers.checkpoints import Checkpoints
+from course_utils.workers.checkpoints import Checkpoints, go_on_from, state_of
 from course_utils.workers.group import (
     LOCAL_RANK,
     RANK,
@@ -174,22 +172,12 @@ class Job:
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, under names that all strategies have in common.
-
-        With fully_shard the tensors are DTensors: this rank's shards, and where in the
-        whole they belong. So no rank ever needs room for all of it.
-        """
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
+        """What a checkpoint holds, under names that all strategies have in common."""
+        return state_of(self.model, self.optimizer)
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` was, on however many ranks."""
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+        go_on_from(state, self.model, self.optimizer)
 
     def held(self) -> list[Tensor]:
         """What this rank keeps from step to step: all but activations."""

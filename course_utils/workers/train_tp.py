@@ -45,7 +45,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
@@ -55,7 +54,7 @@ from torch.nn import functional as F
 
 from course_utils.from_scratch import tensor_parallel as own
 from course_utils.measure.language import Language, Transformer
-from course_utils.workers.checkpoints import Checkpoints
+from course_utils.workers.checkpoints import Checkpoints, go_on_from, state_of
 from course_utils.workers.group import (
     RANK,
     WORLD_SIZE,
@@ -123,10 +122,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     if last:
         state = state_of(model, optimizer)
         checkpoints.load(state)
-        weights, moments = state["model"], state["optimizer"]
-        set_state_dict(
-            model, optimizer, model_state_dict=weights, optim_state_dict=moments
-        )
+        go_on_from(state, model, optimizer)
     autocast = contextlib.nullcontext()
     if args.bf16:
         autocast = torch.autocast(device.type, torch.bfloat16)
@@ -169,12 +165,6 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         if checkpoints:
             checkpoints.save(step, state_of(model, optimizer))
         losses, start = [], time.perf_counter()
-
-
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
-    """What a checkpoint holds: DTensors know which part of the whole this rank has."""
-    weights, moments = get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": moments}
 
 
 def parse_arguments() -> argparse.Namespace:
