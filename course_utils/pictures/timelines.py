@@ -68,7 +68,7 @@ def _rows(
 
     Labels are cut to their last word where not all of their kind fit. `column` is the
     heading of what is said at the right, and `sides` the inches beside a label that is
-    not a number.
+    neither a number nor "idle".
     """
     tall = sum(row.tall + _PAUSE * bool(row.heading) for row in rows)
     kinds = {part.kind for row in rows for part in row.parts}
@@ -120,7 +120,8 @@ def _rows(
             texts = [part.label.rpartition(mark)[2] for mark in ". "]
             if part.kind not in short:
                 texts.insert(0, part.label)
-            room = wide - (0.01 if texts[-1].isdigit() else sides)
+            alone = part.kind == "idle" or texts[-1].isdigit()  # easy to read
+            room = wide - (0.01 if alone else sides)
             text = draw.first_that_fits(texts, room) if row.tall > 0.2 else ""
             looks = {"rounded": 0.02, "line": 0.8, **LOOKS[part.kind]}
             draw.box(board, x, y + gap, wide, row.tall - 2 * gap, text, pad=0, **looks)
@@ -305,13 +306,6 @@ def device_timeline(
         ValueError: no work at all, work that overlaps other work of its device, an
             unknown kind, or too many devices.
     """
-    return _device_timeline(timeline, title, span, _SIDES)
-
-
-def _device_timeline(
-    timeline: Recorded, title: str, span: float | None, sides: float
-) -> Picture:
-    """A `device_timeline` with so many inches of a box beside a word."""
     words.few(timeline.intervals, "devices", 8)
     devices = {name: _joined(name, row) for name, row in timeline.intervals.items()}
     every = [work for row in devices.values() for work in row]
@@ -345,7 +339,7 @@ def _device_timeline(
             if (spent := math.fsum(w.stop - w.start for w in row if w.kind == kind))
         ]
         lines.append(f"{name} {', '.join(times) or 'nothing'}, idle {percent}")
-    picture = _rows(rows, shown, title, column="idle", sides=sides)
+    picture = _rows(rows, shown, title, column="idle")
     picture.summary = (
         f"{title.rstrip('.')}. {words.number(needed / size, 3)} {unit} in all. Times "
         f"in {unit}: {'; '.join(lines)}."
@@ -517,7 +511,7 @@ def pipeline(
         )
 
     rows = {f"rank {n}": [work(*one) for one in row] for n, row in enumerate(ranks)}
-    return _device_timeline(SimpleNamespace(intervals=rows), title, span, 0.01)
+    return device_timeline(SimpleNamespace(intervals=rows), title=title, span=span)
 
 
 # --- computing and communication at the same time -------------------------------------
