@@ -320,26 +320,3 @@ def _cpu_seconds(work: Callable[[int], object], units: int) -> float:
     start = time.process_time()
     work(units)
     return time.process_time() - start
-
-
-def host_copy_seconds(nbytes: int, rounds: int = 10) -> dict[str, float]:
-    """The seconds of a copy of that many bytes to the GPU: the fastest of the rounds.
-
-    Returns:
-        Those from pageable and from pinned memory of the host, by their names.
-
-    Raises:
-        RuntimeError: there is no GPU.
-    """
-    pageable = torch.zeros(nbytes, dtype=torch.uint8)
-    tensors = {"pageable": pageable, "pinned": pageable.pin_memory()}
-    seconds = {}
-    for name, tensor in tensors.items():
-        times = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            tensor.to("cuda")
-            torch.cuda.synchronize()  # a copy may go on after `.to()` has returned
-            times.append(time.perf_counter() - start)
-        seconds[name] = min(times)
-    return seconds

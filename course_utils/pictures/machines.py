@@ -535,14 +535,19 @@ def _ladder(
 
 
 @draw.picture
-def bandwidth_ladder() -> Picture:
-    """How many bytes a second go one way over each link, on a logarithmic axis."""
+def bandwidth_ladder(measured: Sequence[costs.Link] = ()) -> Picture:
+    """How many bytes a second go one way over each link, on a logarithmic axis.
+
+    Args:
+        measured: What a real machine reaches, from `measured_links`: it follows the
+            figures of data sheets.
+    """
     rows = []
-    for link in costs.LADDER:
+    for link in [*costs.LADDER, *measured]:
         text = words.speed(link.one_way)
         if link.direction == "both ways together":
             text += f"  ({link.stated} both ways)"
-        elif "Gb/s" in link.stated:
+        elif "Gb/s" in link.stated or link in measured:
             text += f"  ({link.stated})"
         elif link.direction == "shared":
             text += "  (reads and writes share it)"
@@ -558,6 +563,10 @@ def bandwidth_ladder() -> Picture:
     picture = _ladder("The bandwidth ladder", rows, ticks, label, note)
     said = "; ".join(f"{row.link.name} {words.speed(row.value)}" for row in rows)
     picture.summary = f"Bandwidth one way: {said}. {note}"
+    if measured:
+        source = f"Measured: {measured[0].source}."
+        draw.below(picture, [source])
+        picture.summary += f" {source}"
     return picture
 
 
