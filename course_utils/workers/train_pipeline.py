@@ -95,7 +95,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     for step in range(1, args.steps + 1):
         generator = torch.Generator().manual_seed(step)
         batch = LANGUAGE.sample(args.batch_size, LENGTH + 1, generator).to(device)
-        inputs = [batch[:, :-1]] if RANK == 0 else []
+        inputs = [batch[:, :-1].contiguous()] if RANK == 0 else []
         at_the_end: dict[str, Any] = {}
         if RANK == WORLD_SIZE - 1:
             at_the_end = {"target": batch[:, 1:], "losses": (found := [])}
@@ -115,6 +115,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             "parameters": sum(p.numel() for p in module.parameters()),
             "seconds": round(time.perf_counter() - start, 3),
             "world_size": WORLD_SIZE,
+            "backend": dist.get_backend(),
         }
         if RANK == 0:
             print(json.dumps(metrics), flush=True)

@@ -10,12 +10,14 @@ from torchrun import printed_under_torchrun
 from course_utils.ranks.launch import LaunchError, launch
 
 DDP = {"epochs": 1, "batch_size": 64}
-FSDP = {"steps": 4, "every": 2, "batch_size": 8, "width": 16, "layers": 1, "heads": 2}
+SMALL = {"steps": 4, "every": 2, "batch_size": 8, "width": 16, "layers": 1}
+FSDP = SMALL | {"heads": 2}
 RUNS = {
     "train_sgd": {"epochs": 1},
     "train_ddp": DDP,
     "train_fsdp": FSDP | {"strategy": "fsdp"},
     "train_tp": FSDP,
+    "train_pipeline": SMALL | {"micro_batches": 4},
     "collectives": {},
     "bench_all_reduce": {"minbytes": "64", "maxbytes": "1M"},
 }

@@ -181,9 +181,18 @@ def test_two_virtual_gpus_answer():
         assert two_devices()["bias"] == [4.0, 4.0]
 
 
-@pytest.mark.parametrize("worker", ["train_ddp", "collectives"])
-def test_a_script_runs_under_torchrun_with_a_gpu_for_each_rank(gpus, tmp_path, worker):
-    more = ["--epochs", "1"] if worker == "train_ddp" else []
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train_ddp --epochs 1",
+        "collectives",
+        "train_fsdp --steps 4 --every 2",
+        "train_tp --steps 4 --every 2",
+        "train_pipeline --steps 4 --every 2",
+    ],
+)
+def test_a_script_runs_under_torchrun_with_a_gpu_for_each_rank(gpus, tmp_path, line):
+    worker, *more = line.split()
     given = ["--backend", "nccl", *more]
     printed = printed_under_torchrun(2, worker, *given, tmp=tmp_path)
     launched = launch(worker, *more, nproc=2, quiet=True, backend="nccl")
