@@ -1,7 +1,7 @@
 """The map of the course: its lessons as a path to follow."""
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -23,12 +23,8 @@ from course_utils.pictures.draw import (
     Picture,
 )
 
-
-class Lesson(Protocol):
-    """A lesson of the course; with `exists` False its notebook is still to come."""
-
-    number: str
-    title: str
+if TYPE_CHECKING:
+    from course_utils.notebook.lessons import Lesson
 
 
 class _Stage(NamedTuple):
@@ -49,7 +45,7 @@ _STAGES = (
 
 @draw.picture
 def course_map(
-    lessons: Sequence[Lesson],
+    lessons: Sequence["Lesson"],
     done: Collection[str] = frozenset(),
     here: str | None = None,
 ) -> Picture:
@@ -112,13 +108,13 @@ def course_map(
     return picture
 
 
-def _stage_of(lesson: Lesson) -> _Stage:
+def _stage_of(lesson: "Lesson") -> _Stage:
     return [stage for stage in _STAGES if stage.start <= lesson.number][-1]
 
 
 def _stage_bands(
     board: Axes,
-    row: Sequence[Lesson],
+    row: Sequence["Lesson"],
     first_card: tuple[float, float, float, float],
     gap: float,
     pad: float,
@@ -142,7 +138,7 @@ def _stage_bands(
 
 def _lesson_card(
     board: Axes,
-    lesson: Lesson,
+    lesson: "Lesson",
     place: tuple[float, float, float, float],
     *,
     done: bool,
@@ -171,7 +167,7 @@ def _lesson_card(
 
 
 def _map_in_words(
-    lessons: Sequence[Lesson], done: Collection[str], here: str | None
+    lessons: Sequence["Lesson"], done: Collection[str], here: str | None
 ) -> str:
     titles = {lesson.number: f"{lesson.number} {lesson.title}" for lesson in lessons}
     stages: dict[str, list[str]] = {}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -29,6 +29,9 @@ from course_utils.pictures.draw import (
 )
 from course_utils.theory import costs
 
+if TYPE_CHECKING:
+    from course_utils.measure.machine import Gpu, Link, Machine
+
 
 def _boxes(
     count: int, limit: int, left: float, right: float, widest: float, *, middle: bool
@@ -47,37 +50,6 @@ def _boxes(
 # --- the machine in front of the learner ----------------------------------------------
 
 
-class Gpu(Protocol):
-    """A GPU, as `measure.machine` finds it; its memory is in bytes, 0 if unknown."""
-
-    index: int
-    name: str
-    memory: int
-
-
-class Link(Protocol):
-    """What connects two GPUs, in the words of nvidia-smi."""
-
-    first: int
-    second: int
-    code: str
-    nvlinks: int
-    description: str
-
-
-class Machine(Protocol):
-    """A machine, as `measure.machine` finds it; memory is in bytes."""
-
-    cpu: str
-    cores: int
-    all_cores: int
-    physical_cores: int | None
-    memory: int
-    gpus: Sequence[Gpu]
-    links: Sequence[Link]
-    gpu_problem: str
-
-
 # Ways between two GPUs, the best first.
 _WAYS = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
 _LESSON_GPUS = 4
@@ -85,7 +57,7 @@ _PAD = 0.14
 
 
 @draw.picture
-def machine(machine: Machine) -> Picture:
+def machine(machine: "Machine") -> Picture:
     """What this machine has, and beside it, dashed, what the course adds as virtual.
 
     The lessons use up to four GPUs; those that are not there are virtual.
@@ -133,7 +105,7 @@ def machine(machine: Machine) -> Picture:
 
 def _real_gpus(
     board: Axes,
-    machine: Machine,
+    machine: "Machine",
     levels: Sequence[tuple[str, list[set[int]]]],
     place: tuple[float, float, float],
 ) -> None:
@@ -173,7 +145,7 @@ def _real_gpus(
         draw.write(board, left + 0.4, low, text, color=QUIET)
 
 
-def _link_levels(links: Sequence[Link]) -> list[tuple[str, list[set[int]]]]:
+def _link_levels(links: Sequence["Link"]) -> list[tuple[str, list[set[int]]]]:
     """What connects the GPUs: the best two levels and the last one.
 
     Each is its name and the groups of GPUs that are connected so or better.
@@ -202,7 +174,7 @@ def _link_levels(links: Sequence[Link]) -> list[tuple[str, list[set[int]]]]:
     return levels if len(levels) <= 3 else [*levels[:2], levels[-1]]
 
 
-def _way(link: Link) -> str:
+def _way(link: "Link") -> str:
     way = "NV" if link.nvlinks else link.code
     return way if way in _WAYS else _WAYS[-1]
 
@@ -233,7 +205,7 @@ def _virtual_gpus(
     draw.write(board, x + _PAD, below, note, color=QUIET, va="top")
 
 
-def _cores_in_words(machine: Machine) -> str:
+def _cores_in_words(machine: "Machine") -> str:
     said = words.count(machine.cores, "CPU core")
     if machine.cores < machine.all_cores:
         return f"{said}, of {machine.all_cores} in the machine"
@@ -245,13 +217,13 @@ def _gigabytes(amount: int) -> str:
     return f"{amount / 1e9:,.{0 if amount >= 1e11 else 1}f} GB"
 
 
-def _gpus_in_words(machine: Machine) -> str:
+def _gpus_in_words(machine: "Machine") -> str:
     if machine.gpus:
         return words.count(len(machine.gpus), "GPU")
     return "no GPU that works" if machine.gpu_problem else "no GPU"
 
 
-def _gpu_kinds(gpus: Sequence[Gpu]) -> str:
+def _gpu_kinds(gpus: Sequence["Gpu"]) -> str:
     kinds: dict[str, int] = {}
     for gpu in gpus:
         size = f", {gpu.memory / 2**30:.0f} GiB" if gpu.memory else ""
@@ -261,7 +233,7 @@ def _gpu_kinds(gpus: Sequence[Gpu]) -> str:
     return "; ".join(f"{number} x {kind}" for kind, number in kinds.items())
 
 
-def _machine_in_words(machine: Machine, levels: Sequence[tuple[str, list]]) -> str:
+def _machine_in_words(machine: "Machine", levels: Sequence[tuple[str, list]]) -> str:
     gpus = _gpus_in_words(machine)
     if machine.gpus:
         gpus += f" ({_gpu_kinds(machine.gpus)})"

@@ -1,13 +1,16 @@
 """Memory: what fills each GPU, against what cards have, and over time."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from course_utils.pictures import charts, draw, words
 from course_utils.pictures.charts import Axis, Curve, Panel
 from course_utils.pictures.draw import BLUE, Picture
 from course_utils.theory import costs
+
+if TYPE_CHECKING:
+    from course_utils.measure.tensor_bytes import TensorBytes
 
 _CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "other")
 _MOST_BARS = 8
@@ -133,21 +136,12 @@ def _parts(held: Mapping[str, float], say: Any) -> str:
 # --- memory over time -----------------------------------------------------------------
 
 
-class Recorded(Protocol):
-    """Bytes that changed, as `measure.tensor_bytes` records them."""
-
-    seconds: Sequence[float]
-    nbytes: Sequence[float]
-    spans: Sequence[tuple[str, float, float]]
-    peak: float
-
-
 _BETWEEN = 0.2  # the width of what has no name, where that of a span is 1
 
 
 @draw.picture
 def memory_over_time(
-    curves: Mapping[str, Recorded], *, title: str = "Tensor bytes during one step"
+    curves: Mapping[str, "TensorBytes"], *, title: str = "Tensor bytes during one step"
 ) -> Picture:
     """Measured bytes during a step, and how many they are at most and in the end.
 
@@ -207,7 +201,7 @@ def memory_over_time(
     return picture
 
 
-def _by_event(curve: Recorded) -> tuple[Any, float]:
+def _by_event(curve: "TensorBytes") -> tuple[Any, float]:
     """From seconds to the place on an axis of events, and where that axis ends."""
     edges = {edge for _, start, stop in curve.spans for edge in (start, stop)}
     times = sorted({curve.seconds[0], curve.seconds[-1], *edges})

@@ -1,7 +1,7 @@
 """Messages: who sends to whom, step by step."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.pictures import draw, words
 from course_utils.pictures.draw import (
@@ -16,8 +16,11 @@ from course_utils.pictures.draw import (
     WIDTH,
     Picture,
 )
-from course_utils.pictures.timelines import Recorded
 from course_utils.pictures.words import byte_size
+
+if TYPE_CHECKING:
+    from course_utils.measure.messages import Message
+    from course_utils.virtual_gpus.records import Timeline, Transfer
 
 # --- arrows between lanes -------------------------------------------------------------
 
@@ -126,21 +129,12 @@ def _draw(board: draw.Axes, arrow: _Arrow, lanes: Sequence[float], y: float) -> 
 # --- a program of sends and receives --------------------------------------------------
 
 
-class Message(Protocol):
-    """A message, as `measure.messages.in_steps` returns it."""
-
-    step: int
-    source: int
-    destination: int
-    nbytes: int
-
-
 _MOST_LINES = 36
 
 
 @draw.picture
 def message_steps(
-    messages: Sequence[Message],
+    messages: Sequence["Message"],
     world_size: int,
     title: str = "Who sends to whom",
     *,
@@ -214,7 +208,7 @@ def message_steps(
     return picture
 
 
-def _in_words(messages: Sequence[Message]) -> str:
+def _in_words(messages: Sequence["Message"]) -> str:
     """What is sent in each step; in the first one alone where there is much."""
     steps = sorted({message.step for message in messages})
     told = steps if len(messages) <= 16 else steps[:1]
@@ -246,7 +240,7 @@ def _beside(arrows: Sequence[_Arrow]) -> list[list[_Arrow]]:
     return lines
 
 
-def _traffic(messages: Sequence[Message], steps: int, world_size: int) -> str:
+def _traffic(messages: Sequence["Message"], steps: int, world_size: int) -> str:
     """How many messages, and which rank has the most of them."""
     through = [
         [m.nbytes for m in messages if rank in (m.source, m.destination)]
@@ -271,17 +265,6 @@ def _traffic(messages: Sequence[Message], steps: int, world_size: int) -> str:
 # --- the steps of DataParallel --------------------------------------------------------
 
 
-class Transfer(Protocol):
-    """A transfer between devices, as `virtual_gpus` records it."""
-
-    source: str
-    destination: str
-    bytes: int
-    kind: str
-    phase: str
-    module: str
-
-
 # Each step: its name, and what belongs to it in order: (kind, phase) of transfers, or
 # who computes.
 _DATA_PARALLEL: dict[str, tuple[tuple[str, str] | str, ...]] = {
@@ -302,8 +285,8 @@ _DATA_PARALLEL: dict[str, tuple[tuple[str, str] | str, ...]] = {
 
 @draw.picture
 def data_parallel_steps(
-    transfers: Sequence[Transfer],
-    timeline: Recorded,
+    transfers: Sequence["Transfer"],
+    timeline: "Timeline",
     *,
     title: str = "One training step with DataParallel",
 ) -> Picture:
@@ -367,7 +350,7 @@ _SENDS = {"color": INK, "lw": 1.2, "marker": ">", "ms": 5}
 
 
 def _who_computes(
-    transfers: Sequence[Transfer], timeline: Recorded
+    transfers: Sequence["Transfer"], timeline: "Timeline"
 ) -> dict[str, list[str]]:
     """The devices of each kind of computing: replicas, loss, backward, optimizer."""
     # Modules in which something was scattered: the wrappers. Their own work is packing.

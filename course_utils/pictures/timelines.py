@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.pictures import draw, words
 from course_utils.pictures.draw import (
@@ -21,6 +21,10 @@ from course_utils.pictures.draw import (
 from course_utils.pictures.words import duration
 from course_utils.theory.pipelines import PipelineAction
 from course_utils.theory.simulator import FsdpStep, Step
+
+if TYPE_CHECKING:
+    from course_utils.virtual_gpus.records import Interval as Work
+    from course_utils.virtual_gpus.records import Timeline
 
 # --- rows of intervals ----------------------------------------------------------------
 
@@ -263,31 +267,13 @@ def timeline(
 # --- who is idle ----------------------------------------------------------------------
 
 
-class _Work(Protocol):
-    """What a device did, as `virtual_gpus` records it."""
-
-    device: str
-    start: float
-    stop: float
-    kind: str
-    phase: str
-    label: str
-    module: str
-
-
-class Recorded(Protocol):
-    """The timeline of virtual GPUs: the work of each device."""
-
-    intervals: Mapping[str, Sequence[_Work]]
-
-
 _WORKS = (*COMPUTING, "transfer")
 _GAP = 0.15  # inches of idle time below which no frame is drawn
 
 
 @draw.picture
 def device_timeline(
-    timeline: Recorded, *, title: str = "Who is idle", span: float | None = None
+    timeline: "Timeline", *, title: str = "Who is idle", span: float | None = None
 ) -> Picture:
     """One row a device: what it did and when, and how much of the time it was idle.
 
@@ -347,7 +333,7 @@ def device_timeline(
     return picture
 
 
-def _joined(device: str, intervals: Iterable[_Work]) -> list[Interval]:
+def _joined(device: str, intervals: Iterable["Work"]) -> list[Interval]:
     """The work of a device in order, with equal neighbours made one."""
     row: list[Interval] = []
     for work in sorted(intervals, key=lambda work: (work.start, work.stop)):
