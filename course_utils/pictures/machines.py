@@ -392,8 +392,8 @@ def ranks_on_nodes(
     Raises:
         ValueError: there are too few or too many of something, or `asked` is not there.
     """
-    words.whole(nodes, "nodes", 8)
-    words.whole(gpus_per_node, "gpus_per_node", 8)
+    words.whole(nodes, "nodes", 1, 8)
+    words.whole(gpus_per_node, "gpus_per_node", 1, 8)
     right = None if asked is None else costs.rank_of(*asked, gpus_per_node)
     if asked is not None and asked[0] >= nodes:
         raise ValueError(f"There is no node {asked[0]}: nodes are 0 to {nodes - 1}.")
@@ -588,8 +588,7 @@ def torchrun_ranks(nodes: int = 2, gpus_per_node: int = 4, rank: int = 5) -> Pic
     """
     picture = ranks_on_nodes(nodes, gpus_per_node)
     last = nodes * gpus_per_node - 1
-    if type(rank) is not int or rank < 0:
-        raise ValueError(f"rank is {rank!r}: expected a whole number from 0 up.")
+    words.whole(rank, "rank", 0)
     here = min(rank, last)
     node, local = costs.node_and_local_rank(here, gpus_per_node)
     _, place = picture.labels[here]

@@ -43,7 +43,7 @@ def bytes_by_stage(
     shape = costs.transformer_shape(model)
     sizes = {"gpus": gpus, "batch_per_gpu": batch_per_gpu, "tokens": tokens}
     for what, value in sizes.items():
-        words.between(value, what, 1, _LIMITS[what])
+        words.whole(value, what, 1, _LIMITS[what])
     each = 4 if precision == "float32" else 2
 
     def activations(recompute: str, layers: int = 1, vocabulary: int = 0) -> float:

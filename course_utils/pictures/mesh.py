@@ -32,8 +32,8 @@ def mesh(
     sizes = {"pp": pp, "dp": dp, "tp": tp}
     if axis not in sizes:
         raise ValueError(f"There is no axis {axis!r}: use {words.listed(AXES)}.")
-    if min(*sizes.values(), gpus_per_node) < 1:
-        raise ValueError(f"The sizes are {sizes}: expected 1 or more of each.")
+    for what, size in [*sizes.items(), ("gpus_per_node", gpus_per_node)]:
+        words.whole(size, what)
     total = pp * dp * tp
     words.few(range(total), "ranks", 64)
 

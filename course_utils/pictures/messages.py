@@ -155,7 +155,7 @@ def message_steps(
         ValueError: there is no message, or too many for one picture; or `world_size`
             is not 2 to 8.
     """
-    words.between(world_size, "world_size", 2, 8)
+    words.whole(world_size, "world_size", 2, 8)
     if not messages:
         raise ValueError("There is nothing to draw: there is no message.")
     last_rank = max(max(m.source, m.destination) for m in messages)

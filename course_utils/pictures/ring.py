@@ -71,7 +71,7 @@ def ring_step(history: "History", step: int = 0) -> Picture:
             f"{words.count(elements, 'element')}: expected at most {_MOST_RANKS} ranks "
             f"and {_MOST_ELEMENTS} elements."
         )
-    words.between(step, "step", 0, history.steps)
+    words.whole(step, "step", 0, history.steps)
     texts = [[_text(history, step, r, c) for c in range(chunks)] for r in range(n)]
     # Three cards fit side by side, with room for an arrow between them.
     room = (WIDTH - 2 * MARGIN - 2 * _GAP) / 3 - 2 * _SIDE - _CHUNK - _SHARE

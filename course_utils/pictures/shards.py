@@ -53,7 +53,7 @@ def partition(
     Raises:
         ValueError: there are too many ranks or items, or an index is not in the data.
     """
-    words.whole(total, "total", _MOST_ITEMS)
+    words.whole(total, "total", 1, _MOST_ITEMS)
     words.few(indices_by_rank, "ranks", len(RANK_COLORS))
     shares = [
         [_index(item, total, rank) for item in items]
@@ -193,7 +193,7 @@ def flat_shards(
     """
     named = [(str(name), size) for name, size in parameters]
     shards = costs.shard_parts([size for _, size in named], world_size)
-    words.whole(world_size, "world_size", 8)
+    words.whole(world_size, "world_size", 1, 8)
     elements = sum(size for _, size in named)
     if not elements:
         raise ValueError("The parameters have no elements: there is nothing to cut.")
@@ -248,7 +248,11 @@ def flat_shards(
         row(y, parts)
         pad(y, filled, end)
         holds = [f"{named[p][0]}[{start}:{stop}]" for p, start, stop in parts]
-        holds += [f"{_elements(end - filled)} of padding"] if filled < end else []
+        holds += (
+            [f"{words.count(end - filled, 'element')} of padding"]
+            if filled < end
+            else []
+        )
         said.append(f"rank {rank}: {', '.join(holds)}")
         before, after = begin * inch, WIDTH - MARGIN - left - end * inch
         x = left + (begin * inch - 0.1 if before > after else end * inch + 0.1)
@@ -257,17 +261,14 @@ def flat_shards(
         text = _fitting(holds, max(before, after) - 0.14)
         draw.write(board, x, y + 0.15, text, **looks)
     note = (
-        f"{_elements(elements)} in {words.count(len(named), 'parameter')}, "
-        f"{_elements(padding)} of padding, "
+        f"{words.count(elements, 'element')} in "
+        f"{words.count(len(named), 'parameter')}, "
+        f"{words.count(padding, 'element')} of padding, "
         f"{words.count(world_size, 'shard')} of {shard:,}."
     )
     draw.note(board, note, 0.24)
     picture.summary = f"{title.rstrip('.')}. {note} {words.sentence('; '.join(said))}"
     return picture
-
-
-def _elements(number: int) -> str:
-    return f"{number:,} element{'' if number == 1 else 's'}"
 
 
 def _fitting(parts: Sequence[str], room: float) -> str:
