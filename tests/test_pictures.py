@@ -218,9 +218,9 @@ def test_exposed_is_what_no_computing_hides():
         (5.0, 7.0, "bucket 2", "communicate"),
         (8.0, 9.0, "step", "optimizer"),
     ]
-    summary = pictures.overlap([row]).summary
+    summary = pictures.overlap({"rank 0": row}).summary
     assert "communication 6 s in 3 all-reduces, of which 4 s exposed (44.4 %" in summary
-    before = pictures.overlap([row[1:]])  # the forward pass was not recorded
+    before = pictures.overlap({"rank 0": row[1:]})  # the forward pass was not recorded
     assert "of which 4.5 s exposed" in before.summary
 
 
@@ -372,7 +372,8 @@ class Images(html.parser.HTMLParser):
 
 
 def test_jupyter_gets_an_image_with_alternative_text():
-    lesson = SimpleNamespace(number="00", title='The "first" <b>lesson</b> & more')
+    title = 'The "first" <b>lesson</b> & more'
+    lesson = SimpleNamespace(number="00", title=title, exists=True)
     picture = pictures.course_map([lesson])
     shown, metadata = DisplayFormatter().format(picture)
     assert (set(shown), metadata) == ({"text/plain", "text/html"}, {})

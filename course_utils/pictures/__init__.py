@@ -49,7 +49,6 @@ from course_utils.pictures.speeds import (
     transfer_times,
 )
 from course_utils.pictures.timelines import (
-    Interval,
     device_timeline,
     fsdp_events,
     fsdp_schedule,
@@ -68,7 +67,6 @@ from course_utils.pictures.training import (
 from course_utils.pictures.what_if import what_if
 
 __all__ = [
-    "Interval",
     "Picture",
     "bandwidth_ladder",
     "bars",

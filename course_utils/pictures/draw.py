@@ -106,6 +106,8 @@ LOOKS: dict[str, dict[str, Any]] = {
     },
     "idle": {"fill": PAPER, "edge": LINE, "dashed": True, "color": QUIET},
     "whole": {"fill": tint(SKY, 0.4), "hatch": "----"},
+    # What is not there in hardware.
+    "virtual": {"fill": tint(SKY, 0.16), "edge": BLUE, "dashed": True},
     # A number that a learner has guessed, and what is compared with it.
     "guess": {"fill": tint(YELLOW, 0.6), "hatch": "////"},
     "measured": {"fill": tint(BLUE, 0.6)},
@@ -261,6 +263,11 @@ def write(board: Axes, x: float, y: float, text: str, **looks: Any) -> Text:
     """A text at (x, y); `looks` are matplotlib's."""
     looks = {"size": SMALL, "va": "center", "linespacing": 1.25, **looks}
     return board.text(x, y, text, **looks)
+
+
+def on_paper(pad: float = 1.0) -> dict[str, Any]:
+    """Looks of a text that hides the lines behind it; `pad` is in points."""
+    return {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": pad}}
 
 
 def note(board: Axes, text: str, y: float = 0.22) -> None:

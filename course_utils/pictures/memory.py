@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from course_utils.pictures import charts, draw, words
 from course_utils.pictures.charts import Axis, Curve, Panel
-from course_utils.pictures.draw import BLUE, Picture
+from course_utils.pictures.draw import Picture
 from course_utils.theory import costs
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ def device_memory(
         f"{name} holds {said[name]} ({_parts(of, words.number)})"
         for name, of in rows.items()
     ]
-    picture.summary = (
-        f"{title.rstrip('.')}. {'; '.join(lines)}. {words.sentence(limit)}"
-    )
+    picture.summary = f"{title}. {'; '.join(lines)}. {words.sentence(limit)}"
     return picture
 
 
@@ -107,7 +105,7 @@ def memory_per_gpu(
         f"({words.number(card.nbytes / costs.GiB, 3)} GiB)"
         for card in cards
     )
-    picture.summary = f"{title.rstrip('.')}. {'; '.join(lines)}. {have}."
+    picture.summary = f"{title}. {'; '.join(lines)}. {have}."
     return picture
 
 
@@ -168,7 +166,7 @@ def memory_over_time(
         place, end = _by_event(curve)
         xs = [*map(place, curve.seconds), end]
         ys = [nbytes / size for nbytes in (*curve.nbytes, curve.nbytes[-1])]
-        looks = {"color": BLUE, "lw": 1.4, "drawstyle": "steps-post"}
+        looks = {"color": draw.BLUE, "lw": 1.4, "drawstyle": "steps-post"}
         peak, last = (words.number(n / size, 3) for n in (curve.peak, curve.nbytes[-1]))
         regions = [
             (place(start), place(stop), (what, draw.cut(what, 0.9, draw.SMALL)), odd)
@@ -197,7 +195,7 @@ def memory_over_time(
             f"{words.byte_size(curve.nbytes[-1])}"
         )
     picture = charts.curves(title, panels, tall=1.2)
-    picture.summary = f"{title.rstrip('.')}. {'. '.join(said)}."
+    picture.summary = f"{title}. {'. '.join(said)}."
     return picture
 
 

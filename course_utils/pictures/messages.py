@@ -4,18 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.pictures import draw, words
-from course_utils.pictures.draw import (
-    INK,
-    LINE,
-    LOOKS,
-    MARGIN,
-    NORMAL,
-    PAPER,
-    QUIET,
-    SMALL,
-    WIDTH,
-    Picture,
-)
+from course_utils.pictures.draw import LOOKS, MARGIN, NORMAL, SMALL, WIDTH, Picture
 from course_utils.pictures.words import byte_size
 
 if TYPE_CHECKING:
@@ -84,26 +73,26 @@ def _bands(
         draw.write(board, x, top + 0.15, name, ha="center", size=NORMAL)
         board.plot([x, x], [low, top], color="#C8C8C8", lw=1.0, zorder=0)
     for band in bands:
-        strong = {"color": INK, "lw": 1.4} if band.heading else {}
+        strong = {"color": draw.INK, "lw": 1.4} if band.heading else {}
         rule = {"color": "#E3E3E3", "lw": 0.8, "zorder": 0, **strong}
         board.plot([MARGIN, right], [y, y], **rule)
         if band.heading:
             y -= _HEADING
-            looks = {"weight": "bold", "bbox": {"fc": PAPER, "ec": "none", "pad": 1.0}}
+            looks = {"weight": "bold", **draw.on_paper()}
             draw.write(board, MARGIN, y + 0.09, band.heading, **looks)
         height = line * len(band.lines) + pad
         draw.write(board, MARGIN, y - height / 2, band.name, size=NORMAL)
         x = places[-1] + 0.5
-        draw.write(board, x, y - height / 2, band.said, color=QUIET)
+        draw.write(board, x, y - height / 2, band.said, color=draw.QUIET)
         for number, arrows in enumerate(band.lines):
             at = y - pad / 2 - (number + 0.5) * line
             for arrow in arrows:
                 _draw(board, arrow, places, at)
         y -= height
-    board.plot([MARGIN, right], [y, y], color=LINE, lw=0.8, zorder=0)
+    board.plot([MARGIN, right], [y, y], color=draw.LINE, lw=0.8, zorder=0)
     for row, (word, numbers) in enumerate(foot):
         y = low - 0.15 - 0.2 * row
-        draw.write(board, MARGIN, y, word, color=QUIET)
+        draw.write(board, MARGIN, y, word, color=draw.QUIET)
         for x, number in zip(places, numbers, strict=True):
             draw.write(board, x, y, str(number), ha="center")
     draw.note(board, note, 0.24)
@@ -118,12 +107,11 @@ def _draw(board: draw.Axes, arrow: _Arrow, lanes: Sequence[float], y: float) -> 
         return
     toward = 0.05 if stop > start else -0.05
     draw.arrow(board, (start + toward, y), (stop - toward, y), head=8)
-    board.plot([start + toward], [y], "o", ms=3, color=INK)
+    board.plot([start + toward], [y], "o", ms=3, color=draw.INK)
     label = draw.cut(arrow.label, abs(stop - start) - 0.3, SMALL) if arrow.label else ""
     # Off the middle, where the line of a rank often is, by the arrow's head.
     middle = (start + stop) / 2 - toward / 2
-    behind = {"fc": PAPER, "ec": "none", "pad": 1.2}
-    draw.write(board, middle, y, label, ha="center", bbox=behind)
+    draw.write(board, middle, y, label, ha="center", **draw.on_paper(1.2))
 
 
 # --- a program of sends and receives --------------------------------------------------
@@ -202,8 +190,7 @@ def message_steps(
         note=note,
     )
     picture.summary = (
-        f"{title.rstrip('.')}, {words.count(world_size, 'rank')}. {note} "
-        f"{_in_words(messages)}"
+        f"{title}, {words.count(world_size, 'rank')}. {note} {_in_words(messages)}"
     )
     return picture
 
@@ -285,10 +272,7 @@ _DATA_PARALLEL: dict[str, tuple[tuple[str, str] | str, ...]] = {
 
 @draw.picture
 def data_parallel_steps(
-    transfers: Sequence["Transfer"],
-    timeline: "Timeline",
-    *,
-    title: str = "One training step with DataParallel",
+    transfers: Sequence["Transfer"], timeline: "Timeline"
 ) -> Picture:
     """The eight steps of `nn.DataParallel`: who sends what to whom, and who computes.
 
@@ -296,7 +280,6 @@ def data_parallel_steps(
         transfers: The transfers of virtual GPUs, recorded from the moment when the
             model moved to its GPU to the optimizer's step.
         timeline: The timeline of the same record.
-        title: What the picture shows.
 
     Raises:
         ValueError: nothing was scattered, or there are more than four GPUs.
@@ -334,8 +317,8 @@ def data_parallel_steps(
                 told.append(f"{words.listed(sources)} {verb} {sizes[-1]} to {goal}")
         bands.append(_Band(f"{number}  {name}", lines, ", then ".join(sizes)))
         said.append(f"{number}. {name}: {', '.join(told) or 'nothing'}.")
-    names = ["CPU", *gpus]
-    picture = _bands(title, names, bands, line=0.145, across=1.1)
+    title = "One training step with DataParallel"
+    picture = _bands(title, ["CPU", *gpus], bands, line=0.145, across=1.1)
     entries = [("computes", LOOKS["compute"])]
     draw.key(
         picture.axes[0],
@@ -346,7 +329,7 @@ def data_parallel_steps(
     return picture
 
 
-_SENDS = {"color": INK, "lw": 1.2, "marker": ">", "ms": 5}
+_SENDS = {"color": draw.INK, "lw": 1.2, "marker": ">", "ms": 5}
 
 
 def _who_computes(

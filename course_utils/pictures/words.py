@@ -95,13 +95,15 @@ def duration(seconds: float) -> str:
 # --- what came, and whether it can be drawn -------------------------------------
 
 
-def whole(value: object, what: str, least: int = 1, most: float = math.inf) -> None:
-    """Refuse what is not a whole number from `least` to `most`."""
-    if type(value) is not int or not least <= value <= most:
+def whole(value: object, what: str, least: int = 1, most: float = math.inf) -> int:
+    """`value` as a Python number, if it is a whole one from `least` to `most`."""
+    number = value.item() if hasattr(value, "item") else value
+    if type(number) is not int or not least <= number <= most:
         end = "up" if most == math.inf else f"to {most:,}"
         raise ValueError(
-            f"{what} is {value!r}: expected a whole number from {least} {end}."
+            f"{what} is {number!r}: expected a whole number from {least} {end}."
         )
+    return number
 
 
 def finite(value: object, what: str, *, above: float | None = None) -> float:
