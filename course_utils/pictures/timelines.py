@@ -174,14 +174,16 @@ def _merged(
     return merged
 
 
-def _lanes(parts: Iterable[_Part], most: float = math.inf) -> list[list[_Part]]:
-    """What goes on at the same time in lanes of its own; parts are in order of time.
+def _in_lanes(
+    name: str, parts: Iterable[_Part], said: str, most: float = math.inf
+) -> list[_Row]:
+    """A row, and more below it for what goes on at the same time; parts are in order.
 
-    Where there are more lanes than that, those of the last one are drawn as one.
+    Where there are more rows than that, the parts of the last one are drawn as one.
     """
-    lanes: list[list[_Part]] = []
+    lanes: list[list[_Part]] = [[]]
     for part in parts:
-        free = [lane for lane in lanes if lane[-1].stop <= part.start]
+        free = [lane for lane in lanes if not lane or lane[-1].stop <= part.start]
         if free:
             free[0].append(part)
         elif len(lanes) < most:
@@ -190,7 +192,8 @@ def _lanes(parts: Iterable[_Part], most: float = math.inf) -> list[list[_Part]]:
             last = lanes[-1][-1]
             stop = max(last.stop, part.stop)
             lanes[-1][-1] = last._replace(stop=stop, label="several messages")
-    return lanes
+    first, *others = lanes
+    return [_Row(name, first, said), *(_Row("", lane) for lane in others)]
 
 
 # --- who waits for whom ---------------------------------------------------------------
@@ -517,18 +520,13 @@ def overlap(
             _seconds(parts, kinds) for kinds in (draw.COMPUTING, ("communicate",))
         ]
         totals.append(_seconds(exposed))
-        rows.append(
-            _Row(
-                "computing",
-                [part for part in parts if part.kind in draw.COMPUTING],
-                duration(totals[0]),
-                name,
-            )
-        )
-        lanes = _lanes(sends, 8 // len(ranks)) or [[]]
-        rows.append(_Row("communication", lanes[0], duration(totals[1])))
-        rows += [_Row("", lane) for lane in lanes[1:]]
-        rows.append(_Row("exposed", exposed, duration(totals[2])))
+        computing = [part for part in parts if part.kind in draw.COMPUTING]
+        most = 8 // len(ranks)
+        rows += [
+            _Row("computing", computing, duration(totals[0]), name),
+            *_in_lanes("communication", sends, duration(totals[1]), most),
+            _Row("exposed", exposed, duration(totals[2])),
+        ]
         step = _span(parts)
         share = f"{100 * totals[2] / step:.3g} %" if step else "0 %"
         said.append(
@@ -625,8 +623,7 @@ def fsdp_schedule(
         parts = [event for event in found if event.kind in kinds]
         total = duration(_seconds(parts))
         said += [f"{name} {total}"] if parts else []
-        for number, lane in enumerate(_lanes(parts)):
-            rows.append(_Row(*(("", lane) if number else (name, lane, total))))
+        rows += _in_lanes(name, parts, total)
     whole = _whole(found)
     for place in words.shown(len(whole), _MOST_UNITS):
         name = "…" if place is None else [*whole][place]
