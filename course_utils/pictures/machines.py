@@ -72,7 +72,7 @@ def machine(machine: "Machine") -> Picture:
         label = str(core) if side >= 0.3 else ""
         draw.box(board, x, low, side, side, label, rounded=side / 10, **looks)
     y -= lines * (side + 0.05) + 0.12
-    memory = f"{_gigabytes(machine.memory)} of memory, shared by all cores"
+    memory = f"{words.byte_size(machine.memory)} of memory, shared by all cores"
     looks = {"fill": draw.tint(draw.GREEN, 0.22)}
     draw.box(board, left, y - 0.3, wide - 2 * _PAD, 0.3, memory, **looks)
     _real_gpus(board, machine, levels, (left, y - 0.55, wide - 2 * _PAD))
@@ -194,10 +194,6 @@ def _cores_in_words(machine: "Machine") -> str:
     return said + (f" ({physical} physical)" if physical < machine.cores else "")
 
 
-def _gigabytes(amount: int) -> str:
-    return f"{amount / 1e9:,.{0 if amount >= 1e11 else 1}f} GB"
-
-
 def _gpus_in_words(machine: "Machine") -> str:
     if machine.gpus:
         return words.count(len(machine.gpus), "GPU")
@@ -220,7 +216,7 @@ def _machine_in_words(machine: "Machine", levels: Sequence[tuple[str, list]]) ->
         gpus += f" ({_gpu_kinds(machine.gpus)})"
     said = (
         f"Your machine: {_cores_in_words(machine)}, {machine.cpu}, "
-        f"{_gigabytes(machine.memory)} of memory, {gpus}."
+        f"{words.byte_size(machine.memory)} of memory, {gpus}."
     )
     if levels:
         said += f" GPUs are connected by {'; '.join(name for name, _ in levels)}."
