@@ -14,17 +14,21 @@ from course_utils.from_scratch import schedules
 from course_utils.from_scratch.pipeline import ticks
 from course_utils.measure.machine import Gpu, Link, inspect_machine
 from course_utils.measure.messages import Message
+from course_utils.measure.snapshots import History, Moment
 from course_utils.measure.tensor_bytes import TensorBytes
 from course_utils.notebook.lessons import LESSONS
 from course_utils.theory import costs, simulator
-from course_utils.virtual_gpus.records import Interval, Timeline, Transfer
+from course_utils.virtual_gpus.records import Interval, Timeline
 
 LONG = "a name that is much longer than all the room there is for it in any picture "
 NAN, INF = math.nan, math.inf
 MiB, MB, GB = costs.MiB, costs.MB, costs.GB
 
 # A lesson that is added to the course changes neither their size nor their texts.
-NINE = [SimpleNamespace(number=x.number, title=x.title) for x in LESSONS[:9]]
+NINE = [
+    SimpleNamespace(number=x.number, title=x.title, exists=x.number != "08")
+    for x in LESSONS[:9]
+]
 
 
 def computer(cores=2, count=0, link=None, **changes):
@@ -84,19 +88,6 @@ NAIVE = {
 }
 
 
-def pipeline(stages, micro_batches, forward=0.01):
-    """All forwards, then all backwards, which take twice as long."""
-    rows = {}
-    for k in range(stages):
-        rows[f"cuda:{k}"] = row = []
-        for m in range(micro_batches):
-            row.append(((k + m) * forward, (k + m + 1) * forward, "forward", str(m)))
-            start = (stages + micro_batches - 1) * forward
-            start += (stages - 1 - k + micro_batches - 1 - m) * 2 * forward
-            row.append((start, start + 2 * forward, "backward", str(m)))
-    return rows
-
-
 def timeline(rows):
     """From device -> (start, stop, phase or "transfer", label)."""
     return Timeline(
@@ -120,12 +111,12 @@ TIMES = {m: step_seconds(m) for m in (1, 2, 4, 8, 16, 32)}
 
 
 @functools.cache
-def recorded(n, rows=32):
+def recorded(n):
     """The records of one training step with nn.DataParallel on virtual GPUs."""
     with virtual_gpus(n, compute="10 TFLOP/s", force=True) as gpus:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(50, 100), nn.ReLU(), nn.Linear(100, 5))
-        x = torch.randn(rows, 50)
+        x = torch.randn(32, 50)
         with gpus.record() as log:
             model.to("cuda:0")
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -134,10 +125,6 @@ def recorded(n, rows=32):
         return log.transfers, log.timeline()
 
 
-HUGE = [
-    Transfer("cpu", f"cuda:{k}", n, 1e-5, "forward", "DataParallel", "scatter")
-    for k, n in enumerate((123_456_789_012, 1, 22_222, 3))
-]
 LONE = Timeline({f"cuda:{k}": () for k in range(4)}, 1.0)
 
 # --- messages, measurements -----------------------------------------------------------
@@ -156,17 +143,17 @@ def ring(n):
     ]
 
 
-def measured(*collectives, world_size=4, sizes=(4, 4096, 4 * MB, 64 * MB)):
+def measured(*collectives):
     """Times that the α–β model explains exactly; each collective is twice as slow."""
     return [
         {
             "collective": name,
-            "world_size": world_size,
+            "world_size": 4,
             "size": size,
             "time_us": 1e6 * (1e-4 + size / 1e9) * 2**place,
         }
         for place, name in enumerate(collectives)
-        for size in sizes
+        for size in (4, 4096, 4 * MB, 64 * MB)
     ]
 
 
@@ -185,26 +172,22 @@ def curve(name, gpus=GPUS, factor=1.0):
     ]
 
 
-def predictions(*ratios, name="ring", noise=0.05, sizes=(4096, 65536, 2**20, 2**24)):
+def predictions(*ratios):
+    sizes = (4096, 65536, 2**20, 2**24)[: len(ratios)]
     return [
         {
-            "name": name,
+            "name": "ring",
             "nbytes": size,
             "predicted": (measured := 2e-3 + size / 4e8) / ratio,
             "measured": measured,
-            "low": measured * (1 - noise),
-            "high": measured * (1 + noise),
+            "low": measured * 0.95,
+            "high": measured * 1.05,
         }
         for size, ratio in zip(sizes, ratios, strict=True)
     ]
 
 
-def shares(total, ranks, **how):
-    """What a DistributedSampler gives to each rank."""
-    data = range(total)
-    return [[*DistributedSampler(data, ranks, rank, **how)] for rank in range(ranks)]
-
-
+SHARES = [[*DistributedSampler(range(10), 4, r, shuffle=False)] for r in range(4)]
 UNEVEN = [1e-3 * step for step in range(1, 21)]
 ALMOST = [0.0, 0.0, *(1e-9 * step**2 for step in range(1, 19))]
 
@@ -229,10 +212,6 @@ BUCKETS = ((0.018, 0.024), (0.026, 0.038), (0.033, 0.049), (0.045, 0.061))
 POD = simulator.CLUSTERS["H100, InfiniBand"].with_nodes(16)
 SLOW = simulator.ddp_step(POD, simulator.MODELS["ResNet-50"], 128, slow_gpus={3: 1.2})
 MANY = simulator.ddp_step(POD, simulator.MODELS["GPT-2 XL"], 4096)
-SMALL_BUCKETS = [
-    [("fc.bias", 4000), ("fc.weight", 2048000)],
-    [("layer4.1.bn2.bias", 2048), ("layer4.1.conv2.weight", 9 * MiB)],
-]
 STAGES = {
     name: costs.zero_memory(7.5e9, gpus=64, stage=stage)
     for stage, name in enumerate(("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"))
@@ -246,21 +225,19 @@ A = [[1.5, -2.0], [0.25, 4.0]]
 UNITS = ("embedding", "blocks.0", "blocks.1", "head")
 
 
-def fsdp_step(prefetch=True, free=True, units=UNITS):
+def fsdp_step():
     """Recorded times of a rank, in seconds: all-gathers 6 ms, forward 12 ms."""
     events, now = [], 100.0
-    for unit in units:
-        early = 0.004 if prefetch else 0.0
-        events.append((now - early, now + 0.006 - early, unit, "all-gather"))
-        now += 0.006 - early
-        events.append((now, now + 0.012, unit, "forward"))
-        now += 0.012
-        events += [(now, now, unit, "free")] * free
-    for unit in reversed(units):
+    for unit in UNITS:
+        events.append((now - 0.004, now + 0.002, unit, "all-gather"))
+        events.append((now + 0.002, now + 0.014, unit, "forward"))
+        now += 0.014
+        events.append((now, now, unit, "free"))
+    for unit in reversed(UNITS):
         events.append((now, now + 0.006, unit, "all-gather"))
         events.append((now + 0.006, now + 0.03, unit, "backward"))
         now += 0.03
-        events += [(now, now, unit, "free")] * free
+        events.append((now, now, unit, "free"))
         events.append((now, now + 0.005, unit, "reduce-scatter"))
     return [*events, (now + 0.005, now + 0.007, "", "optimizer")]
 
@@ -273,11 +250,25 @@ SIMULATED = simulator.fsdp_step(
     4096,
 )
 
+RING = History(  # two ranks with one element in each of two chunks
+    [
+        [([1.0, 5.0], 0, 1, 1), ([1.0, 11.0], 1, 2, 1), ([3.0, 11.0],)],
+        [([2.0, 6.0], 1, 2, 0), ([3.0, 6.0], 0, 1, 0), ([3.0, 11.0],)],
+    ]
+)
+
+
+def ring_of(n):
+    """n ranks that pass the one chunk on, once."""
+    held = [1000.0 + i for i in range(4)]
+    return History([[(held, 0, 4, (r + 1) % n), (held,)] for r in range(n)])
+
+
 # --- every drawing, with typical and with extreme data --------------------------------
 
 p = pictures
 DRAWN = {
-    "map of a learner": lambda: p.course_map(NINE, {"00"}, "01"),
+    "map of a learner": lambda: p.course_map(NINE, here="01"),
     "this machine": lambda: p.machine(inspect_machine()),
     "16 GPUs, every link": lambda: p.machine(computer(7, 16, any_link)),
     "a broken driver": lambda: p.machine(computer(1, gpu_problem=LONG)),
@@ -318,17 +309,14 @@ DRAWN = {
         ring(4), 4, "Ring", parts={0: "reduce-scatter", 3: "all-gather"}
     ),
     "4 GPUs": lambda: p.data_parallel_steps(*recorded(4)),
-    "almost nothing": lambda: p.data_parallel_steps(HUGE, LONE, title=LONG),
     "a skipped all-reduce": lambda: p.timeline(SKIPPED, title="Rank 2 is gone"),
-    "to scale": lambda: p.timeline(SKIPPED, title="Half as long", span=10.0),
     "one moment": lambda: p.timeline([[(3, 3, LONG, "wait")], []], title=LONG),
     "naive": lambda: p.device_timeline(timeline(NAIVE), title="A naive split"),
-    "pipeline": lambda: p.device_timeline(timeline(pipeline(4, 8))),
     "a split": lambda: p.layers_on_devices(
         {"cuda:0": ["conv1", "layer1\n3 blocks"], "cuda:1": ["layer2\n4 blocks", "fc"]}
     ),
     "many layers": lambda: p.layers_on_devices(
-        {f"cuda:{k}": [LONG, "b", "c"] for k in range(4)}, title=LONG
+        {f"cuda:{k}": [LONG, "b", "c"] for k in range(4)}
     ),
     "ticks": lambda: p.pipeline_ticks(ticks(2, 4)),
     "schedule": lambda: p.pipeline(scheduled(schedules.interleaved, 4, 8, 2)),
@@ -336,16 +324,17 @@ DRAWN = {
         scheduled(schedules.zero_bubble, 8, 16), title=LONG
     ),
     "many ticks": lambda: p.pipeline_ticks(ticks(8, 17), title=LONG),
-    "two ranks": lambda: p.overlap([ddp_step(*BUCKETS), ddp_step(*BUCKETS, late=2e-3)]),
+    "two ranks": lambda: p.overlap(
+        {"rank 0": ddp_step(*BUCKETS), "rank 1": ddp_step(*BUCKETS, late=2e-3)}
+    ),
     "many buckets": lambda: p.overlap(p.step_events(MANY)),
     "FSDP": lambda: p.fsdp_schedule(fsdp_step()),
-    "simulated": lambda: p.fsdp_schedule(p.fsdp_events(SIMULATED, transformer=True)),
+    "simulated": lambda: p.fsdp_schedule(p.fsdp_events(SIMULATED)),
     "two devices": lambda: p.device_memory(TWO, capacity=320 * MiB, title="The peak"),
     "stages": lambda: p.memory_per_gpu(STAGES, title="7.5 billion parameters"),
     "a record": lambda: p.memory_over_time({"FSDP": RECORD}),
-    "10 items": lambda: p.partition(shares(10, 4, shuffle=False), 10),
+    "10 items": lambda: p.partition(SHARES, 10),
     "shards": lambda: p.flat_shards([("fc.weight", 12), ("fc.bias", 3)], 4),
-    "two buckets": lambda: p.ddp_buckets(SMALL_BUCKETS, title="Two"),
     "30 buckets": lambda: p.ddp_buckets(
         [
             [(f"blocks.{k}.layer.{i}.weight", (i + 1) * 4096) for i in range(40)]
@@ -390,12 +379,22 @@ DRAWN = {
     ),
     "close": lambda: p.predicted_and_measured(predictions(1.02, 0.97, 1.1, 1)),
     "five collectives": lambda: p.collective_bandwidth(measured(*FIVE)),
+    "one rank": lambda: p.torchrun_ranks(1, 1, 0),
+    "64 ranks": lambda: p.torchrun_ranks(8, 8, 99),
+    "no root 9": lambda: p.collective_call("gather", 8, root=9),
+    "barrier": lambda: p.collective_call("barrier", 1),
+    **{f"ring of {n}": functools.partial(p.ring_step, ring_of(n)) for n in range(1, 9)},
+    "7.5 billion": p.memory_by_stage,
+    "1 trillion": lambda: p.memory_by_stage("1 trillion", 1024),
+    "32 groups": lambda: p.mesh(pp=2, dp=4, tp=8, axis="pp"),
+    "1,024 GPUs": p.what_if,
+    "one slow GPU": lambda: p.what_if(nodes=1, slowdown_of_one_gpu=4.0),
 }
 
 # --- what they say: the numbers that were drawn ---------------------------------------
 
 SAID = {
-    "map of a learner": "Done: 00; you are here: 01 GPUs, nodes and ranks.",
+    "map of a learner": "You are here: 01 GPUs, nodes and ranks. To come: 08.",
     "16 GPUs, every link": "NVLink (1 to 2 links), not every pair; PCIe, through one ",
     "4 ranks": "4 ranks take turns on 2 cores: slower, but with the same results.",
     "2 × 4, a guess": "It is rank 5. You said 4, which is another GPU.",
@@ -420,63 +419,52 @@ SAID = {
 
 # --- what cannot be drawn, and the telling words of what is said then -----------------
 
-_NONE = timeline({"cuda:0": []})
 _TWICE = timeline({"cuda:0": [(0, 2, "forward"), (1, 3, "backward")]})
-_LATE = timeline({"cuda:0": [(0, 2, "forward")]})
-_ROW = predictions(1, sizes=(8,))[0]
+_ROW = predictions(1)[0]
 _TIMED = measured("all_reduce")[0]
-_LINES = [Message(k, 0, 1, 1) for k in range(37)]
-_span_of_1 = functools.partial(p.device_timeline, span=1)
-_memory = functools.partial(p.device_memory, capacity=1)
-_one_time = functools.partial(p.micro_batch_times, {1: 1.0}, best=1, one_device=1)
-WRONG = [
-    (p.course_map, (NINE, {"09"}), "There is no lesson '09' on the map."),
-    (p.ranks_on_cores, (0, 1), "world_size is 0"),
-    (p.transfer_ladder, (0,), "nbytes is 0"),
-    (p.transfer_times, ([1, 2], [1.0], FIT), "2 sizes and 1 times"),
-    (p.guess_and_measured, (1, -1, "s", ""), "measured is -1"),
-    (p.guess_and_measured, (1, INF, "s", ""), "measured is inf"),
-    (p.bars, ({}, "s", ""), "There are 0 values"),
-    (p.collective, ([1, "two"], [1, 2], "x"), "before[1] is 'two'"),
-    (p.collective, ([1], [[[[1]]]], "x"), "after[0] is [[[1]]]"),
-    (p.message_steps, ([], 2), "there is no message"),
-    (p.message_steps, (tree(3), 2), "rank 2 sends or receives"),
-    (p.message_steps, (tree(3), 9), "world_size is 9"),
-    (p.message_steps, (_LINES, 2), "37 lines of arrows are too many"),
-    (p.data_parallel_steps, ([], LONE), "Nothing was scattered"),
-    (p.timeline, ([[], []],), "no rank has an interval"),
-    (p.timeline, ([[(0, 1)]],), "An interval of rank 0 is (0, 1)"),
-    (p.timeline, ([[(0, 1, "x", "sleep")]],), "The kind 'sleep' of rank 0"),
-    (p.timeline, ([[(2, 1, "x", "wait")]],), "ends at 1, before it starts"),
-    (p.device_timeline, (_NONE,), "no device did anything"),
-    (p.device_timeline, (_TWICE,), "cuda:0 did two things at once"),
-    (_span_of_1, (_LATE,), "span is 1 s, but the work took 2 s"),
-    (p.pipeline_ticks, ([],), "There are 0 stages"),
-    (p.overlap, ([[]],), "There is no computing of rank 0"),
-    (p.fsdp_schedule, ([(0, 1, "a", "gather")],), "The kind 'gather'"),
-    (_memory, ({"a": {"weights": 1}},), "a holds 'weights'"),
-    (p.memory_over_time, ({"a": TensorBytes()},), "a has no points"),
-    (p.partition, ([[0]], 25), "total is 25"),
-    (p.partition, ([[0], [3]], 3), "Rank 1 gets the index 3"),
-    (p.flat_shards, ([("a", 0)], 2), "have no elements"),
-    (p.flat_shards, ([("a", 4)], 9), "world_size is 9"),
-    (p.ddp_buckets, ([[("a", 1)], []],), "Bucket 1 is empty"),
-    (p.training_curves, ({},), "There are 0 runs"),
-    (p.training_curves, ({"a": [{"loss": 1}]},), "has no 'epoch'"),
-    (p.difference_by_step, ({"a": [-1e-9]},), "is -1e-09"),
-    (p.learning_rates, ({"a": [NAN]},), "of 'a' is nan"),
-    (_one_time, (step_seconds,), "measured holds 1 times"),
-    (p.scaling, ([{"name": "a", "gpus": 1}],), "has no"),
-    (
-        functools.partial(p.sliced_linear, cut="rows"),
-        ([1], [[1]], [[1], [1]]),
-        "for 2 ranks",
+WRONG = {
+    "no lesson '09'": lambda: p.course_map(NINE, here="09"),
+    "world_size is 0": lambda: p.ranks_on_cores(0, 1),
+    "nbytes is 0": lambda: p.transfer_ladder(0),
+    "2 sizes and 1 times": lambda: p.transfer_times([1, 2], [1.0], FIT),
+    "measured is -1": lambda: p.guess_and_measured(1, -1, "s", ""),
+    "measured is inf": lambda: p.guess_and_measured(1, INF, "s", ""),
+    "There are 0 values": lambda: p.bars({}, "s", ""),
+    "before[1] is 'two'": lambda: p.collective([1, "two"], [1, 2], "x"),
+    "after[0] is [[[1]]]": lambda: p.collective([1], [[[[1]]]], "x"),
+    "there is no message": lambda: p.message_steps([], 2),
+    "rank 2 sends or receives": lambda: p.message_steps(tree(3), 2),
+    "37 lines of arrows are too many": lambda: p.message_steps(
+        [Message(k, 0, 1, 1) for k in range(37)], 2
     ),
-    (
-        functools.partial(p.sliced_linear, cut="column"),
-        ([1], [[1]], [[1]]),
-        "cut is 'column'",
+    "Nothing was scattered": lambda: p.data_parallel_steps([], LONE),
+    "no rank has an interval": lambda: p.timeline([[], []]),
+    "An interval of rank 0 is (0, 1)": lambda: p.timeline([[(0, 1)]]),
+    "The kind 'sleep' of rank 0": lambda: p.timeline([[(0, 1, "x", "sleep")]]),
+    "ends at 1, before it starts": lambda: p.timeline([[(2, 1, "x", "wait")]]),
+    "no device did anything": lambda: p.device_timeline(LONE),
+    "cuda:0 did two things at once": lambda: p.device_timeline(_TWICE),
+    "There is no computing of rank 0": lambda: p.overlap({"rank 0": []}),
+    "a holds 'weights'": lambda: p.device_memory({"a": {"weights": 1}}, capacity=1),
+    "a has no points": lambda: p.memory_over_time({"a": TensorBytes()}),
+    "An index of rank 1 is 3": lambda: p.partition([[0], [3]], 3),
+    "have no elements": lambda: p.flat_shards([("a", 0)], 2),
+    "Bucket 1 is empty": lambda: p.ddp_buckets([[("a", 1)], []]),
+    "has no 'epoch'": lambda: p.training_curves({"a": [{"loss": 1}]}),
+    "is -1e-09": lambda: p.difference_by_step({"a": [-1e-9]}),
+    "measured holds 1 times": lambda: p.micro_batch_times(
+        {1: 1.0}, step_seconds, best=1, one_device=1
     ),
-    (p.predicted_and_measured, ([{**_ROW, "measured": 1}],), "Measured were 1 s"),
-    (p.collective_bandwidth, ([{**_TIMED, "world_size": 1}],), "world_size is 1"),
-]
+    "has no seconds": lambda: p.scaling([{"name": "a", "gpus": 1}]),
+    "for 2 ranks": lambda: p.sliced_linear([1], [[1]], [[1], [1]], cut="rows"),
+    "no cut 'column'": lambda: p.sliced_linear([1], [[1]], [[1]], cut="column"),
+    "Measured were 1 s": lambda: p.predicted_and_measured([{**_ROW, "measured": 1}]),
+    "world_size is 1": lambda: p.collective_bandwidth([{**_TIMED, "world_size": 1}]),
+    "rank is -1: expected": lambda: p.torchrun_ranks(2, 4, -1),
+    "no collective 'allreduce'": lambda: p.collective_call("allreduce"),
+    "step is 3: expected": lambda: p.ring_step(RING, 3),
+    "1 rank with 33": lambda: p.ring_step(History([[Moment([1.0] * 33)]])),
+    "gpus is 0": lambda: p.memory_by_stage(gpus=0),
+    "cluster is 'H100'": lambda: p.what_if("H100"),
+    "one_gpu is 0.5": lambda: p.what_if(slowdown_of_one_gpu=0.5),
+}

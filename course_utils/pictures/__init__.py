@@ -31,11 +31,12 @@ from course_utils.pictures.machines import (
     transfer_ladder,
 )
 from course_utils.pictures.memory import (
+    bytes_by_stage,
     device_memory,
+    memory_by_stage,
     memory_over_time,
     memory_per_gpu,
 )
-from course_utils.pictures.memory_by_stage import bytes_by_stage, memory_by_stage
 from course_utils.pictures.mesh import mesh
 from course_utils.pictures.messages import data_parallel_steps, message_steps
 from course_utils.pictures.ring import ring_step
@@ -49,7 +50,6 @@ from course_utils.pictures.speeds import (
     transfer_times,
 )
 from course_utils.pictures.timelines import (
-    Interval,
     device_timeline,
     fsdp_events,
     fsdp_schedule,
@@ -68,7 +68,6 @@ from course_utils.pictures.training import (
 from course_utils.pictures.what_if import what_if
 
 __all__ = [
-    "Interval",
     "Picture",
     "bandwidth_ladder",
     "bars",

@@ -7,18 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from course_utils.pictures import draw, words
-from course_utils.pictures.draw import (
-    INK,
-    LOOKS,
-    MARGIN,
-    MIST,
-    NORMAL,
-    PAPER,
-    QUIET,
-    SMALL,
-    WIDTH,
-    Picture,
-)
+from course_utils.pictures.draw import LOOKS, MARGIN, NORMAL, SMALL, WIDTH, Picture
 
 # --- bars -----------------------------------------------------------------------------
 
@@ -130,12 +119,12 @@ def _bars(
         wide = max(width * min(value / (most or 1.0), 1.0), 0.03)
         looks = LOOKS["guess" if name.startswith(_GUESS) else "measured"]
         if not fair:
-            looks = {**looks, "fill": MIST, "hatch": "////"}
+            looks = {**looks, "fill": draw.MIST, "hatch": "////"}
         draw.box(board, left, y, wide, 0.32, **{**looks, "rounded": 0.01})
         if value > most:
             for x in (left + wide - 0.28, left + wide - 0.16):
                 board.plot(
-                    [x - 0.06, x + 0.06], [y - 0.02, y + 0.34], color=PAPER, lw=4
+                    [x - 0.06, x + 0.06], [y - 0.02, y + 0.34], color=draw.PAPER, lw=4
                 )
         text = draw.cut(said[name], room, NORMAL, "bold")
         looks = {"size": NORMAL, "weight": "bold"}
@@ -200,8 +189,7 @@ def stacked(
     for name, x, (level, middle) in zip(limits, lines, levels, strict=True):
         y = top + 0.1 + 0.19 * level
         board.plot([x, x], [low, y - 0.08], zorder=2, **draw.LIMIT)
-        behind = {"fc": PAPER, "ec": "none", "pad": 1.0}
-        draw.write(board, middle, y, name, ha="center", bbox=behind)
+        draw.write(board, middle, y, name, ha="center", **draw.on_paper())
     for row, (name, parts) in enumerate(rows.items()):
         y = low + step * (len(rows) - 1 - row)
         middle = y + step / 2
@@ -232,11 +220,10 @@ def stacked(
         wide = draw.width_of(texts[0], SMALL)
         beyond = not text and wide < WIDTH - MARGIN - room - x - 0.04 and room_left
         text = texts[0] if beyond else text
-        behind = {"fc": PAPER, "ec": "none", "pad": 1.5}
         at = x + free / 2
         if beyond or not room_left:
             at = x + 0.08 + draw.width_of(text, SMALL) / 2
-        looks = {"ha": "center", "color": QUIET, "bbox": behind}
+        looks = {"ha": "center", "color": draw.QUIET, **draw.on_paper(1.5)}
         draw.write(board, at, middle, text, **looks)
         for place, text in enumerate(said[name]):
             looks = (
@@ -246,7 +233,7 @@ def stacked(
             draw.write(board, WIDTH - MARGIN - room + 0.16, y, text, **looks)
     used = [what for what in LOOKS if any(parts.get(what) for parts in rows.values())]
     draw.key(board, low - 0.28, [(what, LOOKS[what]) for what in used])
-    draw.write(board, WIDTH - MARGIN, top + 0.1, aside, ha="right", color=QUIET)
+    draw.write(board, WIDTH - MARGIN, top + 0.1, aside, ha="right", color=draw.QUIET)
     return picture
 
 
@@ -326,7 +313,7 @@ class Panel(NamedTuple):
     fill: bool = False
 
 
-_POINT = {"ms": 6, "mec": INK, "mew": 0.5, "lw": 1.6}  # unless looks say otherwise
+_POINT = {"ms": 6, "mec": draw.INK, "mew": 0.5, "lw": 1.6}  # unless looks say otherwise
 _MOST_MARKERS = 12
 
 
@@ -398,7 +385,7 @@ def _panel(
     _scale(axis.set_yscale, axis.set_ylim, panel.y, ys or [0.0, 1.0], 0.08)
     for start, stop, names, shaded in panel.regions:
         if shaded:
-            axis.axvspan(start, stop, color=MIST, lw=0, zorder=-1)
+            axis.axvspan(start, stop, color=draw.MIST, lw=0, zorder=-1)
         ends = axis.transData.transform([(start, 0.5), (stop, 0.5)])[:, 0] / draw.DPI
         low, high = max(ends[0], left), min(ends[1], left + width)
         if not panel.heading or panel.aside:
@@ -407,9 +394,9 @@ def _panel(
             low = max(low, left + draw.width_of(panel.heading, SMALL, "bold") + 0.1)
             y = bottom + tall + 0.13
         text = draw.first_that_fits(names, high - low - 0.06)
-        draw.write(board, (low + high) / 2, y, text, ha="center", color=QUIET)
+        draw.write(board, (low + high) / 2, y, text, ha="center", color=draw.QUIET)
     for low, high in panel.bands:
-        axis.axhspan(low, high, color=MIST, lw=0, zorder=0)
+        axis.axhspan(low, high, color=draw.MIST, lw=0, zorder=0)
     for which, at, looks in panel.marks:
         (axis.axvline if which == "x" else axis.axhline)(at, **{"zorder": 1, **looks})
     for number, (curve, points) in enumerate(finite):
@@ -424,7 +411,7 @@ def _panel(
     room = width - draw.width_of(panel.aside, SMALL) - 0.2
     heading = draw.cut(panel.heading, room, SMALL, "bold")
     draw.write(board, left, y, heading, weight="bold")
-    looks = {"ha": "right", "color": QUIET}
+    looks = {"ha": "right", "color": draw.QUIET}
     draw.write(board, left + width, y, panel.aside, **looks)
     draw.write(board, left + width / 2, bottom - 0.4, panel.x.label, ha="center")
 

@@ -10,6 +10,7 @@ from course_utils.pictures.collectives import OPERATIONS
 from course_utils.pictures.collectives import collective as drawn
 from course_utils.pictures.draw import Picture
 from course_utils.theory import costs
+from course_utils.theory.arguments import one_of
 
 _MOST_RANKS = 8
 _OPERATIONS = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
@@ -18,40 +19,39 @@ _Held = list[float] | list[list[float]] | None
 
 
 class Kind(NamedTuple):
-    """A collective: what it takes, what it gives, and what it costs.
+    """A collective: how it is called, and what it does.
 
     Attributes:
         lines: The call, after the line that makes room for the result.
         result: What happens, in words.
-        takes: The variable that is given, "" for none.
-        gives: The variable with the result, "" for none.
-        costs: Functions of `from_scratch/collectives.py` that do the same.
         rooted: Whether one rank has a part of its own, `src` or `dst`.
         reduces: Whether it takes an `op`.
     """
 
     lines: tuple[str, ...]
     result: str
-    takes: str = "tensor"
-    gives: str = "tensor"
-    costs: tuple[str, ...] = ()
     rooted: bool = False
     reduces: bool = False
 
 
-# How a function of `from_scratch/collectives.py` does it, where there are two.
-_HOW = {
-    "broadcast": "one after the other",
-    "broadcast_tree": "as a tree",
-    "all_reduce_naive": "all through rank 0",
-    "all_reduce": "in two halves",
+# The functions of `from_scratch/collectives.py` that do the same, and how; where there
+# is no entry, it is the one of that name. A barrier all-reduces one byte.
+_MADE_OF = {
+    "broadcast": {
+        "broadcast": ", one after the other",
+        "broadcast_tree": ", as a tree",
+    },
+    "all_reduce": {
+        "all_reduce_naive": ", all through rank 0",
+        "all_reduce": ", in two halves",
+    },
+    "barrier": {"all_reduce_naive": ""},
 }
 _ROOM = "[torch.empty({size}) for _ in range({n})]"
 COLLECTIVES = {
     "broadcast": Kind(
         ("dist.broadcast(tensor, src={root})",),
         "every rank gets the tensor of rank {root}",
-        costs=("broadcast", "broadcast_tree"),
         rooted=True,
     ),
     "scatter": Kind(
@@ -60,8 +60,6 @@ COLLECTIVES = {
             "dist.scatter(tensor, pieces if rank == {root} else None, src={root})",
         ),
         "rank r gets piece r of the list of rank {root}",
-        takes="pieces",
-        costs=("scatter",),
         rooted=True,
     ),
     "gather": Kind(
@@ -70,28 +68,22 @@ COLLECTIVES = {
             "dist.gather(tensor, pieces, dst={root})",
         ),
         "rank {root} gets the list of all tensors",
-        gives="pieces",
-        costs=("gather",),
         rooted=True,
     ),
     "reduce": Kind(
         ("dist.reduce(tensor, dst={root}, op=dist.ReduceOp.{op})",),
         "rank {root} gets {what} of each element",
-        costs=("reduce",),
         rooted=True,
         reduces=True,
     ),
     "all_reduce": Kind(
         ("dist.all_reduce(tensor, op=dist.ReduceOp.{op})",),
         "every rank gets {what} of each element",
-        costs=("all_reduce_naive", "all_reduce"),
         reduces=True,
     ),
     "all_gather": Kind(
         (f"pieces = {_ROOM}", "dist.all_gather(pieces, tensor)"),
         "every rank gets the list of all tensors",
-        gives="pieces",
-        costs=("all_gather",),
     ),
     "reduce_scatter": Kind(
         (
@@ -99,23 +91,15 @@ COLLECTIVES = {
             "dist.reduce_scatter(tensor, pieces, op=dist.ReduceOp.{op})",
         ),
         "rank r gets {what} of the pieces r of all ranks",
-        takes="pieces",
-        costs=("reduce_scatter",),
         reduces=True,
     ),
     "all_to_all": Kind(
         (f"received = {_ROOM}", "dist.all_to_all(received, pieces)"),
         "rank r gets piece r of every rank",
-        takes="pieces",
-        gives="received",
-        costs=("all_to_all",),
     ),
     "barrier": Kind(
         ("dist.barrier()",),
         "every rank waits until all have called it; no data",
-        takes="",
-        gives="",
-        costs=("barrier",),
     ),
 }
 
@@ -146,17 +130,14 @@ class CollectiveCall:
     root: int = 0
 
     def __post_init__(self) -> None:
-        for what, known in (("collective", COLLECTIVES), ("op", _OPERATIONS)):
-            if (value := getattr(self, what)) not in known:
-                raise ValueError(
-                    f"{what} is {value!r}: expected one of {', '.join(known)}."
-                )
-        words.between(self.world_size, "world_size", 1, _MOST_RANKS)
-        words.between(self.root, "root", 0, self.world_size - 1)
+        one_of(self.collective, "collective", COLLECTIVES)
+        one_of(self.op, "op", _OPERATIONS)
+        words.whole(self.world_size, "world_size", 1, _MOST_RANKS)
+        words.whole(self.root, "root", 0, self.world_size - 1)
 
     @property
     def kind(self) -> Kind:
-        """What the collective takes, gives and costs."""
+        """How the collective is called, and what it does."""
         return COLLECTIVES[self.collective]
 
     def before(self) -> list[_Held]:
@@ -229,27 +210,6 @@ class CollectiveCall:
         """
         return [self._filled(line) for line in self.kind.lines]
 
-    def cost(self) -> dict[str, costs.CollectiveCost]:
-        """What it costs, from a function of `from_scratch/collectives.py` to that."""
-        n = self.world_size
-        found = {}
-        for name in self.kind.costs:
-            if name == "barrier":  # all-reduces one byte
-                found[name] = costs.collective_cost("all_reduce_naive", n, 1)
-            else:
-                found[name] = costs.collective_cost(name, n, self.nbytes)
-        return found
-
-    @property
-    def nbytes(self) -> int:
-        """The size S in bytes: of the tensor, or of the whole list of pieces."""
-        held = [value for value in [*self.before(), *self.after()] if value]
-        numbers = (
-            sum(map(len, value)) if isinstance(value[0], list) else len(value)
-            for value in held
-        )
-        return 4 * max(numbers, default=0)
-
     def says(self) -> str:
         """What happens, in words."""
         return self._filled(self.kind.result)
@@ -282,9 +242,9 @@ def collective_call(
     Raises:
         ValueError: there is no such collective or operation, or too many ranks.
     """
-    last = CollectiveCall(collective, world_size, op).world_size - 1
-    clipped = type(root) is int and root > last
-    call = CollectiveCall(collective, world_size, op, last if clipped else root)
+    words.whole(root, "root", 0)
+    last = world_size - 1
+    call = CollectiveCall(collective, world_size, op, min(root, last))
     kind = call.kind
     picture = drawn(
         call.before(),
@@ -299,13 +259,13 @@ def collective_call(
         if not has
     ]
     lines = [words.sentence(call.says())]
-    if clipped and kind.rooted:
+    if root > last and kind.rooted:
         lines += [f"There is no rank {root} here: the root is the last one, {last}."]
     if unused:
         lines += [f"{collective} does not have {' or '.join(unused)}."]
     lines += ["On every rank:", *(f"    {line}" for line in call.lines())]
-    for name, cost in call.cost().items():
-        how = f", {_HOW[name]}" if name in _HOW else ""
+    for name, how in _MADE_OF.get(collective, {collective: ""}).items():
+        cost = costs.collective_cost(name, world_size, nbytes=1)
         lines += [
             f"Made of send and recv{how}: {words.count(cost.messages, 'message')}, "
             f"{words.count(cost.steps, 'step')}."

@@ -6,17 +6,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from course_utils.pictures import draw, words
-from course_utils.pictures.draw import (
-    GAP,
-    LARGE,
-    LINE,
-    LOOKS,
-    MARGIN,
-    NORMAL,
-    PAPER,
-    WIDTH,
-    Picture,
-)
+from course_utils.pictures.draw import GAP, LARGE, LOOKS, MARGIN, NORMAL, WIDTH, Picture
 
 _COMPUTED, _UNDEFINED = -1, -2
 _MIDDLE = 1.2  # inches between before and after
@@ -242,11 +232,11 @@ def _sources(
 
 def _looks_of(source: int | None) -> dict[str, Any]:
     if source is None:
-        return {"fill": PAPER}
+        return {"fill": draw.PAPER}
     if source == _COMPUTED:
-        return {"fill": PAPER, "hatch": "////"}
+        return {"fill": draw.PAPER, "hatch": "////"}
     if source == _UNDEFINED:
-        return {"fill": PAPER, "hatch": "....", "edge": LINE, "dashed": True}
+        return {"fill": draw.PAPER, "hatch": "....", "edge": draw.LINE, "dashed": True}
     return draw.rank_looks(source)
 
 

@@ -106,6 +106,8 @@ LOOKS: dict[str, dict[str, Any]] = {
     },
     "idle": {"fill": PAPER, "edge": LINE, "dashed": True, "color": QUIET},
     "whole": {"fill": tint(SKY, 0.4), "hatch": "----"},
+    # What is not there in hardware.
+    "virtual": {"fill": tint(SKY, 0.16), "edge": BLUE, "dashed": True},
     # A number that a learner has guessed, and what is compared with it.
     "guess": {"fill": tint(YELLOW, 0.6), "hatch": "////"},
     "measured": {"fill": tint(BLUE, 0.6)},
@@ -263,6 +265,11 @@ def write(board: Axes, x: float, y: float, text: str, **looks: Any) -> Text:
     return board.text(x, y, text, **looks)
 
 
+def on_paper(pad: float = 1.0) -> dict[str, Any]:
+    """Looks of a text that hides the lines behind it; `pad` is in points."""
+    return {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": pad}}
+
+
 def note(board: Axes, text: str, y: float = 0.22) -> None:
     """What follows from the picture, in one line at its bottom."""
     write(board, MARGIN, y, cut(text, WIDTH - 2 * MARGIN, SMALL), color=QUIET)
@@ -354,13 +361,13 @@ Entry = tuple[str, dict[str, Any]]  # what a sample means, and its looks
 _SAMPLE, _AFTER = 0.38, 0.3  # inches of a sample, and after its words
 
 
-def key(board: Axes, y: float, entries: Sequence[tuple], width: float = WIDTH) -> None:
+def key(board: Axes, y: float, entries: Sequence[tuple]) -> None:
     """Samples, each with what it means; the first line of them at `y`.
 
     An entry is (words, looks, ...). Looks are those of `box`, or matplotlib's for a
     line where they have a "color". Several looks in an entry share one sample.
     """
-    for line in key_lines(entries, width):
+    for line in key_lines(entries):
         x = MARGIN
         for text, *samples in line:
             wide = 0.3 / len(samples)
@@ -381,11 +388,11 @@ def key(board: Axes, y: float, entries: Sequence[tuple], width: float = WIDTH) -
 KEY_LINE = 0.22  # inches from one line of a key to the next
 
 
-def key_lines(entries: Sequence[tuple], width: float = WIDTH) -> list[list[tuple]]:
-    """The entries of a key, broken into lines that fit into `width`."""
+def key_lines(entries: Sequence[tuple]) -> list[list[tuple]]:
+    """The entries of a key, broken into lines that fit into a page."""
     lines: list[list[tuple]] = [[]]
     for entry in entries:
-        room = width - 2 * MARGIN + _AFTER
+        room = WIDTH - 2 * MARGIN + _AFTER
         if lines[-1] and key_width([*lines[-1], entry]) > room:
             lines.append([])
         lines[-1].append(entry)

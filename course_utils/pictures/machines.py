@@ -2,32 +2,16 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
 from course_utils.pictures import draw, words
-from course_utils.pictures.draw import (
-    BLUE,
-    GREEN,
-    INK,
-    LARGE,
-    LINE,
-    LOOKS,
-    MARGIN,
-    MIST,
-    NORMAL,
-    ORANGE,
-    PAPER,
-    QUIET,
-    SKY,
-    SMALL,
-    VERMILLION,
-    WIDTH,
-    YELLOW,
-    Picture,
-)
+from course_utils.pictures.draw import LARGE, MARGIN, NORMAL, SMALL, WIDTH, Picture
 from course_utils.theory import costs
+
+if TYPE_CHECKING:
+    from course_utils.measure.machine import Gpu, Link, Machine
 
 
 def _boxes(
@@ -47,37 +31,6 @@ def _boxes(
 # --- the machine in front of the learner ----------------------------------------------
 
 
-class Gpu(Protocol):
-    """A GPU, as `measure.machine` finds it; its memory is in bytes, 0 if unknown."""
-
-    index: int
-    name: str
-    memory: int
-
-
-class Link(Protocol):
-    """What connects two GPUs, in the words of nvidia-smi."""
-
-    first: int
-    second: int
-    code: str
-    nvlinks: int
-    description: str
-
-
-class Machine(Protocol):
-    """A machine, as `measure.machine` finds it; memory is in bytes."""
-
-    cpu: str
-    cores: int
-    all_cores: int
-    physical_cores: int | None
-    memory: int
-    gpus: Sequence[Gpu]
-    links: Sequence[Link]
-    gpu_problem: str
-
-
 # Ways between two GPUs, the best first.
 _WAYS = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
 _LESSON_GPUS = 4
@@ -85,7 +38,7 @@ _PAD = 0.14
 
 
 @draw.picture
-def machine(machine: Machine) -> Picture:
+def machine(machine: "Machine") -> Picture:
     """What this machine has, and beside it, dashed, what the course adds as virtual.
 
     The lessons use up to four GPUs; those that are not there are virtual.
@@ -104,22 +57,23 @@ def machine(machine: Machine) -> Picture:
     tall = max(1.5 + lines * (side + 0.05) + gpus, virtual)
     picture, board = draw.board(tall + 0.78, "Your machine")
     top, left = tall + 0.22, MARGIN + _PAD
-    draw.box(board, MARGIN, 0.22, wide, tall, fill=MIST)
+    draw.box(board, MARGIN, 0.22, wide, tall, fill=draw.MIST)
     draw.write(board, left, top - 0.19, "REAL", weight="bold")
-    draw.write(board, left + 0.5, top - 0.19, "what this machine has", color=QUIET)
+    draw.write(board, left + 0.5, top - 0.19, "what this machine has", color=draw.QUIET)
     looks = {"size": NORMAL, "weight": "bold"}
     draw.write(board, left, top - 0.55, _cores_in_words(machine), **looks)
     model = draw.cut(machine.cpu, wide - 2 * _PAD, SMALL)
-    draw.write(board, left, top - 0.75, model, color=QUIET)
+    draw.write(board, left, top - 0.75, model, color=draw.QUIET)
     y = top - 0.9
     for core in range(machine.cores):
         row, column = divmod(core, columns)
         x, low = left + column * (side + 0.05), y - row * (side + 0.05) - side
-        looks = {"fill": draw.tint(YELLOW, 0.45), "rounded": side / 10, "line": 0.8}
-        draw.box(board, x, low, side, side, str(core) if side >= 0.3 else "", **looks)
+        looks = {"fill": draw.tint(draw.YELLOW, 0.45), "line": 0.8}
+        label = str(core) if side >= 0.3 else ""
+        draw.box(board, x, low, side, side, label, rounded=side / 10, **looks)
     y -= lines * (side + 0.05) + 0.12
-    memory = f"{_gigabytes(machine.memory)} of memory, shared by all cores"
-    looks = {"fill": draw.tint(GREEN, 0.22)}
+    memory = f"{words.byte_size(machine.memory)} of memory, shared by all cores"
+    looks = {"fill": draw.tint(draw.GREEN, 0.22)}
     draw.box(board, left, y - 0.3, wide - 2 * _PAD, 0.3, memory, **looks)
     _real_gpus(board, machine, levels, (left, y - 0.55, wide - 2 * _PAD))
 
@@ -133,7 +87,7 @@ def machine(machine: Machine) -> Picture:
 
 def _real_gpus(
     board: Axes,
-    machine: Machine,
+    machine: "Machine",
     levels: Sequence[tuple[str, list[set[int]]]],
     place: tuple[float, float, float],
 ) -> None:
@@ -143,7 +97,7 @@ def _real_gpus(
     draw.write(board, left, y, heading, size=NORMAL, weight="bold")
     what = _gpu_kinds(machine.gpus) if machine.gpus else machine.gpu_problem
     what = draw.cut(what or "The course does not need one.", width, SMALL)
-    draw.write(board, left, y - 0.2, what, color=QUIET)
+    draw.write(board, left, y - 0.2, what, color=draw.QUIET)
     if not machine.gpus:
         return
     y -= 0.72
@@ -155,11 +109,11 @@ def _real_gpus(
             continue
         number = machine.gpus[index].index
         label = f"GPU {number}" if wide > 0.5 else str(number)
-        draw.box(board, x, y, wide, 0.38, label, fill=draw.tint(GREEN, 0.45))
+        draw.box(board, x, y, wide, 0.38, label, fill=draw.tint(draw.GREEN, 0.45))
         centers[number] = x + wide / 2
     looks = ({"lw": 3.2}, {"lw": 1.2}, {"lw": 1.2, "ls": "--"})
     for row, (way, groups) in enumerate(levels):
-        style = {"color": INK, "solid_capstyle": "butt", **looks[row]}
+        style = {"color": draw.INK, "solid_capstyle": "butt", **looks[row]}
         low = y - 0.14 * (row + 1)
         for group in groups:
             # A little to the right of the row above, so that no line hides another.
@@ -170,10 +124,10 @@ def _real_gpus(
         low = y - 0.14 * len(levels) - 0.2 * (row + 1)
         board.plot([left, left + 0.3], [low, low], **style)
         text = draw.cut(way, width - 0.4, SMALL)
-        draw.write(board, left + 0.4, low, text, color=QUIET)
+        draw.write(board, left + 0.4, low, text, color=draw.QUIET)
 
 
-def _link_levels(links: Sequence[Link]) -> list[tuple[str, list[set[int]]]]:
+def _link_levels(links: Sequence["Link"]) -> list[tuple[str, list[set[int]]]]:
     """What connects the GPUs: the best two levels and the last one.
 
     Each is its name and the groups of GPUs that are connected so or better.
@@ -202,7 +156,7 @@ def _link_levels(links: Sequence[Link]) -> list[tuple[str, list[set[int]]]]:
     return levels if len(levels) <= 3 else [*levels[:2], levels[-1]]
 
 
-def _way(link: Link) -> str:
+def _way(link: "Link") -> str:
     way = "NV" if link.nvlinks else link.code
     return way if way in _WAYS else _WAYS[-1]
 
@@ -211,16 +165,15 @@ def _virtual_gpus(
     board: Axes, missing: range, place: tuple[float, float, float, float]
 ) -> None:
     x, y, width, height = place
-    looks = {"fill": draw.tint(SKY, 0.16), "edge": BLUE, "line": 1.4, "dashed": True}
-    draw.box(board, x, y, width, height, **looks)
+    draw.box(board, x, y, width, height, line=1.4, **draw.LOOKS["virtual"])
     top = y + height
     draw.write(board, x + _PAD, top - 0.19, "VIRTUAL", weight="bold")
-    draw.write(board, x + _PAD + 0.72, top - 0.19, "by the course", color=QUIET)
+    draw.write(board, x + _PAD + 0.72, top - 0.19, "by the course", color=draw.QUIET)
     box = (width - 2 * _PAD - 0.12) / 2
     for place, gpu in enumerate(missing):
         row, column = divmod(place, 2)
         at = x + _PAD + column * (box + 0.12), top - 1.02 - row * 0.74
-        looks = {"edge": BLUE, "dashed": True}
+        looks = {"edge": draw.BLUE, "dashed": True}
         draw.box(board, *at, box, 0.62, f"cuda:{gpu}\nvirtual", **looks)
     note = (
         "Same code as on real GPUs, same numbers up to rounding. The CPU computes "
@@ -230,10 +183,10 @@ def _virtual_gpus(
         note = f"Nothing: the lessons use {_LESSON_GPUS} GPUs at most."
     note = draw.wrap(note, width - 2 * _PAD, SMALL, lines=5)
     below = top - 0.4 - 0.74 * math.ceil(len(missing) / 2)
-    draw.write(board, x + _PAD, below, note, color=QUIET, va="top")
+    draw.write(board, x + _PAD, below, note, color=draw.QUIET, va="top")
 
 
-def _cores_in_words(machine: Machine) -> str:
+def _cores_in_words(machine: "Machine") -> str:
     said = words.count(machine.cores, "CPU core")
     if machine.cores < machine.all_cores:
         return f"{said}, of {machine.all_cores} in the machine"
@@ -241,17 +194,13 @@ def _cores_in_words(machine: Machine) -> str:
     return said + (f" ({physical} physical)" if physical < machine.cores else "")
 
 
-def _gigabytes(amount: int) -> str:
-    return f"{amount / 1e9:,.{0 if amount >= 1e11 else 1}f} GB"
-
-
-def _gpus_in_words(machine: Machine) -> str:
+def _gpus_in_words(machine: "Machine") -> str:
     if machine.gpus:
         return words.count(len(machine.gpus), "GPU")
     return "no GPU that works" if machine.gpu_problem else "no GPU"
 
 
-def _gpu_kinds(gpus: Sequence[Gpu]) -> str:
+def _gpu_kinds(gpus: Sequence["Gpu"]) -> str:
     kinds: dict[str, int] = {}
     for gpu in gpus:
         size = f", {gpu.memory / 2**30:.0f} GiB" if gpu.memory else ""
@@ -261,13 +210,13 @@ def _gpu_kinds(gpus: Sequence[Gpu]) -> str:
     return "; ".join(f"{number} x {kind}" for kind, number in kinds.items())
 
 
-def _machine_in_words(machine: Machine, levels: Sequence[tuple[str, list]]) -> str:
+def _machine_in_words(machine: "Machine", levels: Sequence[tuple[str, list]]) -> str:
     gpus = _gpus_in_words(machine)
     if machine.gpus:
         gpus += f" ({_gpu_kinds(machine.gpus)})"
     said = (
         f"Your machine: {_cores_in_words(machine)}, {machine.cpu}, "
-        f"{_gigabytes(machine.memory)} of memory, {gpus}."
+        f"{words.byte_size(machine.memory)} of memory, {gpus}."
     )
     if levels:
         said += f" GPUs are connected by {'; '.join(name for name, _ in levels)}."
@@ -306,11 +255,11 @@ def ranks_on_cores(world_size: int, cores: int) -> Picture:
         (base, words.count(cores, "CPU core"), f"do{'es' * one_core} the work"),
     ):
         draw.write(board, MARGIN, y + 0.1, name, size=NORMAL, weight="bold")
-        draw.write(board, MARGIN, y - 0.1, what, color=QUIET)
-    looks = {"fill": draw.tint(YELLOW, 0.45), "size": NORMAL, "weight": "bold"}
+        draw.write(board, MARGIN, y - 0.1, what, color=draw.QUIET)
+    looks = {"fill": draw.tint(draw.YELLOW, 0.45), "size": NORMAL, "weight": "bold"}
     draw.box(board, middle - 0.9, top - 0.22, 1.8, 0.44, "your cell", **looks)
     sent = "is sent to the rank" if alone else "is sent to every rank"
-    draw.write(board, middle + 1.05, top, sent, color=QUIET)
+    draw.write(board, middle + 1.05, top, sent, color=draw.QUIET)
     limit = 8 if world_size <= 8 else 7
     for rank, x, width in _boxes(world_size, limit, left, right, 1.35, middle=True):
         center = x + width / 2
@@ -319,23 +268,23 @@ def ranks_on_cores(world_size: int, cores: int) -> Picture:
             continue
         start = middle + (center - middle) * 0.8 / (right - middle)
         draw.arrow(board, (start, top - 0.22), (center, row + 0.28))
-        looks = {"fill": draw.tint(SKY), "size": NORMAL}
+        looks = {"fill": draw.tint(draw.SKY), "size": NORMAL}
         draw.box(board, x, row - 0.28, width, 0.56, f"rank {rank}", **looks)
         if not alone:
             draw.arrow(board, (center, row - 0.28), (center, bus + 0.17), both=True)
     way = "gloo over loopback"
     if alone:
         said = "A single rank has nobody to talk to."
-        draw.write(board, middle, bus, said, color=QUIET, ha="center")
+        draw.write(board, middle, bus, said, color=draw.QUIET, ha="center")
     else:
         box = (left, bus - 0.17, right - left, 0.34)
-        looks = {"fill": draw.tint(ORANGE, 0.3)}
+        looks = {"fill": draw.tint(draw.ORANGE, 0.3)}
         draw.box(board, *box, f"{way}: nothing leaves this machine", **looks)
     for core, x, width in _boxes(cores, 12, left, right, 0.42, middle=True):
         if core is None:
             draw.write(board, x + width / 2, base + 0.1, "…", size=LARGE, ha="center")
             continue
-        looks = {"fill": MIST, "rounded": 0.02}
+        looks = {"fill": draw.MIST, "rounded": 0.02}
         draw.box(board, x, base - 0.05, width, 0.34, str(core), **looks)
     on = words.count(cores, "core")
     note = f"{on} for {ranks}: all ranks can run at once."
@@ -343,7 +292,7 @@ def ranks_on_cores(world_size: int, cores: int) -> Picture:
         note = f"{ranks} take turns on {on}: slower, but with the same results."
     elif alone:
         note = "One core is enough for one rank."
-    draw.write(board, middle, base - 0.24, note, color=QUIET, ha="center")
+    draw.write(board, middle, base - 0.24, note, color=draw.QUIET, ha="center")
     who = "ranks 0 and 1" if world_size == 2 else f"ranks 0 to {world_size - 1}"
     who += f", which talk to each other by {way}"
     if alone:
@@ -378,16 +327,16 @@ def four_ways() -> Picture:
         x = MARGIN + column * (wide + 0.3)
         y = 0.22 + (1 - row) * (tall + gap)
         draw.write(board, x, y + tall - 0.08, name, size=NORMAL, weight="bold")
-        draw.write(board, x, y + 0.06, sent, color=QUIET)
+        draw.write(board, x, y + 0.06, sent, color=draw.QUIET)
         across = (wide - 0.5) / 2
         for node in range(nodes):
             left = x + node * (across + 0.5)
-            draw.box(board, left, y + 0.25, across, 1.06, fill=MIST)
+            draw.box(board, left, y + 0.25, across, 1.06, fill=draw.MIST)
             draw.write(board, left + 0.1, y + 1.17, f"node {node}")
             side = (across - 0.2 - 0.32) / 2
             for gpu in range(gpus):
                 start = left + 0.1 + gpu * (side + 0.32)
-                looks = {"fill": draw.tint(SKY, 0.45)}
+                looks = {"fill": draw.tint(draw.SKY, 0.45)}
                 draw.box(board, start, y + 0.37, side, 0.6, f"GPU {gpu}", **looks)
             if gpus > 1:
                 ends = [(left + 0.1 + side + d, y + 0.67) for d in (0.02, 0.3)]
@@ -420,8 +369,8 @@ def ranks_on_nodes(
     Raises:
         ValueError: there are too few or too many of something, or `asked` is not there.
     """
-    words.whole(nodes, "nodes", 8)
-    words.whole(gpus_per_node, "gpus_per_node", 8)
+    words.whole(nodes, "nodes", 1, 8)
+    words.whole(gpus_per_node, "gpus_per_node", 1, 8)
     right = None if asked is None else costs.rank_of(*asked, gpus_per_node)
     if asked is not None and asked[0] >= nodes:
         raise ValueError(f"There is no node {asked[0]}: nodes are 0 to {nodes - 1}.")
@@ -437,19 +386,21 @@ def ranks_on_nodes(
     side = (WIDTH - 2 * MARGIN - 0.92) / gpus_per_node - 0.1
     for node in range(nodes):
         y = low + (nodes - 1 - node) * (tall + 0.14)
-        draw.box(board, MARGIN, y, WIDTH - 2 * MARGIN, tall, fill=MIST)
+        draw.box(board, MARGIN, y, WIDTH - 2 * MARGIN, tall, fill=draw.MIST)
         draw.write(board, MARGIN + 0.12, y + tall / 2, f"node {node}", weight="bold")
         for local in range(gpus_per_node):
             rank = costs.rank_of(node, local, gpus_per_node)
-            looks = LOOKS["guess"] if rank == guess else {"fill": draw.tint(SKY, 0.3)}
-            looks = {**looks, "line": 3.0 if rank == right else 1.0}
+            looks = {"fill": draw.tint(draw.SKY, 0.3)}
+            if rank == guess:
+                looks = draw.LOOKS["guess"]
+            line = 3.0 if rank == right else 1.0
             long = "local rank" if side >= 0.85 else "local"
             text = f"rank {rank}\n{long} {local}"
             x = MARGIN + 0.9 + local * (side + 0.1)
-            draw.box(board, x, y + 0.12, side, tall - 0.24, text, **looks)
+            draw.box(board, x, y + 0.12, side, tall - 0.24, text, line=line, **looks)
     if note:
-        entries = [("the GPU in question", {"fill": PAPER, "line": 3.0})]
-        entries += [] if guess is None else [("your answer", LOOKS["guess"])]
+        entries = [("the GPU in question", {"fill": draw.PAPER, "line": 3.0})]
+        entries += [] if guess is None else [("your answer", draw.LOOKS["guess"])]
         draw.key(board, 0.5, entries)
         draw.note(board, note)
     lines = []
@@ -476,9 +427,9 @@ def _rank_verdict(guess: float | None, right: int, world: int) -> str:
 # --- the bandwidth ladder -------------------------------------------------------------
 
 _PLACE_LOOKS = {
-    "in a GPU": {"marker": "o", "color": GREEN},
-    "in a node": {"marker": "s", "color": BLUE},
-    "between nodes": {"marker": "D", "color": VERMILLION},
+    "in a GPU": {"marker": "o", "color": draw.GREEN},
+    "in a node": {"marker": "s", "color": draw.BLUE},
+    "between nodes": {"marker": "D", "color": draw.VERMILLION},
 }
 
 
@@ -512,7 +463,8 @@ def _ladder(
         x = across(value)
         board.plot([x, x], [bottom, bottom + tall], color="#E3E3E3", lw=0.8)
         draw.write(board, x, bottom - 0.14, text, ha="center")
-    draw.write(board, left + width / 2, bottom - 0.36, label, ha="center", color=QUIET)
+    looks = {"ha": "center", "color": draw.QUIET}
+    draw.write(board, left + width / 2, bottom - 0.36, label, **looks)
     y = bottom + tall - step / 2
     for place, looks in _PLACE_LOOKS.items():
         draw.write(board, MARGIN, y, place, weight="bold")
@@ -520,13 +472,13 @@ def _ladder(
             y -= step
             x = across(value)
             draw.write(board, MARGIN + 0.1, y, draw.cut(link.name, left - 0.5, SMALL))
-            board.plot([left, x], [y, y], color=LINE, lw=0.8)
-            board.plot([x], [y], ms=7, mec=INK, mew=0.8, **looks)
+            board.plot([left, x], [y, y], color=draw.LINE, lw=0.8)
+            board.plot([x], [y], ms=7, mec=draw.INK, mew=0.8, **looks)
             if guess and guess[0] == link.name and guess[1] > 0:
                 # Above the row, so that a right guess does not hide the dot.
                 at = across(min(max(guess[1], min(ticks)), max(ticks)))
-                mark = {"marker": "v", "ms": 8, "mec": INK, "mew": 0.8}
-                board.plot([at], [y + 0.12], color=YELLOW, zorder=4, **mark)
+                mark = {"marker": "v", "ms": 8, "mec": draw.INK, "mew": 0.8}
+                board.plot([at], [y + 0.12], color=draw.YELLOW, zorder=4, **mark)
             text = draw.cut(text, room - 0.15, SMALL)
             draw.write(board, left + width + 0.15, y, text)
         y -= step
@@ -625,13 +577,12 @@ def torchrun_ranks(nodes: int = 2, gpus_per_node: int = 4, rank: int = 5) -> Pic
     """
     picture = ranks_on_nodes(nodes, gpus_per_node)
     last = nodes * gpus_per_node - 1
-    if type(rank) is not int or rank < 0:
-        raise ValueError(f"rank is {rank!r}: expected a whole number from 0 up.")
+    words.whole(rank, "rank", 0)
     here = min(rank, last)
     node, local = costs.node_and_local_rank(here, gpus_per_node)
     _, place = picture.labels[here]
     corner = place.get_x(), place.get_y(), place.get_width(), place.get_height()
-    draw.box(picture.axes[0], *corner, fill=draw.tint(ORANGE, 0.5), line=3.0)
+    draw.box(picture.axes[0], *corner, fill=draw.tint(draw.ORANGE, 0.5), line=3.0)
     told = {"RANK": here, "LOCAL_RANK": local, "WORLD_SIZE": last + 1}
     told |= {"LOCAL_WORLD_SIZE": gpus_per_node, "GROUP_RANK": node}
     variables = " ".join(f"{name}={value}" for name, value in told.items())

@@ -1,13 +1,16 @@
-"""Memory: what fills each GPU, against what cards have, and over time."""
+"""Memory: what fills each GPU, against what cards have, by stage of ZeRO, over time."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from course_utils.pictures import charts, draw, words
 from course_utils.pictures.charts import Axis, Curve, Panel
-from course_utils.pictures.draw import BLUE, Picture
+from course_utils.pictures.draw import Picture
 from course_utils.theory import costs
+
+if TYPE_CHECKING:
+    from course_utils.measure.tensor_bytes import TensorBytes
 
 _CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "other")
 _MOST_BARS = 8
@@ -51,9 +54,7 @@ def device_memory(
         f"{name} holds {said[name]} ({_parts(of, words.number)})"
         for name, of in rows.items()
     ]
-    picture.summary = (
-        f"{title.rstrip('.')}. {'; '.join(lines)}. {words.sentence(limit)}"
-    )
+    picture.summary = f"{title}. {'; '.join(lines)}. {words.sentence(limit)}"
     return picture
 
 
@@ -104,7 +105,7 @@ def memory_per_gpu(
         f"({words.number(card.nbytes / costs.GiB, 3)} GiB)"
         for card in cards
     )
-    picture.summary = f"{title.rstrip('.')}. {'; '.join(lines)}. {have}."
+    picture.summary = f"{title}. {'; '.join(lines)}. {have}."
     return picture
 
 
@@ -130,16 +131,129 @@ def _parts(held: Mapping[str, float], say: Any) -> str:
     return ", ".join(parts) or "nothing"
 
 
+# --- what training needs, by stage of ZeRO --------------------------------------------
+
+_STAGES = ("stage 0 (DDP)", "stage 1", "stage 2", "stage 3 (FSDP)")
+_LIMITS = {"gpus": 1024, "batch_per_gpu": 64, "tokens": 32_768}
+
+
+def bytes_by_stage(
+    model: str = "7.5 billion",
+    gpus: int = 8,
+    optimizer: str = "adam",
+    precision: str = "mixed",
+    batch_per_gpu: int = 1,
+    tokens: int = 2048,
+    recompute: str = "none",
+) -> dict[str, dict[str, float]]:
+    """What a transformer in training holds on each GPU, in bytes, by formulas alone.
+
+    "other" is what sharding needs besides its shards: the largest unit, as long as it
+    computes, with its whole parameters in stage 3, and its whole gradient in stages 2
+    and 3. A unit is a layer, or the embedding.
+
+    Args:
+        model: The name of one of `costs.TRANSFORMERS`.
+        gpus: How many there are, 1 to 1024.
+        optimizer: "sgd", "momentum" (SGD with it) or "adam".
+        precision: "float32", "bfloat16" or "mixed": see `costs.state_bytes`.
+        batch_per_gpu: Sequences for each GPU, 1 to 64.
+        tokens: Of a sequence, 1 to 32,768.
+        recompute: What is dropped after the forward pass and computed again: "none",
+            "selective" or "full", see `costs.activation_bytes`.
+
+    Returns:
+        From a stage to bytes by category, as `pictures.memory_per_gpu` takes it.
+
+    Raises:
+        ValueError: a setting does not exist or is out of range.
+    """
+    shape = costs.transformer_shape(model)
+    sizes = {"gpus": gpus, "batch_per_gpu": batch_per_gpu, "tokens": tokens}
+    for what, value in sizes.items():
+        words.whole(value, what, 1, _LIMITS[what])
+    each = 4 if precision == "float32" else 2
+
+    def activations(recompute: str, layers: int = 1, vocabulary: int = 0) -> float:
+        return costs.activation_bytes(
+            batch_per_gpu,
+            tokens,
+            shape.width,
+            shape.heads,
+            layers=layers,
+            vocabulary=vocabulary,
+            element_bytes=each,
+            recompute=recompute,
+        )
+
+    # What all layers keep, and what one of them computes again.
+    kept = activations(recompute, shape.layers, shape.vocabulary)
+    kept += activations("none") - activations(recompute)
+    one = costs.state_bytes(optimizer, precision)
+    layer = costs.transformer_parameters(1, shape.width, 1) - 3 * shape.width
+    unit = max(layer, shape.parameters - shape.layers * layer)
+    held = {}
+    for stage, name in enumerate(_STAGES):
+        states = costs.zero_memory(
+            shape.parameters,
+            gpus=gpus,
+            stage=stage,
+            optimizer=optimizer,
+            precision=precision,
+        )
+        whole = one.parameters * (stage == 3) + one.gradients * (stage >= 2)
+        held[name] = {
+            "parameters": states.parameters,
+            "gradients": states.gradients,
+            "optimizer state": states.optimizer,
+            "activations": kept,
+            "other": unit * whole if gpus > 1 else 0.0,
+        }
+    return held
+
+
+@draw.picture
+def memory_by_stage(
+    model: str = "7.5 billion",
+    gpus: int = 8,
+    optimizer: str = "adam",
+    precision: str = "mixed",
+    batch_per_gpu: int = 1,
+    tokens: int = 2048,
+    recompute: str = "none",
+) -> Picture:
+    """What DDP and each stage of ZeRO need on each GPU, and on which cards they fit.
+
+    The arguments and errors are those of `bytes_by_stage`.
+    """
+    sizes = gpus, optimizer, precision, batch_per_gpu, tokens, recompute
+    held = bytes_by_stage(model, *sizes)
+    size = f"{model} parameters" if model[0].isdigit() else model
+    title = f"{size} on {words.count(gpus, 'GPU')}: each GPU, by stage of ZeRO"
+    picture = memory_per_gpu(held, title=title)
+    fits = []
+    for name, by_category in held.items():
+        total = sum(by_category.values())
+        cards = [card.name for card in costs.CARDS if card.nbytes >= total]
+        where = words.listed(cards) if cards else "no card"
+        fits.append(words.sentence(f"{name} fits on {where}"))
+    shape = costs.transformer_shape(model)
+    lines = [
+        *fits,
+        "other: one whole unit, as long as it computes.",
+        f"Model: {shape.parameters:,} parameters; {shape.layers} layers of width "
+        f"{shape.width:,}, {shape.heads} heads, {shape.vocabulary:,} tokens. "
+        f"{shape.source}.",
+        "Computed: ZeRO, arXiv 1910.02054; activations, arXiv 2205.05198, without "
+        "FlashAttention.",
+        "A real job needs more: CUDA takes some hundred MB, and memory is fragmented.",
+    ]
+    draw.below(picture, lines)
+    picture.summary += " " + " ".join(fits)
+    return picture
+
+
 # --- memory over time -----------------------------------------------------------------
-
-
-class Recorded(Protocol):
-    """Bytes that changed, as `measure.tensor_bytes` records them."""
-
-    seconds: Sequence[float]
-    nbytes: Sequence[float]
-    spans: Sequence[tuple[str, float, float]]
-    peak: float
 
 
 _BETWEEN = 0.2  # the width of what has no name, where that of a span is 1
@@ -147,7 +261,7 @@ _BETWEEN = 0.2  # the width of what has no name, where that of a span is 1
 
 @draw.picture
 def memory_over_time(
-    curves: Mapping[str, Recorded], *, title: str = "Tensor bytes during one step"
+    curves: Mapping[str, "TensorBytes"], *, title: str = "Tensor bytes during one step"
 ) -> Picture:
     """Measured bytes during a step, and how many they are at most and in the end.
 
@@ -174,7 +288,7 @@ def memory_over_time(
         place, end = _by_event(curve)
         xs = [*map(place, curve.seconds), end]
         ys = [nbytes / size for nbytes in (*curve.nbytes, curve.nbytes[-1])]
-        looks = {"color": BLUE, "lw": 1.4, "drawstyle": "steps-post"}
+        looks = {"color": draw.BLUE, "lw": 1.4, "drawstyle": "steps-post"}
         peak, last = (words.number(n / size, 3) for n in (curve.peak, curve.nbytes[-1]))
         regions = [
             (place(start), place(stop), (what, draw.cut(what, 0.9, draw.SMALL)), odd)
@@ -203,11 +317,11 @@ def memory_over_time(
             f"{words.byte_size(curve.nbytes[-1])}"
         )
     picture = charts.curves(title, panels, tall=1.2)
-    picture.summary = f"{title.rstrip('.')}. {'. '.join(said)}."
+    picture.summary = f"{title}. {'. '.join(said)}."
     return picture
 
 
-def _by_event(curve: Recorded) -> tuple[Any, float]:
+def _by_event(curve: "TensorBytes") -> tuple[Any, float]:
     """From seconds to the place on an axis of events, and where that axis ends."""
     edges = {edge for _, start, stop in curve.spans for edge in (start, stop)}
     times = sorted({curve.seconds[0], curve.seconds[-1], *edges})

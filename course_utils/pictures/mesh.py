@@ -2,8 +2,8 @@
 
 from course_utils.pictures import draw, words
 from course_utils.pictures.draw import MARGIN, NORMAL, WIDTH, Picture
+from course_utils.theory.arguments import one_of
 
-AXES = ("pp", "dp", "tp")
 MEANS = {
     "pp": "send activations to each other: the stages of one model",
     "dp": "average their gradients: the same part of the model, other rows",
@@ -30,10 +30,9 @@ def mesh(
         ValueError: a size is below 1, there are too many ranks, or no such axis.
     """
     sizes = {"pp": pp, "dp": dp, "tp": tp}
-    if axis not in sizes:
-        raise ValueError(f"There is no axis {axis!r}: use {words.listed(AXES)}.")
-    if min(*sizes.values(), gpus_per_node) < 1:
-        raise ValueError(f"The sizes are {sizes}: expected 1 or more of each.")
+    one_of(axis, "axis", sizes)
+    for what, size in [*sizes.items(), ("gpus_per_node", gpus_per_node)]:
+        words.whole(size, what)
     total = pp * dp * tp
     words.few(range(total), "ranks", 64)
 

@@ -1,23 +1,15 @@
 """Messages: who sends to whom, step by step."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.pictures import draw, words
-from course_utils.pictures.draw import (
-    INK,
-    LINE,
-    LOOKS,
-    MARGIN,
-    NORMAL,
-    PAPER,
-    QUIET,
-    SMALL,
-    WIDTH,
-    Picture,
-)
-from course_utils.pictures.timelines import Recorded
+from course_utils.pictures.draw import LOOKS, MARGIN, NORMAL, SMALL, WIDTH, Picture
 from course_utils.pictures.words import byte_size
+
+if TYPE_CHECKING:
+    from course_utils.measure.messages import Message
+    from course_utils.virtual_gpus.records import Timeline, Transfer
 
 # --- arrows between lanes -------------------------------------------------------------
 
@@ -81,26 +73,26 @@ def _bands(
         draw.write(board, x, top + 0.15, name, ha="center", size=NORMAL)
         board.plot([x, x], [low, top], color="#C8C8C8", lw=1.0, zorder=0)
     for band in bands:
-        strong = {"color": INK, "lw": 1.4} if band.heading else {}
+        strong = {"color": draw.INK, "lw": 1.4} if band.heading else {}
         rule = {"color": "#E3E3E3", "lw": 0.8, "zorder": 0, **strong}
         board.plot([MARGIN, right], [y, y], **rule)
         if band.heading:
             y -= _HEADING
-            looks = {"weight": "bold", "bbox": {"fc": PAPER, "ec": "none", "pad": 1.0}}
+            looks = {"weight": "bold", **draw.on_paper()}
             draw.write(board, MARGIN, y + 0.09, band.heading, **looks)
         height = line * len(band.lines) + pad
         draw.write(board, MARGIN, y - height / 2, band.name, size=NORMAL)
         x = places[-1] + 0.5
-        draw.write(board, x, y - height / 2, band.said, color=QUIET)
+        draw.write(board, x, y - height / 2, band.said, color=draw.QUIET)
         for number, arrows in enumerate(band.lines):
             at = y - pad / 2 - (number + 0.5) * line
             for arrow in arrows:
                 _draw(board, arrow, places, at)
         y -= height
-    board.plot([MARGIN, right], [y, y], color=LINE, lw=0.8, zorder=0)
+    board.plot([MARGIN, right], [y, y], color=draw.LINE, lw=0.8, zorder=0)
     for row, (word, numbers) in enumerate(foot):
         y = low - 0.15 - 0.2 * row
-        draw.write(board, MARGIN, y, word, color=QUIET)
+        draw.write(board, MARGIN, y, word, color=draw.QUIET)
         for x, number in zip(places, numbers, strict=True):
             draw.write(board, x, y, str(number), ha="center")
     draw.note(board, note, 0.24)
@@ -115,24 +107,14 @@ def _draw(board: draw.Axes, arrow: _Arrow, lanes: Sequence[float], y: float) -> 
         return
     toward = 0.05 if stop > start else -0.05
     draw.arrow(board, (start + toward, y), (stop - toward, y), head=8)
-    board.plot([start + toward], [y], "o", ms=3, color=INK)
+    board.plot([start + toward], [y], "o", ms=3, color=draw.INK)
     label = draw.cut(arrow.label, abs(stop - start) - 0.3, SMALL) if arrow.label else ""
     # Off the middle, where the line of a rank often is, by the arrow's head.
     middle = (start + stop) / 2 - toward / 2
-    behind = {"fc": PAPER, "ec": "none", "pad": 1.2}
-    draw.write(board, middle, y, label, ha="center", bbox=behind)
+    draw.write(board, middle, y, label, ha="center", **draw.on_paper(1.2))
 
 
 # --- a program of sends and receives --------------------------------------------------
-
-
-class Message(Protocol):
-    """A message, as `measure.messages.in_steps` returns it."""
-
-    step: int
-    source: int
-    destination: int
-    nbytes: int
 
 
 _MOST_LINES = 36
@@ -140,7 +122,7 @@ _MOST_LINES = 36
 
 @draw.picture
 def message_steps(
-    messages: Sequence[Message],
+    messages: Sequence["Message"],
     world_size: int,
     title: str = "Who sends to whom",
     *,
@@ -161,7 +143,7 @@ def message_steps(
         ValueError: there is no message, or too many for one picture; or `world_size`
             is not 2 to 8.
     """
-    words.between(world_size, "world_size", 2, 8)
+    words.whole(world_size, "world_size", 2, 8)
     if not messages:
         raise ValueError("There is nothing to draw: there is no message.")
     last_rank = max(max(m.source, m.destination) for m in messages)
@@ -208,13 +190,12 @@ def message_steps(
         note=note,
     )
     picture.summary = (
-        f"{title.rstrip('.')}, {words.count(world_size, 'rank')}. {note} "
-        f"{_in_words(messages)}"
+        f"{title}, {words.count(world_size, 'rank')}. {note} {_in_words(messages)}"
     )
     return picture
 
 
-def _in_words(messages: Sequence[Message]) -> str:
+def _in_words(messages: Sequence["Message"]) -> str:
     """What is sent in each step; in the first one alone where there is much."""
     steps = sorted({message.step for message in messages})
     told = steps if len(messages) <= 16 else steps[:1]
@@ -246,7 +227,7 @@ def _beside(arrows: Sequence[_Arrow]) -> list[list[_Arrow]]:
     return lines
 
 
-def _traffic(messages: Sequence[Message], steps: int, world_size: int) -> str:
+def _traffic(messages: Sequence["Message"], steps: int, world_size: int) -> str:
     """How many messages, and which rank has the most of them."""
     through = [
         [m.nbytes for m in messages if rank in (m.source, m.destination)]
@@ -271,17 +252,6 @@ def _traffic(messages: Sequence[Message], steps: int, world_size: int) -> str:
 # --- the steps of DataParallel --------------------------------------------------------
 
 
-class Transfer(Protocol):
-    """A transfer between devices, as `virtual_gpus` records it."""
-
-    source: str
-    destination: str
-    bytes: int
-    kind: str
-    phase: str
-    module: str
-
-
 # Each step: its name, and what belongs to it in order: (kind, phase) of transfers, or
 # who computes.
 _DATA_PARALLEL: dict[str, tuple[tuple[str, str] | str, ...]] = {
@@ -302,10 +272,7 @@ _DATA_PARALLEL: dict[str, tuple[tuple[str, str] | str, ...]] = {
 
 @draw.picture
 def data_parallel_steps(
-    transfers: Sequence[Transfer],
-    timeline: Recorded,
-    *,
-    title: str = "One training step with DataParallel",
+    transfers: Sequence["Transfer"], timeline: "Timeline"
 ) -> Picture:
     """The eight steps of `nn.DataParallel`: who sends what to whom, and who computes.
 
@@ -313,7 +280,6 @@ def data_parallel_steps(
         transfers: The transfers of virtual GPUs, recorded from the moment when the
             model moved to its GPU to the optimizer's step.
         timeline: The timeline of the same record.
-        title: What the picture shows.
 
     Raises:
         ValueError: nothing was scattered, or there are more than four GPUs.
@@ -351,8 +317,8 @@ def data_parallel_steps(
                 told.append(f"{words.listed(sources)} {verb} {sizes[-1]} to {goal}")
         bands.append(_Band(f"{number}  {name}", lines, ", then ".join(sizes)))
         said.append(f"{number}. {name}: {', '.join(told) or 'nothing'}.")
-    names = ["CPU", *gpus]
-    picture = _bands(title, names, bands, line=0.145, across=1.1)
+    title = "One training step with DataParallel"
+    picture = _bands(title, ["CPU", *gpus], bands, line=0.145, across=1.1)
     entries = [("computes", LOOKS["compute"])]
     draw.key(
         picture.axes[0],
@@ -363,11 +329,11 @@ def data_parallel_steps(
     return picture
 
 
-_SENDS = {"color": INK, "lw": 1.2, "marker": ">", "ms": 5}
+_SENDS = {"color": draw.INK, "lw": 1.2, "marker": ">", "ms": 5}
 
 
 def _who_computes(
-    transfers: Sequence[Transfer], timeline: Recorded
+    transfers: Sequence["Transfer"], timeline: "Timeline"
 ) -> dict[str, list[str]]:
     """The devices of each kind of computing: replicas, loss, backward, optimizer."""
     # Modules in which something was scattered: the wrappers. Their own work is packing.

@@ -8,19 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from course_utils.pictures import draw, words
-from course_utils.pictures.draw import (
-    GREEN,
-    INK,
-    LINE,
-    MARGIN,
-    MIST,
-    ORANGE,
-    PAPER,
-    QUIET,
-    SMALL,
-    WIDTH,
-    Picture,
-)
+from course_utils.pictures.draw import MARGIN, SMALL, WIDTH, Picture
 
 if TYPE_CHECKING:
     from course_utils.measure.snapshots import History
@@ -42,10 +30,10 @@ _PLACES: dict[int, tuple[tuple[float, float], ...]] = {
     8: ((1, 0), (2, 0.3), (2, 1.3), (2, 2.3), (1, 2.6), (0, 2.3), (0, 1.3), (0, 0.3)),
 }
 _LOOKS: dict[str, dict[str, Any]] = {
-    "": {"fill": PAPER},
-    "✓": {"fill": draw.tint(GREEN, 0.35)},
-    "↓": {"fill": draw.tint(ORANGE, 0.4)},
-    "↑": {"fill": PAPER, "line": 2.6},
+    "": {"fill": draw.PAPER},
+    "✓": {"fill": draw.tint(draw.GREEN, 0.35)},
+    "↓": {"fill": draw.tint(draw.ORANGE, 0.4)},
+    "↑": {"fill": draw.PAPER, "line": 2.6},
 }
 
 
@@ -71,7 +59,7 @@ def ring_step(history: "History", step: int = 0) -> Picture:
             f"{words.count(elements, 'element')}: expected at most {_MOST_RANKS} ranks "
             f"and {_MOST_ELEMENTS} elements."
         )
-    words.between(step, "step", 0, history.steps)
+    words.whole(step, "step", 0, history.steps)
     texts = [[_text(history, step, r, c) for c in range(chunks)] for r in range(n)]
     # Three cards fit side by side, with room for an arrow between them.
     room = (WIDTH - 2 * MARGIN - 2 * _GAP) / 3 - 2 * _SIDE - _CHUNK - _SHARE
@@ -94,7 +82,8 @@ def ring_step(history: "History", step: int = 0) -> Picture:
     cards = []
     for rank, (column, row) in enumerate(_PLACES[n]):
         corner = MARGIN + column * across, top - row * down - tall
-        cards.append(draw.box(board, *corner, wide, tall, fill=MIST, edge=LINE))
+        looks = {"fill": draw.MIST, "edge": draw.LINE}
+        cards.append(draw.box(board, *corner, wide, tall, **looks))
         _card(board, corner, cell, history, step, rank, texts[rank])
     if step < history.steps:
         for rank, one in enumerate(history.moments):
@@ -162,7 +151,7 @@ def _card(
         shares = history.shares(step, rank, chunk)
         said = "no sum" if shares is None else f"{sum(map(bool, shares))} of "
         said += "" if shares is None else str(len(shares))
-        looks = {"color": QUIET, "ha": "right"}
+        looks = {"color": draw.QUIET, "ha": "right"}
         draw.write(board, x + _CHUNK + cell + _SHARE, y + _ROW / 2, said, **looks)
 
 
@@ -181,7 +170,7 @@ def _arrow(
     # A quadratic curve; matplotlib lets its middle point lie that far aside.
     along = last - first
     aside = (first + last) / 2 - _BEND * np.array([along[1], -along[0]])
-    looks = {"arrowstyle": "-|>", "mutation_scale": 14, "lw": 1.8, "color": INK}
+    looks = {"arrowstyle": "-|>", "mutation_scale": 14, "lw": 1.8, "color": draw.INK}
     looks |= {"patchA": start, "patchB": stop, "shrinkA": 1, "shrinkB": 1}
     curve = f"arc3,rad=-{_BEND}"
     board.add_patch(FancyArrowPatch(first, last, connectionstyle=curve, **looks))
@@ -192,8 +181,7 @@ def _arrow(
     for text in (name, name.removeprefix("chunk ")):
         half = draw.width_of(text, SMALL) / 2 + 0.1
         if not any(_covers(card, (x, y), half, 0.09) for card in cards):
-            behind = {"fc": PAPER, "ec": "none", "pad": 1.0}
-            draw.write(board, x, y, text, ha="center", bbox=behind)
+            draw.write(board, x, y, text, ha="center", **draw.on_paper())
             return
 
 

@@ -6,38 +6,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from course_utils.pictures import charts, draw, words
-from course_utils.pictures.draw import (
-    BLUE,
-    GREEN,
-    LARGE,
-    LOOKS,
-    MARGIN,
-    NORMAL,
-    ORANGE,
-    PAPER,
-    PURPLE,
-    QUIET,
-    RANK_COLORS,
-    SKY,
-    SMALL,
-    WIDTH,
-    Picture,
-)
+from course_utils.pictures.draw import LARGE, MARGIN, NORMAL, SMALL, WIDTH, Picture
 from course_utils.theory import costs
 
 # --- who gets which item --------------------------------------------------------------
 
 _MOST_ITEMS = 24
-_ORDER = "in this order"
+_TITLE, _ORDER = "Which rank gets which item", "in this order"
 
 
 @draw.picture
-def partition(
-    indices_by_rank: Sequence[Iterable[int]],
-    total: int,
-    *,
-    title: str = "Which rank gets which item",
-) -> Picture:
+def partition(indices_by_rank: Sequence[Iterable[int]], total: int) -> Picture:
     """The items of a data set in a row, each in the line of the rank that gets it.
 
     An item that an earlier rank has already got is hatched: a sampler repeats items to
@@ -48,15 +27,14 @@ def partition(
             its order: `list(DistributedSampler(...))` or `Partition.indices`. At most
             eight ranks.
         total: How many items the data set has, 1 to 24.
-        title: What the picture shows.
 
     Raises:
         ValueError: there are too many ranks or items, or an index is not in the data.
     """
-    words.whole(total, "total", _MOST_ITEMS)
-    words.few(indices_by_rank, "ranks", len(RANK_COLORS))
+    words.whole(total, "total", 1, _MOST_ITEMS)
+    words.few(indices_by_rank, "ranks", len(draw.RANK_COLORS))
     shares = [
-        [_index(item, total, rank) for item in items]
+        [words.whole(i, f"An index of rank {rank}", 0, total - 1) for i in items]
         for rank, items in enumerate(indices_by_rank)
     ]
     again = _again(shares)
@@ -75,7 +53,7 @@ def partition(
     if any(any(counts.values()) for counts in again):
         samples.append(("it is repeated: another rank has it, too", repeated))
     if dropped:
-        samples.append(("dropped: no rank gets it", LOOKS["idle"]))
+        samples.append(("dropped: no rank gets it", draw.LOOKS["idle"]))
     low = 0.9 if samples else 0.55
     note = _partition_note(shares, again, dropped, total)
     wide = max(
@@ -83,10 +61,10 @@ def partition(
         aside + draw.width_of(_ORDER, SMALL, "bold"),
         draw.key_width(samples),
         MARGIN + draw.width_of(note, SMALL),
-        MARGIN + draw.width_of(title, LARGE, "bold"),
+        MARGIN + draw.width_of(_TITLE, LARGE, "bold"),
     )
     width = min(wide + MARGIN, WIDTH)
-    picture, board = draw.board(low + 0.84 + step * len(names), title, width)
+    picture, board = draw.board(low + 0.84 + step * len(names), _TITLE, width)
     top = low + step * len(names)
     draw.write(board, left, top + 0.14, heading, weight="bold")
     draw.write(board, aside, top + 0.14, _ORDER, weight="bold")
@@ -99,7 +77,7 @@ def partition(
         for item in dict.fromkeys(items):
             looks = {"rounded": 0.02, "line": 0.8, "pad": 0.0}
             if place == len(shares):
-                looks |= LOOKS["idle"]
+                looks |= draw.LOOKS["idle"]
             else:
                 hatch = "////" if again[place][item] else None
                 looks |= {**draw.rank_looks(place), "hatch": hatch}
@@ -111,17 +89,8 @@ def partition(
     draw.key(board, 0.55, samples)
     draw.note(board, note)
     said = "; ".join(f"rank {rank} gets {order}" for rank, order in enumerate(orders))
-    picture.summary = f"{title.rstrip('.')}. {words.sentence(said)} {note}"
+    picture.summary = f"{_TITLE}. {words.sentence(said)} {note}"
     return picture
-
-
-def _index(value: Any, total: int, rank: int) -> int:
-    index = value.item() if hasattr(value, "item") else value
-    if type(index) is not int or not 0 <= index < total:
-        raise ValueError(
-            f"Rank {rank} gets the index {index!r}: expected 0 to {total - 1}."
-        )
-    return index
 
 
 def _again(shares: Sequence[Sequence[int]]) -> list[Counter]:
@@ -160,12 +129,12 @@ def _partition_note(
 # --- a unit, flat and cut -------------------------------------------------------------
 
 _FILLS: tuple[dict[str, Any], ...] = (
-    {"fill": draw.tint(BLUE, 0.4)},
-    {"fill": draw.tint(ORANGE, 0.4), "hatch": "////"},
-    {"fill": draw.tint(GREEN, 0.35), "hatch": "\\\\\\\\"},
-    {"fill": draw.tint(PURPLE, 0.45), "hatch": "...."},
+    {"fill": draw.tint(draw.BLUE, 0.4)},
+    {"fill": draw.tint(draw.ORANGE, 0.4), "hatch": "////"},
+    {"fill": draw.tint(draw.GREEN, 0.35), "hatch": "\\\\\\\\"},
+    {"fill": draw.tint(draw.PURPLE, 0.45), "hatch": "...."},
 )
-_PADDING = {"fill": PAPER, "hatch": "xxxx", "hatched": QUIET}
+_PADDING = {"fill": draw.PAPER, "hatch": "xxxx", "hatched": draw.QUIET}
 
 
 @draw.picture
@@ -193,7 +162,7 @@ def flat_shards(
     """
     named = [(str(name), size) for name, size in parameters]
     shards = costs.shard_parts([size for _, size in named], world_size)
-    words.whole(world_size, "world_size", 8)
+    words.whole(world_size, "world_size", 1, 8)
     elements = sum(size for _, size in named)
     if not elements:
         raise ValueError("The parameters have no elements: there is nothing to cut.")
@@ -248,26 +217,27 @@ def flat_shards(
         row(y, parts)
         pad(y, filled, end)
         holds = [f"{named[p][0]}[{start}:{stop}]" for p, start, stop in parts]
-        holds += [f"{_elements(end - filled)} of padding"] if filled < end else []
+        holds += (
+            [f"{words.count(end - filled, 'element')} of padding"]
+            if filled < end
+            else []
+        )
         said.append(f"rank {rank}: {', '.join(holds)}")
         before, after = begin * inch, WIDTH - MARGIN - left - end * inch
         x = left + (begin * inch - 0.1 if before > after else end * inch + 0.1)
         looks = {"ha": "right" if before > after else "left", "zorder": 4}
-        looks["bbox"] = {"fc": PAPER, "ec": "none", "pad": 1.0}
+        looks |= draw.on_paper()
         text = _fitting(holds, max(before, after) - 0.14)
         draw.write(board, x, y + 0.15, text, **looks)
     note = (
-        f"{_elements(elements)} in {words.count(len(named), 'parameter')}, "
-        f"{_elements(padding)} of padding, "
+        f"{words.count(elements, 'element')} in "
+        f"{words.count(len(named), 'parameter')}, "
+        f"{words.count(padding, 'element')} of padding, "
         f"{words.count(world_size, 'shard')} of {shard:,}."
     )
     draw.note(board, note, 0.24)
-    picture.summary = f"{title.rstrip('.')}. {note} {words.sentence('; '.join(said))}"
+    picture.summary = f"{title}. {note} {words.sentence('; '.join(said))}"
     return picture
-
-
-def _elements(number: int) -> str:
-    return f"{number:,} element{'' if number == 1 else 's'}"
 
 
 def _fitting(parts: Sequence[str], room: float) -> str:
@@ -283,7 +253,7 @@ def _fitting(parts: Sequence[str], room: float) -> str:
 # --- which gradients travel together --------------------------------------------------
 
 _MOST_BUCKETS = 10
-_BUCKET_COLORS = (draw.tint(SKY, 0.55), draw.tint(ORANGE, 0.35))
+_BUCKET_COLORS = (draw.tint(draw.SKY, 0.55), draw.tint(draw.ORANGE, 0.35))
 _SIDES = 0.12  # inches of a box beside its label
 
 
@@ -341,7 +311,7 @@ def ddp_buckets(
             x += wide
         draw.write(board, x + 0.1, y + 0.36, said[number])
         ends = draw.cut(_from_to(buckets[number]), WIDTH - MARGIN - left, SMALL)
-        draw.write(board, left, y + 0.11, ends, color=QUIET)
+        draw.write(board, left, y + 0.11, ends, color=draw.QUIET)
     note = (
         f"{words.count(sum(map(len, buckets)), 'parameter')} in "
         f"{words.count(len(buckets), 'bucket')}, {_mib(sum(sizes))} in all. Bucket 0 "
@@ -354,7 +324,7 @@ def ddp_buckets(
         else f"bucket {number}: {said[number]} ({_from_to(buckets[number])})"
         for number in places
     )
-    picture.summary = f"{title.rstrip('.')}. {note} {words.sentence(told)}"
+    picture.summary = f"{title}. {note} {words.sentence(told)}"
     return picture
 
 

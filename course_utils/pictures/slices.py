@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from course_utils.pictures import draw, words
-from course_utils.pictures.draw import LARGE, MARGIN, RANK_COLORS, SMALL, Picture
+from course_utils.pictures.draw import LARGE, MARGIN, SMALL, Picture
+from course_utils.theory.arguments import one_of
 
 _TALL, _MOST = 0.32, 8  # inches of a number's box; numbers in a row of boxes
 _GAP, _NAMES = 0.5, 0.62  # for "×" and "→"; for "rank 0" beside a row
-_CUTS = ("columns", "rows")
 _HATCHES = (None, "///", "\\\\\\", "...")
 
 
@@ -24,7 +24,6 @@ def sliced_linear(
     parts: Sequence[Sequence[float]],
     *,
     cut: str,
-    title: str = "",
 ) -> Picture:
     """x · A with the slices of A on their ranks, and what each rank has computed.
 
@@ -34,15 +33,13 @@ def sliced_linear(
         parts: What each rank has computed, in rank order: some outputs if A is cut by
             columns, a part of all outputs if by rows.
         cut: "columns" or "rows". Each rank has equally many.
-        title: What the picture shows.
 
     Raises:
         ValueError: the ranks cannot have equally many, or there are too many numbers.
     """
     n, by_rows = len(parts), cut == "rows"
-    if cut not in _CUTS:
-        raise ValueError(f"cut is {cut!r}: expected one of {', '.join(_CUTS)}.")
-    words.few(parts, "ranks", len(RANK_COLORS))
+    one_of(cut, "cut", ("columns", "rows"))
+    words.few(parts, "ranks", len(draw.RANK_COLORS))
     words.few(x, "inputs", _MOST)
     words.few(weight[0], "outputs", _MOST)
     size, rest = divmod(len(x) if by_rows else len(weight[0]), n)
@@ -60,7 +57,7 @@ def sliced_linear(
     whole = rows_of(total)
     texts = [text for row in [inputs, *matrix, *results, *whole] for text in row]
     wide = 0.16 + max(draw.width_of(text, SMALL) for text in texts)
-    title = title or f"A linear layer, cut by {cut}"
+    title = f"A linear layer, cut by {cut}"
     picture, board = draw.board(1.68 + _TALL * max(len(x), n + by_rows), title)
     top = picture.get_figheight() - 0.9
 
@@ -95,6 +92,5 @@ def sliced_linear(
         for name, row in zip(names, results + whole, strict=True)
     ]
     said = words.sentence("; ".join(said))
-    given = f"{title.rstrip('.')}, x = {', '.join(inputs)}"
-    picture.summary = f"{given}. {note} {said}"
+    picture.summary = f"{title}, x = {', '.join(inputs)}. {note} {said}"
     return picture

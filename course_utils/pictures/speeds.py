@@ -8,24 +8,14 @@ import numpy as np
 
 from course_utils.pictures import charts, draw, words
 from course_utils.pictures.charts import Axis, Curve, Panel
-from course_utils.pictures.draw import (
-    BLUE,
-    CURVES,
-    INK,
-    LIMIT,
-    LINE,
-    ORANGE,
-    PAPER,
-    VERMILLION,
-    Picture,
-)
+from course_utils.pictures.draw import Picture
 from course_utils.pictures.words import byte_size, duration
 from course_utils.theory import costs
 
-_MEASURED = {"marker": "o", "ls": "none", "ms": 7, "mew": 0.8, "color": ORANGE}
-_MODEL = {"color": BLUE, "lw": 2.2}
-_ALONE = {"color": INK, "lw": 1.2, "ls": (0, (5, 3))}
-_DOTTED = {"color": VERMILLION, "lw": 1.5, "ls": ":"}
+_MEASURED = {"marker": "o", "ls": "none", "ms": 7, "mew": 0.8, "color": draw.ORANGE}
+_MODEL = {"color": draw.BLUE, "lw": 2.2}
+_ALONE = {"color": draw.INK, "lw": 1.2, "ls": (0, (5, 3))}
+_DOTTED = {"color": draw.VERMILLION, "lw": 1.5, "ls": ":"}
 
 
 def _times(ratio: float) -> str:
@@ -181,8 +171,8 @@ def scaling(
             too many.
     """
     rows = words.table(rows, ("gpus", "seconds"), ("name",))
-    curves = _by_name(rows, "gpus", len(CURVES))
-    looks = charts.by_name([*curves], CURVES)
+    curves = _by_name(rows, "gpus", len(draw.CURVES))
+    looks = charts.by_name([*curves], draw.CURVES)
     lines, said = [], []
     for name, points in curves.items():
         gpus, seconds = ([p[key] for p in points] for key in ("gpus", "seconds"))
@@ -195,7 +185,7 @@ def scaling(
     x = Axis("GPUs", log=True, ticks=ticks)
     panel = Panel("time", lines, x, Axis("", duration, log=True))
     picture = charts.curves(title, [panel])
-    picture.summary = f"{title.rstrip('.')}. {'. '.join(said)}."
+    picture.summary = f"{title}. {'. '.join(said)}."
     return picture
 
 
@@ -231,12 +221,12 @@ def predicted_and_measured(
     curves = _by_name(rows, "nbytes", 3)
     first = [*curves.values()][0]
     sizes, once = ([point[key] for point in first] for key in ("nbytes", "measured"))
-    black = {"color": INK, "ls": "-", "marker": "D"}
+    black = {"color": draw.INK, "ls": "-", "marker": "D"}
     times, ratios, said = [Curve("measured", sizes, once, black)], [], []
     for place, (name, points) in enumerate(curves.items()):
-        looks = CURVES[place]
+        looks = draw.CURVES[place]
         xs, predicted = ([p[key] for p in points] for key in ("nbytes", "predicted"))
-        hollow = {"mfc": PAPER, "mec": looks["color"], "mew": 1.2, "ms": 8}
+        hollow = {"mfc": draw.PAPER, "mec": looks["color"], "mew": 1.2, "ms": 8}
         dashed = {**looks, "ls": (0, (5, 2)), "lw": 1.4, **hollow}
         times.append(Curve(f"{name}, predicted", xs, predicted, dashed))
         middle, *ends = (
@@ -250,7 +240,7 @@ def predicted_and_measured(
     edges = min(sizes) / 1.6, max(sizes) * 1.6
     x = Axis("", byte_size, log=True, edges=edges)
     heading = "measured / predicted, with the A/A band of measuring"
-    one = [("y", 1, {"color": LINE, "lw": 1.2, "ls": (0, (4, 3))})]
+    one = [("y", 1, {"color": draw.LINE, "lw": 1.2, "ls": (0, (4, 3))})]
     panels = [
         Panel("time", times, x, Axis("", duration, log=True)),
         Panel(
@@ -262,7 +252,7 @@ def predicted_and_measured(
         ),
     ]
     picture = charts.curves(title, panels, tall=1.75)
-    picture.summary = f"{title.rstrip('.')}. {' '.join(said)}"
+    picture.summary = f"{title}. {' '.join(said)}"
     return picture
 
 
@@ -281,11 +271,7 @@ def _prediction_in_words(name: str, points: Sequence[Mapping[str, Any]]) -> str:
 
 
 @draw.picture
-def collective_bandwidth(
-    rows: Iterable[Mapping[str, Any]],
-    *,
-    title: str = "Time and bus bandwidth of collectives, by size",
-) -> Picture:
+def collective_bandwidth(rows: Iterable[Mapping[str, Any]]) -> Picture:
     """Measured time and bus bandwidth of collectives, against the size.
 
     A line through the times is latency + size / bandwidth, from `costs.fit_transfer`.
@@ -295,7 +281,6 @@ def collective_bandwidth(
         rows: One dict a measurement, as `workers/bench_all_reduce.py --json` writes
             them: "collective", "world_size", "size" (bytes, as nccl-tests counts) and
             "time_us". Other keys are ignored. At most six collectives.
-        title: What the picture shows.
 
     Raises:
         ValueError: a key is missing, a number is not above 0, there is no measurement,
@@ -310,8 +295,8 @@ def collective_bandwidth(
             )
         ranks = "" if same else f", {words.count(row['world_size'], 'rank')}"
         row["name"] = f"{row['collective']}{ranks}"
-    curves = _by_name(rows, "size", len(CURVES))
-    looks = charts.by_name([*curves], CURVES)
+    curves = _by_name(rows, "size", len(draw.CURVES))
+    looks = charts.by_name([*curves], draw.CURVES)
     all_sizes = [row["size"] for row in rows]
     edges = min(all_sizes) / 1.6, max(all_sizes) * 1.6
     fine = [float(n) for n in np.geomspace(*edges, 200)]
@@ -353,7 +338,8 @@ def collective_bandwidth(
     if halves:
         low, high = (min(max(edge(halves), edges[0]), edges[1]) for edge in (min, max))
         marks = [
-            ("x", half, {**LIMIT, "color": LINE, "lw": 1.0}) for half in (low, high)
+            ("x", half, {**draw.LIMIT, "color": draw.LINE, "lw": 1.0})
+            for half in (low, high)
         ]
         regions = [
             (edges[0], low, ("latency-bound", "latency"), True),
@@ -373,6 +359,7 @@ def collective_bandwidth(
         note += " Dashed: here latency is half of the time."
     if unfitted:
         note = f"No latency and bandwidth fit the times of {words.listed(unfitted)}."
+    title = "Time and bus bandwidth of collectives, by size"
     picture = charts.curves(title, panels, note=note, tall=1.68)
-    picture.summary = f"{title.rstrip('.')}. {' '.join(said)}"
+    picture.summary = f"{title}. {' '.join(said)}"
     return picture

@@ -2,35 +2,23 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.pictures import draw, words
-from course_utils.pictures.draw import (
-    COMPUTING,
-    LINE,
-    LOOKS,
-    MARGIN,
-    NORMAL,
-    PAPER,
-    SMALL,
-    WIDTH,
-    Picture,
-)
+from course_utils.pictures.draw import LOOKS, MARGIN, NORMAL, SMALL, WIDTH, Picture
 from course_utils.pictures.words import duration
 from course_utils.theory.pipelines import PipelineAction
 from course_utils.theory.simulator import FsdpStep, Step
 
+if TYPE_CHECKING:
+    from course_utils.virtual_gpus.records import Interval, Timeline
+
 # --- rows of intervals ----------------------------------------------------------------
 
 
-class Interval(NamedTuple):
-    """What was done from `start` to `stop`, in seconds on a clock that all share.
-
-    In a `timeline` its `kind` is "compute", "wait" or "stuck" (a wait that did not end
-    by itself).
-    """
+class _Part(NamedTuple):
+    """What was done from `start` to `stop`, in seconds on a clock that all share."""
 
     start: float
     stop: float
@@ -45,7 +33,7 @@ class _Row(NamedTuple):
     """
 
     name: str
-    parts: Sequence[Interval]
+    parts: Sequence[_Part]
     said: str = ""
     heading: str = ""
     tall: float = 0.27
@@ -101,12 +89,11 @@ def _rows(
         if row.heading:
             if y < low + tall:
                 ends = [MARGIN, WIDTH - MARGIN]
-                board.plot(ends, [y, y], color=LINE, lw=0.6, zorder=0)
+                board.plot(ends, [y, y], color=draw.LINE, lw=0.6, zorder=0)
             y -= _PAUSE
-            looks = {"weight": "bold"}
+            looks = {"weight": "bold", **draw.on_paper()}
             text = draw.cut(row.heading, WIDTH - 2 * MARGIN, SMALL, "bold")
-            behind = {"fc": PAPER, "ec": "none", "pad": 1.0}
-            draw.write(board, MARGIN, y + 0.12, text, bbox=behind, **looks)
+            draw.write(board, MARGIN, y + 0.12, text, **looks)
         y -= row.tall
         middle = y + row.tall / 2
         draw.write(board, MARGIN, middle, draw.cut(row.name, 1.6, size), size=size)
@@ -132,7 +119,7 @@ def _rows(
 _KEY = {"communicate": "all-reduce"}
 
 
-def _all_fit(parts: Iterable[Interval], kind: str, inch: float) -> bool:
+def _all_fit(parts: Iterable[_Part], kind: str, inch: float) -> bool:
     """Whether the labels of all parts of a kind fit into them."""
     return all(
         draw.width_of(part.label, SMALL) <= (part.stop - part.start) * inch - _SIDES
@@ -141,7 +128,7 @@ def _all_fit(parts: Iterable[Interval], kind: str, inch: float) -> bool:
     )
 
 
-def _checked(values: tuple, who: str, known: Iterable[str]) -> Interval:
+def _checked(values: tuple, who: str, known: Iterable[str]) -> _Part:
     """An interval of one row, if it is one of a known kind."""
     try:
         start, stop, label, kind = values
@@ -158,22 +145,22 @@ def _checked(values: tuple, who: str, known: Iterable[str]) -> Interval:
         raise ValueError(
             f"{label!r} on {who} ends at {stop}, before it starts at {start}."
         )
-    return Interval(start, stop, str(label), kind)
+    return _Part(start, stop, str(label), kind)
 
 
-def _span(parts: Iterable[Interval]) -> float:
+def _span(parts: Iterable[_Part]) -> float:
     """Seconds from the first start to the last stop."""
     starts, stops, *_ = zip(*parts, strict=True)
     return max(stops) - min(starts)
 
 
-def _seconds(parts: Iterable[Interval], kinds: Sequence[str] | None = None) -> float:
+def _seconds(parts: Iterable[_Part], kinds: Sequence[str] | None = None) -> float:
     """Seconds in which at least one part (of these kinds) goes on."""
     return math.fsum(stop - start for start, stop in _merged(parts, kinds))
 
 
 def _merged(
-    parts: Iterable[Interval], kinds: Sequence[str] | None = None
+    parts: Iterable[_Part], kinds: Sequence[str] | None = None
 ) -> list[tuple[float, float]]:
     """The times in which at least one part (of these kinds) goes on."""
     merged: list[tuple[float, float]] = []
@@ -187,14 +174,16 @@ def _merged(
     return merged
 
 
-def _lanes(parts: Iterable[Interval], most: float = math.inf) -> list[list[Interval]]:
-    """What goes on at the same time in lanes of its own; parts are in order of time.
+def _in_lanes(
+    name: str, parts: Iterable[_Part], said: str, most: float = math.inf
+) -> list[_Row]:
+    """A row, and more below it for what goes on at the same time; parts are in order.
 
-    Where there are more lanes than that, those of the last one are drawn as one.
+    Where there are more rows than that, the parts of the last one are drawn as one.
     """
-    lanes: list[list[Interval]] = []
+    lanes: list[list[_Part]] = [[]]
     for part in parts:
-        free = [lane for lane in lanes if lane[-1].stop <= part.start]
+        free = [lane for lane in lanes if not lane or lane[-1].stop <= part.start]
         if free:
             free[0].append(part)
         elif len(lanes) < most:
@@ -203,7 +192,8 @@ def _lanes(parts: Iterable[Interval], most: float = math.inf) -> list[list[Inter
             last = lanes[-1][-1]
             stop = max(last.stop, part.stop)
             lanes[-1][-1] = last._replace(stop=stop, label="several messages")
-    return lanes
+    first, *others = lanes
+    return [_Row(name, first, said), *(_Row("", lane) for lane in others)]
 
 
 # --- who waits for whom ---------------------------------------------------------------
@@ -224,8 +214,9 @@ def timeline(
     kind.
 
     Args:
-        events: The `Interval`s (or tuples like them) of each rank, in rank order, as
-            `Ranks.run` returns them.
+        events: For each rank, in rank order, tuples (start, stop, label, kind) in
+            seconds on a clock that all share. Kinds: "compute", "wait", and "stuck"
+            for a wait that did not end by itself.
         title: What the picture shows.
         span: Seconds to draw at least, so that two pictures have the same scale.
 
@@ -245,49 +236,31 @@ def timeline(
     rows = [_Row(f"rank {n}", parts, tall=tall) for n, parts in enumerate(ranks)]
     picture = _rows(rows, max(span, needed), title)
     unit, size = words.unit_of(needed)
-    said = []
-    for row in rows:
-        times = []
-        for kind in _WAITS:
-            spent = [part.stop - part.start for part in row.parts if part.kind == kind]
-            if spent:
-                times.append(f"{kind} {words.number(sum(spent) / size, 3)}")
-        said.append(f"{row.name}: {', '.join(times) or 'nothing'}")
+    said = [f"{row.name}: {_by_kind(row.parts, _WAITS, size)}" for row in rows]
     whole = f"{words.count(len(rows), 'rank')} over {words.number(needed / size, 3)}"
-    picture.summary = (
-        f"{title.rstrip('.')}. {whole} {unit}. Times in {unit}: {'; '.join(said)}."
-    )
+    picture.summary = f"{title}. {whole} {unit}. Times in {unit}: {'; '.join(said)}."
     return picture
+
+
+def _by_kind(parts: Iterable[_Part], kinds: Sequence[str], size: float) -> str:
+    """How long each kind went on, in a unit of that size: forward 50, backward 100."""
+    spent: dict[str, float] = {}
+    for part in parts:
+        spent[part.kind] = spent.get(part.kind, 0.0) + part.stop - part.start
+    said = [f"{k} {words.number(spent[k] / size, 3)}" for k in kinds if k in spent]
+    return ", ".join(said) or "nothing"
 
 
 # --- who is idle ----------------------------------------------------------------------
 
 
-class _Work(Protocol):
-    """What a device did, as `virtual_gpus` records it."""
-
-    device: str
-    start: float
-    stop: float
-    kind: str
-    phase: str
-    label: str
-    module: str
-
-
-class Recorded(Protocol):
-    """The timeline of virtual GPUs: the work of each device."""
-
-    intervals: Mapping[str, Sequence[_Work]]
-
-
-_WORKS = (*COMPUTING, "transfer")
+_WORKS = (*draw.COMPUTING, "transfer")
 _GAP = 0.15  # inches of idle time below which no frame is drawn
 
 
 @draw.picture
 def device_timeline(
-    timeline: Recorded, *, title: str = "Who is idle", span: float | None = None
+    timeline: "Timeline", *, title: str = "Who is idle", span: float = 0.0
 ) -> Picture:
     """One row a device: what it did and when, and how much of the time it was idle.
 
@@ -298,61 +271,61 @@ def device_timeline(
         timeline: The `gpus.timeline()` of one to eight virtual GPUs. A device without
             work was idle all the time.
         title: What the picture shows.
-        span: Seconds to draw, so that two pictures have the same scale. The time
-            that was needed by all, if left out.
+        span: Seconds to draw at least, so that two pictures have the same scale.
 
     Raises:
-        TypeError: `span` is not a number.
         ValueError: no work at all, work that overlaps other work of its device, an
             unknown kind, or too many devices.
     """
-    words.few(timeline.intervals, "devices", 8)
-    devices = {name: _joined(name, row) for name, row in timeline.intervals.items()}
-    every = [work for row in devices.values() for work in row]
+
+    def work(one: "Interval") -> tuple:
+        kind = one.phase if one.kind == "compute" else "transfer"
+        return one.start, one.stop, one.label, kind
+
+    rows = {name: map(work, row) for name, row in timeline.intervals.items()}
+    return _who_is_idle(rows, title, span)
+
+
+def _who_is_idle(
+    work: Mapping[str, Iterable[tuple]], title: str, span: float
+) -> Picture:
+    """From each device or rank to its work: (start, stop, label, kind)."""
+    words.few(work, "devices", 8)
+    devices = {name: _joined(name, row) for name, row in work.items()}
+    every = [part for row in devices.values() for part in row]
     if not every:
         raise ValueError("There is nothing to draw: no device did anything.")
     needed = _span(every)
-    shown = needed if span is None else words.finite(span, "span")
-    if shown < needed * (1 - 1e-9) or shown <= 0:
-        raise ValueError(
-            f"span is {shown:g} s, but the work took {needed:g} s: expected no less."
-        )
-    begin = min(work.start for work in every)
+    shown = max(span, needed)
+    begin = min(part.start for part in every)
     short = _GAP / 6 * shown  # in seconds
     rows, lines = [], []
     unit, size = words.unit_of(shown)
     for name, row in devices.items():
-        busy = math.fsum(work.stop - work.start for work in row)
+        busy = math.fsum(part.stop - part.start for part in row)
         idle = max(0.0, 1 - busy / needed) if needed else 0.0
-        edges = [begin, *(t for work in row for t in work[:2]), begin + needed]
+        edges = [begin, *(t for part in row for t in part[:2]), begin + needed]
         gaps = [
-            Interval(start, stop, "idle", "idle")
+            _Part(start, stop, "idle", "idle")
             for start, stop in zip(edges[::2], edges[1::2], strict=True)
             if stop - start > short
         ]
         percent = f"{100 * idle:.0f} %"
-        named = [work._replace(label=work.label or work.kind) for work in row]
+        named = [part._replace(label=part.label or part.kind) for part in row]
         rows.append(_Row(name, [*named, *gaps], percent, tall=0.5))
-        times = [
-            f"{kind} {words.number(spent / size, 3)}"
-            for kind in _WORKS
-            if (spent := math.fsum(w.stop - w.start for w in row if w.kind == kind))
-        ]
-        lines.append(f"{name} {', '.join(times) or 'nothing'}, idle {percent}")
+        lines.append(f"{name} {_by_kind(row, _WORKS, size)}, idle {percent}")
     picture = _rows(rows, shown, title, column="idle")
     picture.summary = (
-        f"{title.rstrip('.')}. {words.number(needed / size, 3)} {unit} in all. Times "
+        f"{title}. {words.number(needed / size, 3)} {unit} in all. Times "
         f"in {unit}: {'; '.join(lines)}."
     )
     return picture
 
 
-def _joined(device: str, intervals: Iterable[_Work]) -> list[Interval]:
+def _joined(device: str, work: Iterable[tuple]) -> list[_Part]:
     """The work of a device in order, with equal neighbours made one."""
-    row: list[Interval] = []
-    for work in sorted(intervals, key=lambda work: (work.start, work.stop)):
-        kind = work.phase if work.kind == "compute" else "transfer"
-        one = _checked((work.start, work.stop, work.label, kind), device, _WORKS)
+    row: list[_Part] = []
+    for one in sorted(_checked(values, device, _WORKS) for values in work):
         last = row[-1] if row else None
         # Times are sums of floats: a gap or an overlap of a billionth is none.
         slack = 1e-9 * max(abs(one.stop), 1e-6)
@@ -373,16 +346,13 @@ def _joined(device: str, intervals: Iterable[_Work]) -> list[Interval]:
 
 
 @draw.picture
-def layers_on_devices(
-    devices: Mapping[str, Sequence[str]], *, title: str = "Which layer is where"
-) -> Picture:
+def layers_on_devices(devices: Mapping[str, Sequence[str]]) -> Picture:
     """The layers of a split model in their order, in a frame for each device.
 
     Args:
         devices: From the name of a device to its layers, in the order in which a batch
             visits them; a second line of a name is a remark. At most 4 devices, and 12
             layers in all.
-        title: What the picture shows.
 
     Raises:
         ValueError: there is nothing to draw, or too much.
@@ -391,7 +361,7 @@ def layers_on_devices(
     words.few(devices, "devices", 4)
     words.few(layers, "layers", 12)
     tall, gap, pad = 0.56, 0.2, 0.1
-    picture, board = draw.board(1.75, title)
+    picture, board = draw.board(1.75, "Which layer is where")
     frames = len(devices)
     room = WIDTH - 2 * MARGIN - frames * 2 * pad - (frames - 1) * 2 * gap
     wide = min(0.95, (room - (len(layers) - frames) * gap) / len(layers))
@@ -412,7 +382,7 @@ def layers_on_devices(
         f"{device}: {words.listed(map(_in_one_line, held))}"
         for device, held in devices.items()
     )
-    picture.summary = f"{title.rstrip('.')}. {said}."
+    picture.summary = f"Which layer is where. {said}."
     return picture
 
 
@@ -468,7 +438,7 @@ def pipeline_ticks(
         for number, tick in enumerate(table)
     )
     picture.summary = (
-        f"{title.rstrip('.')}. {words.count(stages, 'stage')}, "
+        f"{title}. {words.count(stages, 'stage')}, "
         f"{words.count(len(table), 'tick')}; idle: {idle} of {stages * len(table)}. "
         f"{words.sentence(said)}"
     )
@@ -479,11 +449,12 @@ _WHOLE = {"F": "forward", "B": "backward"}
 _CUT = {"F": "forward", "B": "gradient of the input", "W": "gradient of the weights"}
 
 
+@draw.picture
 def pipeline(
     done: Sequence[Iterable[tuple[PipelineAction, float, float]]],
     *,
     title: str = "Which rank works on what",
-    span: float | None = None,
+    span: float = 0.0,
 ) -> Picture:
     """One row a rank of a pipeline: its forwards and backwards, and when it was idle.
 
@@ -502,26 +473,23 @@ def pipeline(
     ranks = [list(row) for row in done]
     is_cut = any(action.kind == "W" for row in ranks for action, _, _ in row)
 
-    def work(action: PipelineAction, start: float, stop: float) -> SimpleNamespace:
-        phase = (_CUT if is_cut else _WHOLE)[action.kind]
-        phase += " (second stage)" * action.chunk
-        label = str(action.micro_batch)
-        return SimpleNamespace(
-            start=start, stop=stop, kind="compute", phase=phase, label=label
-        )
+    def work(action: PipelineAction, start: float, stop: float) -> tuple:
+        kind = (_CUT if is_cut else _WHOLE)[action.kind]
+        kind += " (second stage)" * action.chunk
+        return start, stop, str(action.micro_batch), kind
 
     rows = {f"rank {n}": [work(*one) for one in row] for n, row in enumerate(ranks)}
-    return device_timeline(SimpleNamespace(intervals=rows), title=title, span=span)
+    return _who_is_idle(rows, title, span)
 
 
 # --- computing and communication at the same time -------------------------------------
 
-_STEP = (*COMPUTING, "communicate")
+_STEP = (*draw.COMPUTING, "communicate")
 
 
 @draw.picture
 def overlap(
-    events: Sequence[Iterable[tuple]] | Mapping[int | str, Iterable[tuple]],
+    events: Mapping[str, Iterable[tuple]],
     *,
     title: str = "A training step: computing and communication",
 ) -> Picture:
@@ -531,42 +499,34 @@ def overlap(
     the step longer. Intervals that overlap are counted once.
 
     Args:
-        events: For each rank, in rank order, tuples (start, stop, label, kind) in
-            seconds on one clock; or a dict from rank (or name) to these, as
-            `step_events` makes it. Kinds: "forward", "backward" and "optimizer", which
-            is computing; "communicate" from the start of a bucket's all-reduce to its
-            end. One to four ranks.
+        events: From a name to tuples (start, stop, label, kind) in seconds on one
+            clock, as `step_events` makes them. Kinds: "forward", "backward" and
+            "optimizer", which is computing; "communicate" from the start of a bucket's
+            all-reduce to its end. One to four names.
         title: What the picture shows.
 
     Raises:
         ValueError: there is no interval, or none of computing; one ends before it
-            starts or has another kind; or there are too many ranks.
+            starts or has another kind; or there are too many names.
     """
-    given = dict(events if isinstance(events, Mapping) else enumerate(events))
-    words.few(given, "ranks", 4)
-    ranks = {}
-    for key, values in given.items():
-        name = key if isinstance(key, str) else f"rank {key}"
-        ranks[name] = _in_order(values, name, _STEP)
+    words.few(events, "ranks", 4)
+    ranks = {name: _in_order(values, name, _STEP) for name, values in events.items()}
     span = _span(itertools.chain(*ranks.values()))
     rows, said = [], []
     for name, parts in ranks.items():
         sends = [part for part in parts if part.kind == "communicate"]
         exposed = _exposed(parts)
-        totals = [_seconds(parts, kinds) for kinds in (COMPUTING, ("communicate",))]
+        totals = [
+            _seconds(parts, kinds) for kinds in (draw.COMPUTING, ("communicate",))
+        ]
         totals.append(_seconds(exposed))
-        rows.append(
-            _Row(
-                "computing",
-                [part for part in parts if part.kind in COMPUTING],
-                duration(totals[0]),
-                name,
-            )
-        )
-        lanes = _lanes(sends, 8 // len(given)) or [[]]
-        rows.append(_Row("communication", lanes[0], duration(totals[1])))
-        rows += [_Row("", lane) for lane in lanes[1:]]
-        rows.append(_Row("exposed", exposed, duration(totals[2])))
+        computing = [part for part in parts if part.kind in draw.COMPUTING]
+        most = 8 // len(ranks)
+        rows += [
+            _Row("computing", computing, duration(totals[0]), name),
+            *_in_lanes("communication", sends, duration(totals[1]), most),
+            _Row("exposed", exposed, duration(totals[2])),
+        ]
         step = _span(parts)
         share = f"{100 * totals[2] / step:.3g} %" if step else "0 %"
         said.append(
@@ -576,8 +536,7 @@ def overlap(
         )
     picture = _rows(rows, span, title, column="in all")
     picture.summary = (
-        f"{title.rstrip('.')}. {duration(span)} in all. "
-        f"{words.sentence('; '.join(said))}"
+        f"{title}. {duration(span)} in all. {words.sentence('; '.join(said))}"
     )
     return picture
 
@@ -600,38 +559,36 @@ def step_events(step: Step) -> dict[str, list[tuple[float, float, str, str]]]:
     return {"slowest GPU" if step.waiting else "every GPU": events}
 
 
-def _in_order(
-    values: Iterable[tuple], who: str, known: Sequence[str]
-) -> list[Interval]:
+def _in_order(values: Iterable[tuple], who: str, known: Sequence[str]) -> list[_Part]:
     """Intervals in the order of time, checked; some of them are computing."""
     parts = sorted(_checked(value, who, known) for value in values)
-    if not any(part.kind in COMPUTING for part in parts):
+    if not any(part.kind in draw.COMPUTING for part in parts):
         raise ValueError(f"There is no computing of {who}: nothing hides anything.")
     return parts
 
 
-def _exposed(parts: Sequence[Interval]) -> list[Interval]:
+def _exposed(parts: Sequence[_Part]) -> list[_Part]:
     """The times in which a rank communicates and does not compute."""
     exposed = []
     for start, stop in _merged(parts, ("communicate",)):
-        for busy, free in _merged(parts, COMPUTING):
+        for busy, free in _merged(parts, draw.COMPUTING):
             if start < busy < stop:
                 exposed.append((start, busy))
             if busy < stop:
                 start = max(start, free)
         if start < stop:
             exposed.append((start, stop))
-    return [Interval(start, stop, "exposed", "exposed") for start, stop in exposed]
+    return [_Part(start, stop, "exposed", "exposed") for start, stop in exposed]
 
 
 # --- one step of FSDP -----------------------------------------------------------------
 
-_LANES: dict[str, Callable[[str], bool]] = {
-    "all-gather": lambda kind: kind == "all-gather",
-    "computing": lambda kind: kind in COMPUTING,
-    "reduce-scatter": lambda kind: kind == "reduce-scatter",
+_LANES = {
+    "all-gather": ("all-gather",),
+    "computing": draw.COMPUTING,
+    "reduce-scatter": ("reduce-scatter",),
 }
-_FSDP = ("all-gather", *COMPUTING, "reduce-scatter", "free")
+_FSDP = ("all-gather", *draw.COMPUTING, "reduce-scatter", "free")
 _MOST_UNITS = 13
 
 
@@ -662,24 +619,23 @@ def fsdp_schedule(
     found = _in_order(events, "the rank", _FSDP)
     span = _span(found)
     rows, said = [], []
-    for name, belongs in _LANES.items():
-        parts = [event for event in found if belongs(event.kind)]
+    for name, kinds in _LANES.items():
+        parts = [event for event in found if event.kind in kinds]
         total = duration(_seconds(parts))
         said += [f"{name} {total}"] if parts else []
-        for number, lane in enumerate(_lanes(parts)):
-            rows.append(_Row(*(("", lane) if number else (name, lane, total))))
+        rows += _in_lanes(name, parts, total)
     whole = _whole(found)
     for place in words.shown(len(whole), _MOST_UNITS):
         name = "…" if place is None else [*whole][place]
-        parts = [Interval(*times, name, "whole") for times in whole.get(name, ())]
+        parts = [_Part(*times, name, "whole") for times in whole.get(name, ())]
         heading = "whole in memory" if place == 0 else ""
         rows.append(_Row(name, parts, heading=heading, tall=0.2))
     picture = _rows(rows, span, title, column="in all", sides=0.01)
-    sends = _seconds(found, ("all-gather", "reduce-scatter", *COMPUTING))
-    exposed = sends - _seconds(found, COMPUTING)
+    sends = _seconds(found, ("all-gather", "reduce-scatter", *draw.COMPUTING))
+    exposed = sends - _seconds(found, draw.COMPUTING)
     share = f"{100 * exposed / span:.3g}" if span else "0"
     picture.summary = (
-        f"{title.rstrip('.')}. {duration(span)} in all: {', '.join(said)}; "
+        f"{title}. {duration(span)} in all: {', '.join(said)}; "
         f"{duration(exposed)} of the communication exposed ({share} % of the step)."
     )
     if whole:
@@ -693,29 +649,23 @@ def fsdp_schedule(
     return picture
 
 
-def fsdp_events(
-    step: FsdpStep, *, transformer: bool = False
-) -> list[tuple[float, float, str, str]]:
+def fsdp_events(step: FsdpStep) -> list[tuple[float, float, str, str]]:
     """A simulated step (`simulator.fsdp_step`) as events for `fsdp_schedule`.
 
-    Args:
-        step: The step.
-        transformer: Whether to call its first unit "root", its last one "head", and
-            "layer 1" "block 1".
+    As in a transformer, the first unit is called "root", the last one "head", and what
+    is between them "block 1", "block 2", ...
     """
-    units = list(dict.fromkeys(event.unit for event in step.events))
-    names = {}
-    if transformer:
-        last = max(units, key=lambda unit: int(unit.rpartition(" ")[2]))
-        names = {unit: unit.replace("layer", "block") for unit in units}
-        names |= {"layer 0": "root", last: "head"}
+    units = {event.unit for event in step.events}
+    last = max(units, key=lambda unit: int(unit.rpartition(" ")[2]))
+    names = {unit: unit.replace("layer", "block") for unit in units}
+    names |= {"layer 0": "root", last: "head"}
     return [
-        (event.start, event.stop, names.get(event.unit, event.unit), event.kind)
+        (event.start, event.stop, names[event.unit], event.kind)
         for event in step.events
     ]
 
 
-def _whole(events: Sequence[Interval]) -> dict[str, list[tuple[float, float]]]:
+def _whole(events: Sequence[_Part]) -> dict[str, list[tuple[float, float]]]:
     """When the parameters of each gathered unit are whole."""
     end = max(event.stop for event in events)
     whole: dict[str, list[tuple[float, float]]] = {}

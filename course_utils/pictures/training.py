@@ -6,21 +6,21 @@ from typing import Any
 
 from course_utils.pictures import charts, draw, words
 from course_utils.pictures.charts import Axis, Curve, Panel
-from course_utils.pictures.draw import BLUE, GREEN, INK, LINE, PURPLE, Picture
+from course_utils.pictures.draw import Picture
 
 # From thick and pale to thin and dark, so that curves which lie on top of each other
 # all stay visible.
 _NESTED: tuple[dict[str, Any], ...] = (
-    {"color": PURPLE, "lw": 7.0, "marker": "o", "ms": 11, "mew": 0},
-    {"color": GREEN, "lw": 4.6, "marker": "s", "ms": 7.5, "mew": 0},
-    {"color": BLUE, "lw": 2.6, "marker": "D", "ms": 5, "mew": 0},
-    {"color": INK, "lw": 1.1, "marker": ".", "ms": 4, "ls": "--"},
-    {"color": LINE, "lw": 1.4, "marker": "x", "ms": 4},
+    {"color": draw.PURPLE, "lw": 7.0, "marker": "o", "ms": 11, "mew": 0},
+    {"color": draw.GREEN, "lw": 4.6, "marker": "s", "ms": 7.5, "mew": 0},
+    {"color": draw.BLUE, "lw": 2.6, "marker": "D", "ms": 5, "mew": 0},
+    {"color": draw.INK, "lw": 1.1, "marker": ".", "ms": 4, "ls": "--"},
+    {"color": draw.LINE, "lw": 1.4, "marker": "x", "ms": 4},
 )
 _PANELS = {"loss": "loss", "test_accuracy": "test accuracy (%)"}
 
 
-def _looks(runs: Mapping[str, Any], like: Sequence[str]) -> Mapping[str, Mapping]:
+def _looks(runs: Mapping[str, Any], like: Sequence[str] = ()) -> Mapping[str, Mapping]:
     """The looks of each run, as far apart as their number allows."""
     words.few(runs, "runs", len(_NESTED))
     names = [str(name) for name in runs]
@@ -31,9 +31,7 @@ def _looks(runs: Mapping[str, Any], like: Sequence[str]) -> Mapping[str, Mapping
 
 
 @draw.picture
-def training_curves(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]], *, like: Sequence[str] = ()
-) -> Picture:
+def training_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Picture:
     """Loss and test accuracy by epoch, one curve a run.
 
     Where the loss of a run grows far beyond that of the others, its axis is
@@ -42,13 +40,12 @@ def training_curves(
     Args:
         runs: From a run's name, such as "2 ranks", to its metrics, one dict an epoch
             with "epoch", "loss" and "test_accuracy" (0 to 1). At most five runs.
-        like: The runs of another picture, whose looks these have here, too.
 
     Raises:
         ValueError: no run, more than five, a run without metrics, a metric that is
             missing, one that is not finite and no loss, or an accuracy outside 0 to 1.
     """
-    looks = _looks(runs, like)
+    looks = _looks(runs)
     columns = {str(name): _columns(str(name), rows) for name, rows in runs.items()}
     epochs = sorted({epoch for c in columns.values() for epoch in c["epoch"]})
     few = {epoch: words.number(epoch) for epoch in epochs}
@@ -159,11 +156,7 @@ _SMALL = 1e-6  # with which differences are compared
 
 
 @draw.picture
-def difference_by_step(
-    runs: Mapping[str, Sequence[float]],
-    *,
-    title: str = "Difference from one process, step by step",
-) -> Picture:
+def difference_by_step(runs: Mapping[str, Sequence[float]]) -> Picture:
     """How far a run's parameters are from a reference after each step.
 
     The axis is logarithmic, with a dashed line at 1e-6. A difference of exactly 0 has
@@ -173,13 +166,12 @@ def difference_by_step(
     Args:
         runs: From a run's name to the largest absolute difference after step 1, 2, ...
             At most five runs.
-        title: What the picture shows.
 
     Raises:
         TypeError: a difference is not a number.
         ValueError: no run, more than five, a run without a step, a difference below 0.
     """
-    looks = _looks(runs, ())
+    looks = _looks(runs)
     columns = {str(name): [*map(float, _at_least_0(runs[name], name))] for name in runs}
     values = [v for column in columns.values() for v in column]
     powers = [math.log10(v) for v in [*values, _SMALL] if 0 < v < math.inf]
@@ -212,13 +204,14 @@ def difference_by_step(
     marks = [("y", math.log10(_SMALL), draw.LIMIT)]
     panel = Panel(heading, lines, Axis("step", whole=True), y, marks, bands=bands)
     note = _against(columns)
+    title = "Difference from one process, step by step"
     picture = charts.curves(title, [panel], note=note)
     said = "; ".join(
         f"{name}: {words.number(column[0], 2)} after step 1, "
         f"{words.number(column[-1], 2)} after step {len(column)}"
         for name, column in columns.items()
     )
-    picture.summary = f"{title.rstrip('.')}. {said}. {note}".strip()
+    picture.summary = f"{title}. {said}. {note}".strip()
     return picture
 
 
@@ -293,7 +286,7 @@ def learning_rates(
     y = Axis(edges=(1.08 * low, 1.08 * high or 1.0))
     panel = Panel("learning rate", lines, Axis("step", whole=True), y)
     picture = charts.curves(title, [panel])
-    picture.summary = f"{title.rstrip('.')}. {'; '.join(said)}."
+    picture.summary = f"{title}. {'; '.join(said)}."
     return picture
 
 

@@ -48,7 +48,7 @@ def what_if(
             raise ValueError(
                 f"{what} is {value!r}: expected one of {'; '.join(known)}."
             )
-    words.between(nodes, "nodes", 1, _MOST_NODES)
+    words.whole(nodes, "nodes", 1, _MOST_NODES)
     words.whole(samples_per_gpu, "samples_per_gpu")
     words.whole(bucket_mib, "bucket_mib")
     slow = words.finite(slowdown_of_one_gpu, "slowdown_of_one_gpu")
@@ -75,7 +75,7 @@ def what_if(
         bucket_bytes=bucket_mib * costs.MiB,
         slow_gpus={0: slow} if slow > 1 else None,
     )
-    title = f"Simulated: {model} on {pod.gpus:,} {'GPU' if pod.gpus == 1 else 'GPUs'}"
+    title = f"Simulated: {model} on {words.count(pod.gpus, 'GPU')}"
     picture = drawn(step_events(step), title=title)
     batch = pod.gpus * samples_per_gpu
     mib = [bucket.nbytes / costs.MiB for bucket in step.buckets]

@@ -14,8 +14,8 @@ def listed(words: Iterable[object]) -> str:
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: 1 rank, 2 ranks."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+    """A number with its noun: 1 rank, 2 ranks, 1,024 ranks."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def sentence(words: str) -> str:
@@ -45,11 +45,30 @@ def shown(count: int, limit: int) -> list[int | None]:
     return [*range(limit - 2), None, count - 1]
 
 
+_TIMES = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+_BYTES = {"GB": costs.GB, "MB": costs.MB, "kB": costs.KB, "B": 1}
+_MEMORY = {"TiB": costs.TiB, "GiB": costs.GiB, "MiB": costs.MiB, "KiB": costs.KiB}
+
+
+def _largest(amount: float, units: Mapping[str, float]) -> tuple[str, float]:
+    """The first unit of which there is at least one, or the last unit; and its size."""
+    reached = ((unit, size) for unit, size in units.items() if amount >= size)
+    return next(reached, [*units.items()][-1])
+
+
 def unit_of(seconds: float) -> tuple[str, float]:
     """The unit in which a time is easy to read, and its length in seconds."""
-    if seconds >= 1 or not seconds:
-        return "s", 1.0
-    return ("ms", 1e-3) if seconds >= 1e-3 else ("µs", 1e-6)
+    return _largest(seconds or 1.0, _TIMES)
+
+
+def binary_unit(nbytes: float) -> tuple[str, float]:
+    """The unit in which an amount of memory is easy to read, and its bytes."""
+    return _largest(nbytes, _MEMORY | {"B": 1})
+
+
+def decimal_unit(nbytes: float) -> tuple[str, float]:
+    """The decimal unit in which an amount of memory is easy to read, and its bytes."""
+    return _largest(nbytes, _BYTES)
 
 
 def speed(value: float) -> str:
@@ -60,55 +79,31 @@ def speed(value: float) -> str:
 
 def byte_size(nbytes: float) -> str:
     """A size in decimal units: 4 B, 64 kB, 1.05 MB, 14 GB."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{number(nbytes / size, 3)} {unit}"
-    return f"{number(nbytes, 3)} B"
+    unit, size = _largest(nbytes, {"TB": costs.TB} | _BYTES)
+    return f"{number(nbytes / size, 3)} {unit}"
 
 
 def duration(seconds: float) -> str:
     """A time with three digits at most: 5 µs, 31.1 ms, 1.12 s, 0 s."""
     if not seconds:
         return "0 s"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size * 0.9995:
-            return f"{number(seconds / size, 3)} {unit}"
-    return f"{number(seconds / 1e-9, 3)} ns"
-
-
-def binary_unit(nbytes: float) -> tuple[str, float]:
-    """The unit in which an amount of memory is easy to read, and its bytes."""
-    for unit, size in (("TiB", costs.TiB), ("GiB", costs.GiB), ("MiB", costs.MiB)):
-        if nbytes >= size:
-            return unit, size
-    return ("KiB", costs.KiB) if nbytes >= costs.KiB else ("B", 1)
-
-
-def decimal_unit(nbytes: float) -> tuple[str, float]:
-    """The decimal unit in which an amount of memory is easy to read, and its bytes."""
-    for unit, size in (("GB", costs.GB), ("MB", costs.MB), ("kB", costs.KB)):
-        if nbytes >= size:
-            return unit, size
-    return "B", 1
+    rounded_up = seconds / 0.9995  # 999.6 µs are "1 ms"
+    unit, size = _largest(rounded_up, _TIMES | {"ns": 1e-9})
+    return f"{number(seconds / size, 3)} {unit}"
 
 
 # --- what came, and whether it can be drawn -------------------------------------
 
 
-def whole(value: object, what: str, most: int | None = None) -> None:
-    """Refuse what is not a whole number from 1 up to `most`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{what} is {value!r}: expected a whole number from 1 up.")
-    if most is not None and value > most:
-        raise ValueError(f"{what} is {value}: at most {most} can be drawn.")
-
-
-def between(value: object, what: str, least: int, most: int) -> None:
-    """Refuse what is not a whole number from `least` to `most`."""
-    if type(value) is not int or not least <= value <= most:
+def whole(value: object, what: str, least: int = 1, most: float = math.inf) -> int:
+    """`value` as a Python number, if it is a whole one from `least` to `most`."""
+    number = value.item() if hasattr(value, "item") else value
+    if type(number) is not int or not least <= number <= most:
+        end = "up" if most == math.inf else f"to {most:,}"
         raise ValueError(
-            f"{what} is {value!r}: expected a whole number from {least} to {most:,}."
+            f"{what} is {number!r}: expected a whole number from {least} {end}."
         )
+    return number
 
 
 def finite(value: object, what: str, *, above: float | None = None) -> float:
