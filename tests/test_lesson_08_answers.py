@@ -186,24 +186,6 @@ def by_stages(psi, n, k):
     return (parts / torch.tensor(divided)).sum(1)
 
 
-@ANSWERS.right("08.zero_table")
-def saved_by_stage(parameters, world_size, optimizer_bytes):
-    saved = np.cumsum([0, optimizer_bytes, 2, 2]) * (1 - 1 / world_size)
-    return parameters * (4 + optimizer_bytes - saved)
-
-
-@ANSWERS.wrong("08.zero_table", "wrong", "`optimizer_bytes` is an argument")
-def sixteen_bytes(parameters, n, optimizer_bytes):
-    return [parameters * each for each in (16, 4 + 12 / n, 2 + 14 / n, 16 / n)]
-
-
-@ANSWERS.wrong("08.zero_table", "wrong", "also what stage 1 shards")
-def gradients_alone(parameters, n, k):
-    return [
-        parameters * each for each in (4 + k, 4 + k / n, 2 + 2 / n + k, (4 + k) / n)
-    ]
-
-
 def test_the_predicted_peak_is_that_of_the_formula():
     memory = costs.fsdp_memory([250_000_000] * 32, 8, prefetch=1)
     in_bfloat16 = memory.parameter_peak / 2
@@ -259,15 +241,6 @@ def sent_by_threads(gradient):
 
 
 @ANSWERS.right(PART)
-def one_reduce_for_each(gradient):
-    n = dist.get_world_size()
-    pieces = [piece / n for piece in gradient.chunk(n)]
-    for owner, piece in enumerate(pieces):
-        dist.reduce(piece, owner)
-    return pieces[dist.get_rank()]
-
-
-@ANSWERS.right(PART)
 def in_a_ring(gradient):
     n, rank = dist.get_world_size(), dist.get_rank()
     pieces = list((gradient / n).chunk(n))
@@ -278,19 +251,6 @@ def in_a_ring(gradient):
         request.wait()
         pieces[(rank - step - 2) % n] += incoming
     return pieces[rank].clone()
-
-
-@ANSWERS.right(PART)
-def in_a_batch(gradient):
-    n, rank = dist.get_world_size(), dist.get_rank()
-    table, calls = gradient.reshape(n, -1), []
-    mine = table.clone()
-    for other in set(range(n)) - {rank}:
-        calls.append(dist.P2POp(dist.isend, table[other], other))
-        calls.append(dist.P2POp(dist.irecv, mine[other], other))
-    for request in dist.batch_isend_irecv(calls) if calls else []:
-        request.wait()
-    return torch.einsum("ns->s", mine).div(n)
 
 
 @ANSWERS.right(PART)
@@ -360,14 +320,6 @@ def one_running(units, grad):
             before[0].grad = before[1].wait() / n
         before = unit, unit.reduce_scatter(gradient)
     before[0].grad = before[1].wait() / n
-
-
-@ANSWERS.right(PILE)
-def the_mean_in_a_second_loop(units, grad):
-    for unit, gradient in each(units, grad):
-        unit.grad = unit.reduce_scatter(gradient).wait()
-    for unit in units:
-        unit.grad /= dist.get_world_size()
 
 
 @ANSWERS.right(PILE)
