@@ -54,6 +54,7 @@ for task_id, old, new, says, *status in (
     (SPLIT, "return self", "return x, self", "That is a tuple, and not"),
     (SPLIT, LAST, f"vars(self).setdefault('y', {LAST})", "The next batch"),
     (SPLIT, 'x.to("cuda:1")', "x", "another one that is on another device", "crashed"),
+    (MICRO, "batch.chunk(micro_batches)", "[batch]", "Cut it along its rows first"),
     (MICRO, STAGE, TO_DATA, "A stage has moved to the data"),
     (MICRO, "x.to", "x.cpu().to", "a tensor went over the CPU"),
     (MICRO, "cat(", "stack(", "`torch.cat(outputs)`"),

@@ -71,6 +71,7 @@ ANSWERS.edited(
         ("one list of whole numbers", DEAL, f"({DEAL[1:-1]})"),  # a generator
         ("one list of whole numbers", ".tolist()", ".double().tolist()"),
         ("Cut all shares from *one* order", ".tolist()", ".add(1).tolist()"),
+        ("some lists are empty", DEAL, DEAL.replace("ze)]", "ze) if rank < n_items]")),
     ],
 )
 
@@ -329,6 +330,8 @@ IN_ORDER = "Sampler(dataset)", "Sampler(dataset, shuffle=False)"
 ANSWERS.edited(
     "05.spot_the_loader",
     wrong=[
+        ("Each rank needs batches of", "global_batch // size", "global_batch"),
+        ("gives each rank a share of it", "sampler=sampler", "shuffle=True"),
         ("Epochs have the same order", "sampler.set_epoch(epoch)", "pass"),
         ("then read the batches with `list(loader)`", "list(loader)", "loader"),
         ("items, not indices", LOADER, INDICES),

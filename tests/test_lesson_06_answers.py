@@ -148,6 +148,7 @@ ALL_IN_THE_LAST = f"""self.there = [*getattr(self, "there", []), parameter]
                 {REDUCE}
             self.there = []"""
 
+OF_EACH_MODULE = "in (p for m in module.modules() for p in m.parameters(False)):"
 WITH_A_TENSOR_HOOK = (
     *(REGISTER, "parameter.register_hook(self.send)"),
     *(BOTH, OF_A_TENSOR),
@@ -162,6 +163,7 @@ ANSWERS.edited(
         ("are still kept", WAIT, "[request.wait() for request in self.requests]"),
         ("finish() returned while", WAIT, "self.requests.clear()"),
         ("was changed while", BOTH, f"{REDUCE}\n        {DIVIDE}"),
+        ("names it once", "in module.parameters():", OF_EACH_MODULE),
         ("Not all gradients are sent", "requires_grad:", "dim() > 1:"),
         ("a hook waits", REDUCE, "dist.all_reduce(parameter.grad)"),
         ("Did you reduce a copy", *WITH_A_TENSOR_HOOK),
@@ -283,6 +285,10 @@ SORTED = """last = {id(p): place for place, p in enumerate(self.there)}
             bucket = sorted(bucket, key=lambda p: last[id(p)])
             """
 
+AS_EACH_IS_FULL = (
+    *(WHILE, "if not self.missing[number]:"),
+    *("self.buckets[len(self.sent)]", "self.buckets[number]"),
+)
 THEN_DIVIDE = "request.wait()\n            flat /= dist.get_world_size()"
 ANSWERS.edited(
     "06.bucketed_ddp",
@@ -293,6 +299,8 @@ ANSWERS.edited(
         (WRITE, "p.grad = part.view_as(p)"),
     ],
     wrong=[
+        ("with `while` and not with `if`", "while len", "if len"),
+        ("Each waits for those before it", *AS_EACH_IS_FULL),
         ("a later one is not", "self.begin()", "self.sent = []"),
         ("in the same order on all", COUNT, AS_THEY_COME, FLAT, f"{SORTED}{FLAT}"),
         ("The buckets leave too late", COUNT, "", "for bucket, flat, request", LATE),

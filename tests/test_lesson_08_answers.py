@@ -121,6 +121,7 @@ for task_id, *pieces in (
     ANSWERS.right(task_id)(Edited(*pieces))
 
 for task_id, says, *pieces in (
+    (SHARD, "Append zeros where", "-(-len(flat) // n)", "len(flat) // n + 1"),
     (SHARD, "Keep only the shapes", "self.shapes =", f"{LISTS}; self.shapes ="),
     (SHARD, "Keep nothing of what unshard()", "sizes = [", f"{WHOLE}; sizes = ["),
     (
@@ -136,8 +137,10 @@ for task_id, says, *pieces in (
         A_VIEW.format("flat", "reduce_scatter(flat)"),
     ),
     (UNIT, "the module computed with the copy", MODULE, COPIES),
+    (UNIT, "free the parameters", "self.free()\n        flat", "flat"),
     (UNIT, "computed in eval mode", MODULE, MODULE.replace("e(", "e.eval()(")),
     (TRAIN, "A model in eval mode", OPTIMIZER, f"{OPTIMIZER}; model.eval()"),
+    (PILE, "divide what wait()", "r(gradient)", "r(gradient / n)"),
     (PILE, "Wait for each request before", "if running:", "if len(running) > 1:"),
     (
         TRAIN,

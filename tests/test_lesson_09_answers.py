@@ -106,7 +106,19 @@ def the_courses_own(x, compute):
     return tensor_parallel.sum_over_ranks(part)
 
 
+ANSWERS.edited(
+    "09.f_and_g",
+    wrong=[
+        ("f's forward gives x as it is", "return x.view_as(x)", "return x + x"),
+        ("g has overwritten the part", "total = part.clone()", "total = part"),
+        ("nothing to divide", "grad  # as it is", "grad / dist.get_world_size()"),
+        ("g's forward gives the sum", "total\n\n    @", "part + 0\n\n    @"),
+    ],
+)
+
 # ------------------------------------------------------------------ 09.column_slice
+
+A_VIEW = "The slice is a view", ".clone())  # weight", ")"
 
 
 @ANSWERS.right("09.column_slice")
@@ -140,11 +152,14 @@ ANSWERS.edited(
     wrong=[
         ("Is each slice an", "nn.Parameter(mine.detach().clone())", "mine.clone()"),
         ("more is sent than nothing in the forward", F_OF_X, SUMMED),
+        ("everything before this layer", F_OF_X, "x"),
+        A_VIEW,
     ],
     crashed=[
         ("Return this rank's outputs only", OURS, GATHERED),
         ("Cut both weight and bias", "bias.detach().chunk(n)[rank]", "bias.detach()"),
         ("Keep the slice as `self.weight`", "self.weight", "self.w"),
+        ("That cuts the inputs", "weight.chunk(n)", "weight.chunk(n, 1)"),
     ],
 )
 
@@ -162,6 +177,8 @@ ANSWERS.edited(
     wrong=[
         ("Every rank has the whole bias", SUM, ON_RANK_0),
         ("no gradient arrives", "F.linear(x,", "F.linear(x.detach(),"),
+        ("f would add up", "F.linear(x,", "F.linear(CopyToRanks.apply(x),"),
+        A_VIEW,
     ],
     crashed=[
         ("Of the weight, cut dimension 1", "chunk(n, 1)", "chunk(n)"),
@@ -194,7 +211,9 @@ ANSWERS.edited(
     "09.vocabulary_slice",
     right=[(CLAMPED, "torch.where(mine, here, 0)")],
     wrong=[
-        ("The symbols have changed", "symbols - self.first", "symbols.sub_(self.first)")
+        ("The symbols have changed", "s - self.first", "s.sub_(self.first)"),
+        ("and then the sum", "SumOverRanks.apply(rows", "(rows"),
+        A_VIEW,
     ],
     crashed=[
         ("F.embedding wants 0 to size - 1", CLAMPED, "symbols"),
@@ -233,6 +252,7 @@ ANSWERS.edited(
     wrong=[
         ("which autograd follows", TOTAL, f"{TOTAL}.detach()"),
         ("need only their own", "scores.gather(", "CopyToRanks.apply(scores).gather("),
+        ("It cancels out", "scores = scores - largest[:, None]", "pass"),
         ("of *each position*", "scores.detach().amax(-1)", OF_ALL),
         ("over the whole vocabulary", "total.log() - found", "total - found"),
     ],

@@ -161,12 +161,15 @@ def the_whole_batch_at_once(stage, inputs, targets, micro_batches, rows):
 LATER, AT_ONCE = "requests.append(dist.isend({}))", "dist.send({})"
 ONWARD = tuple(form.format("y.detach(), rank + 1") for form in (LATER, AT_ONCE))
 BACK = tuple(form.format("x.grad, rank - 1") for form in (LATER, AT_ONCE))
-IN_TURN = "before = min(last - rank, micro_batches)", "before = 0"
+BEFORE = "before = min(last - rank, micro_batches)"
 ANSWERS.edited(
     "10.spot_the_pipeline",
     right=[BACK, ONWARD],
     stuck=[("Two ranks send to each other", *ONWARD, *BACK)],
-    wrong=[("it is no longer 1F1B", *IN_TURN, *ONWARD, *BACK)],
+    wrong=[
+        ("it is no longer 1F1B", BEFORE, "before = 0", *ONWARD, *BACK),
+        ("it has become GPipe", BEFORE, "before = micro_batches", *ONWARD, *BACK),
+    ],
 )
 
 test_wrong, test_right = ANSWERS.tests()

@@ -75,7 +75,10 @@ SUM = "dist.all_reduce(squares)"
 ANSWERS.edited(
     "11.norm",
     right=[("squares.sqrt()", "math.sqrt(squares)")],
-    wrong=[("then the root", SUM, "dist.all_reduce(squares, dist.ReduceOp.MAX)")],
+    wrong=[
+        ("then over the ranks", SUM, "dist.all_reduce(squares, dist.ReduceOp.MAX)"),
+        ("Norms do not add up", SUM, f"squares.sqrt_(); {SUM}; squares.square_()"),
+    ],
 )
 
 # -------------------------------------------------------------------- 11.online_softmax
@@ -99,6 +102,7 @@ def the_last_piece(largest, total, mixed, queries, keys, values):
 
 ANSWERS.edited(
     "11.online_softmax",
+    wrong=[("both shrink", "torch.exp(largest - new)", "torch.ones_like(new)")],
     crashed=[
         ("write `x[:, None]`", "shrunk[:, None]", "shrunk"),
         ("write `x[:, None]`", "new[:, None]", "new"),

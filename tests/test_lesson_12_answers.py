@@ -102,6 +102,14 @@ def barrier_before_the_file(shards, path):
         torch.save(whole, path)
 
 
+ANSWERS.edited(
+    "12.save_hangs",
+    wrong=[
+        ("a reader may find a mixture", "if dist.get_rank() == 0:", "if True:"),
+        ("the pieces of all ranks, joined", "= torch.cat(pieces)", "= shard"),
+    ],
+)
+
 # ---------------------------------------------------------------------- 12.three_seeds
 
 diagnosed("12.three_seeds", "wrong", "Some items are on two ranks")
@@ -120,9 +128,10 @@ def without_a_sampler(n_items, epochs, seed):
     return drawn
 
 
+RESEED, ITEMS = "torch.manual_seed(seed + rank)", "items = list(sampler)"
 COUNTED_UP = (
     *("        sampler.set_epoch(epoch)\n", ""),
-    *("items = list(sampler)", "items = list(sampler)\n        sampler.epoch += 1"),
+    *(ITEMS, f"{ITEMS}\n        sampler.epoch += 1"),
 )
 ANSWERS.edited(
     "12.three_seeds",
@@ -130,6 +139,10 @@ ANSWERS.edited(
     wrong=[
         ("Return a pair for each epoch", "return drawn", "return drawn[:1]"),
         ("Return a pair for each epoch", "return drawn", "return drawn[0]"),
+        ("Two ranks draw the same noise", RESEED, "torch.manual_seed(seed)"),
+        ("draw different things", f"    {RESEED}\n", ""),
+        ("The noise is the same in every epoch", ITEMS, f"{ITEMS}; {RESEED}"),
+        ("Every epoch has the same order", "sampler.set_epoch(epoch)", "pass"),
         ("Order and noise must both", "shuffle=True, seed=seed", "shuffle=True"),
     ],
 )
@@ -226,7 +239,12 @@ def divided_at_the_end(model, inputs, targets):
 diagnosed("12.cannot_resume", "wrong", "The optimizer's state is missing")
 ANSWERS.edited(
     "12.cannot_resume",
-    wrong=[("A part is missing", '"model": ', '"state_dict": ')],
+    wrong=[
+        ("A part is missing", '"model": ', '"state_dict": '),
+        ("The scheduler's state is missing", '"scheduler": ', '"lr": '),
+        ("The names begin with `module.`", "ddp.module.", "ddp."),
+        ("changes while training goes on", "copy.deepcopy(state)", "state"),
+    ],
 )
 
 
