@@ -19,14 +19,12 @@ NO_F = (
     "The gradient of x is this rank's part only, and everything before this layer "
     "would learn from it. `CopyToRanks.apply(x)` adds up the parts."
 )
-NO_VIEW = (
-    "The slice is a view, which keeps the whole weight in memory. `clone()` it, then "
-    "nothing else of the layer is needed."
-)
 ARRIVED = "all gradients have arrived"
-NOT_ARRIVED = {
+BECAUSE = {
     ARRIVED: "Somewhere no gradient arrives. Is each slice an `nn.Parameter`? Does "
-    "each `backward` return something? Is nothing detached?"
+    "each `backward` return something? Is nothing detached?",
+    MEMORY: "The slice is a view, which keeps the whole weight in memory. `clone()` "
+    "it, then nothing else of the layer is needed.",
 }
 TOO_MUCH = "The numbers are right, but more is sent than"
 ERRORS = {
@@ -126,7 +124,7 @@ F_AND_G = Task(
         ),
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         SHARED: "f's backward has overwritten a gradient that others still use. Sum up "
         "a copy: `clone()`.",
         "f gives": "All ranks have x already: f's forward gives x as it is.",
@@ -194,9 +192,8 @@ COLUMN_SLICE = Task(
         ),
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         SHAPE: "The slice is [outputs / n, inputs].",
-        MEMORY: NO_VIEW,
         OUTPUT: "Rank r has the r-th of n equal pieces of the outputs, bias included.",
         OF_X: NO_F,
         "bytes sent": f"{TOO_MUCH} nothing in the forward, and one all-reduce of x's "
@@ -239,9 +236,8 @@ ROW_SLICE = Task(
         Miss(SUM, "F.linear(x, self.weight)", "These are parts of the outputs. Sum."),
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         SHAPE: "The slice is [outputs, inputs / n]: cut dimension 1.",
-        MEMORY: NO_VIEW,
         OUTPUT: "Every rank gets all outputs: the sum of all parts, and the bias once.",
         OF_X: "Here x is this rank's own part, so its gradient is complete. f would "
         "add up gradients of different numbers.",
@@ -312,9 +308,8 @@ VOCABULARY_SLICE = Task(
         ),
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         SHAPE: "Each rank has vocabulary / n rows: cut dimension 0.",
-        MEMORY: NO_VIEW,
         "symbols are": "The symbols have changed. Compute new ones.",
         OUTPUT: "Every rank gets the row of every symbol: zeros where the symbol is "
         "another rank's, and then the sum over the ranks.",
@@ -407,7 +402,7 @@ CROSS_ENTROPY = Task(
         Miss(".mean()", ".sum()", "That is the sum over the positions, not the mean."),
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         f"loss{LARGE}": "exp() of a large score is infinite: subtract the largest of "
         "all ranks first. It cancels out.",
         "the loss": "log of the sum of exp over the whole vocabulary, minus the score "
@@ -483,7 +478,7 @@ SPOT_ATTENTION = Task(
         ),
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         "shape of": "A rank has queries, keys and values of heads / n heads: "
         "[3 * width / n, width].",
         OUTPUT: "Write down for two ranks and two heads which rows of the fused weight "
