@@ -291,7 +291,7 @@ ANSWERS.edited(
     ],
     wrong=[
         ("must make a new iterator at each call", RETURN, ITER),
-        ("Draw it anew in each `__iter__`", RETURN, LIST),  # computed once
+        ("Draw the order anew in each", RETURN, LIST),  # computed once
         ("Epoch 0 was right at first", RETURN, KEPT_SINCE_5),
         ("torch.manual_seed and", "torch.Generator().manual", "torch.manual"),
         ("np.random.seed do", RETURN, f"import numpy as n; n.random.seed(0); {RETURN}"),

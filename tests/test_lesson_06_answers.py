@@ -140,7 +140,6 @@ OF_A_TENSOR = """mean = parameter / dist.get_world_size()
         self.requests.append(dist.all_reduce(mean, async_op=True))
         return mean"""
 LOGGED = "self.log = [*getattr(self, 'log', []), parameter.grad.clone()]"
-EVAL = "forward = lambda self, x: self.module.eval()(x)"
 ALL_IN_THE_LAST = f"""self.there = [*getattr(self, "there", []), parameter]
         if len(self.there) == sum(p.requires_grad for p in self.module.parameters()):
             for parameter in self.there:
@@ -169,7 +168,7 @@ ANSWERS.edited(
         ("Did you reduce a copy", *WITH_A_TENSOR_HOOK),
         ("begin too late", BOTH, ALL_IN_THE_LAST),
         ("in which the network computes", REGISTER, f"{REGISTER}; module.first.eval()"),
-        ("in which the network computes", "def send", f"{EVAL}\n\n    def send"),
+        ("in which the network computes", "module(*args)", "module.eval()(*args)"),
         ("tensors of earlier steps", BOTH, f"{BOTH}\n        {LOGGED}"),
     ],
     crashed=[

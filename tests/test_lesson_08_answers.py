@@ -141,7 +141,7 @@ for task_id, says, *pieces in (
     (UNIT, "computed in eval mode", MODULE, MODULE.replace("e(", "e.eval()(")),
     (TRAIN, "A model in eval mode", OPTIMIZER, f"{OPTIMIZER}; model.eval()"),
     (PILE, "divide what wait()", "r(gradient)", "r(gradient / n)"),
-    (PILE, "Wait for each request before", "if running:", "if len(running) > 1:"),
+    (PILE, "wait for each before you start", "if running:", "if len(running) > 1:"),
     (
         TRAIN,
         "not an empty dictionary",
