@@ -1,7 +1,7 @@
 """Answers to the tasks of a lesson, kept as tests: odd wrong ones, and all right ones.
 
-A module ``test_lesson_NN_answers.py`` makes one :class:`Answers`, fills it by its
-decorators, and runs it::
+A module ``test_lesson_NN_answers.py`` makes one :class:`Answers`, fills it, and runs
+it::
 
     ANSWERS = Answers()
 
@@ -11,18 +11,22 @@ decorators, and runs it::
     @ANSWERS.right("00.average")
     def divide_first(tensor): ...
 
-    ANSWERS.right("00.average")(Edited("total / n", "total.div(n)"))
+    ANSWERS.edited(
+        "00.average",
+        right=[("total / n", "total.div(n)")],
+        wrong=[("its dtype is float64", "tensor.clone()", "tensor.double()")],
+    )
 
     test_wrong, test_right = ANSWERS.tests()
 
-An :class:`Edited` is our solution with pieces of it replaced: the shortest way to write
-down an answer that differs from ours in a line or two.
+The shortest way to write down an answer that differs from ours in a line or two is to
+say which piece of our solution is replaced, and by what.
 
 A run without ``--all`` tries the first answers of each task, right and wrong.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import cloudpickle
@@ -33,7 +37,7 @@ from course_utils.notebook.check import find_task, run_check
 from course_utils.tasks.task import Miss
 
 # Answers to each task that are tried also without --all.
-FIRST_WRONG, FIRST_RIGHT = 3, 2
+FIRST_WRONG, FIRST_RIGHT = 2, 2
 
 
 class Edited:
@@ -55,20 +59,14 @@ class Answers:
     """What learners may hand in, and what they must be told."""
 
     def __init__(self) -> None:
-        self._wrong: list[tuple[str, Any, dict[str, str]]] = []
+        self._wrong: list[tuple[str, Any, tuple[str, str]]] = []
         self._right: list[tuple[str, Any]] = []
 
-    def wrong(
-        self, task_id: str, status: str, says: str, **otherwise: str
-    ) -> Callable[[Any], Any]:
-        """Decorate an answer that must be rejected with this status and words.
-
-        Where it is chance how it fails, `otherwise` has the words for other statuses,
-        such as `wrong="Wait for every request"`.
-        """
+    def wrong(self, task_id: str, status: str, says: str) -> Callable[[Any], Any]:
+        """Decorate an answer that must be rejected with this status and words."""
 
         def add(answer: Any) -> Any:
-            self._wrong.append((task_id, answer, {status: says, **otherwise}))
+            self._wrong.append((task_id, answer, (status, says)))
             return answer
 
         return add
@@ -82,16 +80,34 @@ class Answers:
 
         return add
 
+    def edited(
+        self, task_id: str, right: Iterable[tuple] = (), **wrong: Iterable[tuple]
+    ) -> None:
+        """Add answers that are our solution with pieces of it replaced.
+
+        Args:
+            task_id: of the task.
+            right: what must be accepted, each as ``(old, new, old, new, ...)``.
+            wrong: by status, such as ``too_slow=[...]``, what must be rejected, each as
+                ``(says, old, new, old, new, ...)``.
+        """
+        for pieces in right:
+            self.right(task_id)(Edited(*pieces))
+        for status, answers in wrong.items():
+            for says, *pieces in answers:
+                self.wrong(task_id, status.replace("_", " "), says)(Edited(*pieces))
+
     def tests(self) -> tuple[Callable, Callable]:
         """Two test functions: one for the wrong answers, one for the right ones."""
 
         @pytest.mark.parametrize(
-            ("task_id", "answer", "words"), _marked(self._wrong, FIRST_WRONG), ids=_name
+            ("task_id", "answer", "told"), _marked(self._wrong, FIRST_WRONG), ids=_name
         )
-        def test_wrong(task_id, answer, words):
+        def test_wrong(task_id, answer, told):
+            status, says = told
             outcome = run_check(task_id, _made(task_id, answer))
-            assert outcome.status in words, str(outcome)
-            assert words[outcome.status] in " ".join(str(outcome).split()), str(outcome)
+            assert outcome.status == status, str(outcome)
+            assert says in " ".join(str(outcome).split()), str(outcome)
 
         @pytest.mark.parametrize(
             ("task_id", "answer"), _marked(self._right, FIRST_RIGHT), ids=_name
@@ -119,6 +135,6 @@ def _made(task_id: str, answer: Any) -> Any:
 
 def _name(value: Any) -> str:
     """Part of a test's name: what distinguishes an answer is its own name."""
-    if isinstance(value, dict):
-        value = next(iter(value))
+    if isinstance(value, tuple):
+        value, _ = value
     return getattr(value, "__name__", None) or str(value)[:16]

@@ -6,7 +6,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tests.answers import Answers, Edited
+from tests.answers import Answers
 
 ANSWERS = Answers()
 
@@ -28,21 +28,16 @@ def asks_the_environment():
     return "rank " + os.environ["RANK"] + " of " + os.environ["WORLD_SIZE"]
 
 
-@ANSWERS.right("00.who_am_i")
-def counts_the_others():
-    ones = torch.ones(1, dtype=torch.int64)
-    dist.all_reduce(ones)
-    return "rank {} of {}".format(dist.get_rank(), ones.item())  # noqa: UP032
-
-
-ANSWERS.wrong("00.who_am_i", "wrong", "It must be called, with parentheses")(
-    Edited("get_world_size()", "get_world_size")
+RANK = "dist.get_rank()"
+ANSWERS.edited(
+    "00.who_am_i",
+    right=[(RANK, "dist.group.WORLD.rank()")],
+    wrong=[
+        ("It must be called, with parentheses", "get_world_size()", "get_world_size"),
+        ("with an f in front", 'f"', '"'),
+    ],
+    crashed=[("In a function: dist.get_rank().", RANK, "rank")],
 )
-ANSWERS.wrong("00.who_am_i", "wrong", "with an f in front")(Edited('f"', '"'))
-ANSWERS.wrong("00.who_am_i", "crashed", "In a function: dist.get_rank().")(
-    Edited("dist.get_rank()", "rank")
-)
-ANSWERS.right("00.who_am_i")(Edited("dist.get_rank()", "dist.group.WORLD.rank()"))
 
 # ---------------------------------------------------------------------- 00.average
 
@@ -96,18 +91,18 @@ def as_objects(tensor):
 
 CLONE, DIVIDE = "tensor.clone()", " / dist.get_world_size()"
 ALL_REDUCE = "dist.all_reduce(total)"
-ANSWERS.wrong("00.average", "wrong", "the second one is not")(
-    Edited(CLONE, f"vars(average).setdefault('total', {CLONE})")
-)
-ANSWERS.wrong("00.average", "wrong", "where there is only one rank")(
-    Edited("return total", "return tensor if dist.get_world_size() == 1 else total")
-)
-ANSWERS.wrong("00.average", "wrong", "its dtype is float64; float32 was expected")(
-    Edited(CLONE, "tensor.double()")
-)
-ANSWERS.right("00.average")(Edited(CLONE, CLONE + DIVIDE, f"total{DIVIDE}", "total"))
-ANSWERS.right("00.average")(
-    Edited(ALL_REDUCE, "dist.all_reduce(total, async_op=True).wait()")
+ALONE = "return tensor if dist.get_world_size() == 1 else total"
+ANSWERS.edited(
+    "00.average",
+    right=[
+        (CLONE, CLONE + DIVIDE, f"total{DIVIDE}", "total"),
+        (ALL_REDUCE, "dist.all_reduce(total, async_op=True).wait()"),
+    ],
+    wrong=[
+        ("the second one is not", CLONE, f"vars(average).setdefault('total', {CLONE})"),
+        ("where there is only one rank", "return total", ALONE),
+        ("its dtype is float64; float32 was expected", CLONE, "tensor.double()"),
+    ],
 )
 
 # ---------------------------------------------------------------- 00.spot_the_hang
@@ -140,35 +135,23 @@ def gathered_where_it_is_reported(loss):
     return float(sum(losses)) / n if losses else None
 
 
-@ANSWERS.right("00.spot_the_hang")
-def numbers_of_all(loss):
-    losses = [None] * dist.get_world_size()
-    dist.all_gather_object(losses, loss.item())
-    return None if dist.get_rank() else sum(losses) / len(losses)
-
-
 IF = "if dist.get_rank() == 0:"
-for status, says, old, new in (
-    ("stuck", NOT_ALL, ALL_REDUCE, f"dist.barrier()\n    {IF}\n        {ALL_REDUCE}"),
-    (
-        "crashed",
-        "A barrier is a collective too",
-        ALL_REDUCE,
-        f"if dist.get_rank():\n        dist.barrier()\n    else:\n        {ALL_REDUCE}",
-    ),
-    ("wrong", "are missing on rank 0", ALL_REDUCE, "dist.reduce(total, dst=1)"),
-    ("crashed", NOT_ALL, ALL_REDUCE, "dist.reduce(total, dist.get_rank())"),
-    ("wrong", "but this is the sum", ALL_REDUCE, f"{ALL_REDUCE}\n    {ALL_REDUCE}"),
-    ("wrong", "but it is no Python number", "total.item()", "total"),
-    ("wrong", "The other ranks must return None", IF, "if True:"),
-):
-    ANSWERS.wrong("00.spot_the_hang", status, says)(Edited(old, new))
-for new in (
-    "dist.reduce(total, dst=0)",
-    "dist.reduce(total, dst=0, async_op=True).wait()",
-    f"{IF}\n        {ALL_REDUCE}\n    else:\n        {ALL_REDUCE}",
-):
-    ANSWERS.right("00.spot_the_hang")(Edited(ALL_REDUCE, new))
+ALL_BUT_0 = f"dist.barrier()\n    {IF}\n        {ALL_REDUCE}"
+BARRIER_HERE = f"{IF}\n        {ALL_REDUCE}\n    else:\n        dist.barrier()"
+ANSWERS.edited(
+    "00.spot_the_hang",
+    right=[
+        (ALL_REDUCE, "dist.reduce(total, dst=0)"),
+        (ALL_REDUCE, "dist.reduce(total, dst=0, async_op=True).wait()"),
+        (ALL_REDUCE, f"{IF}\n        {ALL_REDUCE}\n    else:\n        {ALL_REDUCE}"),
+    ],
+    stuck=[(NOT_ALL, ALL_REDUCE, ALL_BUT_0)],
+    crashed=[("A barrier is a collective too", ALL_REDUCE, BARRIER_HERE)],
+    wrong=[
+        ("but it is no Python number", "total.item()", "total"),
+        ("The other ranks must return None", IF, "if True:"),
+    ],
+)
 
 # ------------------------------------------------------------------ 00.predict_sum
 

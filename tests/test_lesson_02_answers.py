@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from fractions import Fraction
 
 import cloudpickle
 import numpy as np
@@ -55,6 +54,7 @@ for task_id, old, new, says, *status in (
     (SPLIT, "return self", "return x, self", "That is a tuple, and not"),
     (SPLIT, LAST, f"vars(self).setdefault('y', {LAST})", "The next batch"),
     (SPLIT, 'x.to("cuda:1")', "x", "another one that is on another device", "crashed"),
+    (MICRO, "batch.chunk(micro_batches)", "[batch]", "Cut it along its rows first"),
     (MICRO, STAGE, TO_DATA, "A stage has moved to the data"),
     (MICRO, "x.to", "x.cpu().to", "a tensor went over the CPU"),
     (MICRO, "cat(", "stack(", "`torch.cat(outputs)`"),
@@ -131,20 +131,6 @@ def first_stage_first(stages, devices, batch, micro_batches):
     return torch.cat(parts)
 
 
-@ANSWERS.right(MICRO)
-def with_generators(stages, devices, batch, micro_batches):
-    """Each stage asks the one before it for the next micro-batch."""
-
-    def outputs_of(stage, device, inputs):
-        for x in inputs:
-            yield stage(x.to(device))
-
-    parts = iter(batch.chunk(micro_batches))
-    for stage, device in zip(stages, devices, strict=True):
-        parts = outputs_of(stage, device, parts)
-    return torch.cat(list(parts))
-
-
 @ANSWERS.wrong(MICRO, "wrong", "A stage got the whole batch at once")
 def only_the_first_stage_in_parts(stages, devices, batch, micro_batches):
     x = torch.cat([stages[0](part) for part in batch.chunk(micro_batches)])
@@ -192,18 +178,6 @@ def added_up_by_hand(model, images, labels, micro_batches):
     return total / len(images)
 
 
-@ANSWERS.right(STEP)
-def by_log_softmax(model, images, labels, micro_batches):
-    model.zero_grad()
-    losses = []
-    for rows in torch.arange(len(images)).chunk(micro_batches):
-        of_all = F.log_softmax(model(images[rows]), dim=1)
-        picked = of_all[torch.arange(len(rows)), labels[rows].to(of_all.device)]
-        (-picked.sum() / len(images)).backward()
-        losses += (-picked).tolist()
-    return sum(losses) / len(losses)
-
-
 # ------------------------------------------------------------------------------ balance
 
 
@@ -236,27 +210,6 @@ def within_five_percent(seconds, nbytes, devices, capacity):
     return by_a_limit(seconds, nbytes, devices, capacity, limits=8)
 
 
-@ANSWERS.right(BALANCE)
-def in_a_table(seconds, nbytes, devices, capacity):
-    """The best cuts of the first layers: for one device, for two, and so on."""
-    table = {0: (0, ())}
-    for _ in range(devices):
-        table, before = {}, table
-        for start, (time, sizes) in before.items():
-            for end in range(start + 1, len(seconds) + 1):
-                if sum(nbytes[start:end]) > capacity:
-                    break
-                new = max(time, sum(seconds[start:end])), (*sizes, end - start)
-                table[end] = min(table.get(end, new), new)
-    return table[len(seconds)][1]
-
-
-# ---------------------------------------------------------------- predict_micro_batches
-
-for value in (27, torch.tensor(27), "27", Fraction(27)):
-    ANSWERS.right(PREDICT)(value)
-ANSWERS.wrong(PREDICT, "wrong", "asks for a tenth of the whole time")(30)
-
 test_wrong, test_right = ANSWERS.tests()
 
 
@@ -270,8 +223,6 @@ def test_a_check_has_gpus_of_its_own():
         kept = torch.ones(3, device="cuda:0")
         before = gpus.memory().now
         assert run_check(SPLIT, Parts).passed
-        assert run_check(MICRO, ours_of(MICRO)).passed
-        assert run_check(STEP, ours_of(STEP)).passed
         assert gpus.memory().now == before
         assert not gpus.transfers
         assert str(kept.device) == "cuda:0"
@@ -283,11 +234,6 @@ def test_the_best_time_of_each_case_is_that_of_our_solution():
         ends = itertools.accumulate(sizes)
         parts = [given[0][b - n : b] for b, n in zip(ends, sizes, strict=True)]
         assert max(map(sum, parts)) == pytest.approx(best)
-
-
-def test_the_examples_in_the_stubs_are_right():
-    assert ours_of(BUBBLE)(2, 3) == (0.25, 1 / 3)
-    assert ours_of(BALANCE)([1, 1, 1, 3], [1] * 4, 2, 4) == [3, 1]
 
 
 def test_the_predicted_number_is_the_least_that_is_enough():

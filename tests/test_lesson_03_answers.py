@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn import parallel
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
-from tests.answers import Answers, Edited
+from tests.answers import Answers
 
 ANSWERS = Answers()
 
@@ -36,72 +36,26 @@ def by_leaves(inputs, target_gpus, dim=0):
     ]
 
 
-@ANSWERS.right("03.scatter")
-def scatter_by_slices(inputs, target_gpus, dim=0):
-    """Another way round: what part i of anything is."""
-    n, counts = len(target_gpus), [len(target_gpus)]
-
-    def part(value, i):
-        if isinstance(value, torch.Tensor):
-            rows = -(-value.size(dim) // n)
-            counts.append(-(-value.size(dim) // rows))
-            index = [slice(None)] * value.dim()
-            index[dim] = slice(i * rows, (i + 1) * rows)
-            return value[tuple(index)].to(f"cuda:{target_gpus[i]}")
-        if isinstance(value, dict):
-            return {key: part(item, i) for key, item in value.items()}
-        if isinstance(value, (tuple, list)):
-            return type(value)(part(item, i) for item in value)
-        return value
-
-    first = part(inputs, 0)
-    return (first, *(part(inputs, i) for i in range(1, min(counts))))
-
-
 CHUNK = "inputs.chunk(len(target_gpus), dim)"
-ANSWERS.right("03.scatter")(Edited(CHUNK, f"inputs.to(target_gpus[0]){CHUNK[6:]}"))
-ANSWERS.right("03.scatter")(
-    Edited(CHUNK, "inputs.split(-(-inputs.shape[dim] // len(target_gpus)), dim)")
-)
-ANSWERS.wrong("03.scatter", "wrong", "each GPU was sent all rows")(
-    Edited(
-        "[p.to(gpu) for", f"[{CHUNK[:6]}.to(gpu){CHUNK[6:]}[target_gpus.index(gpu)] for"
-    )
-)
-
-# The order of the keys in a dict does not count.
+ALL_ROWS = "[inputs.to(gpu).chunk(len(target_gpus), dim)[target_gpus.index(gpu)] for"
 PAIRS = "zip(inputs, part, strict=True)"
-ANSWERS.right("03.scatter")(Edited(PAIRS, f"[*{PAIRS}][::-1]"))
-for says, old, new in (
-    ("is repeated for every GPU", " and inputs:", ":"),
-    ("is repeated for every GPU", "[inputs] * len(target_gpus)", "[inputs]"),
-    ("its dtype is float32", "p.to(gpu)", "p.to(gpu).float()"),
-):
-    ANSWERS.wrong("03.scatter", "wrong", says)(Edited(old, new))
+ANSWERS.edited(
+    "03.scatter",
+    right=[
+        (CHUNK, CHUNK.replace("inputs", "inputs.to(target_gpus[0])")),
+        (CHUNK, "inputs.split(-(-inputs.shape[dim] // len(target_gpus)), dim)"),
+        # The order of the keys in a dict does not count.
+        (PAIRS, f"[*{PAIRS}][::-1]"),
+    ],
+    wrong=[
+        ("each GPU was sent all rows", "[p.to(gpu) for", ALL_ROWS),
+        ("is repeated for every GPU", " and inputs:", ":"),
+        ("is repeated for every GPU", "[inputs] * len(target_gpus)", "[inputs]"),
+        ("its dtype is float32", "p.to(gpu)", "p.to(gpu).float()"),
+    ],
+)
 
 # ----------------------------------------------------------------------- 03.gather
-
-
-@ANSWERS.right("03.gather")
-def one_after_the_other(outputs, target_device, dim=0):
-    """With the numbers as vectors of one element."""
-    first = outputs[0]
-    if isinstance(first, torch.Tensor):
-        joined = torch.empty(0, device=f"cuda:{target_device}")
-        for i, output in enumerate(outputs):
-            output = output if output.dim() else output.reshape(1)
-            output = output.to(target_device)
-            joined = torch.cat((joined, output), dim) if i else output
-        return joined
-    if isinstance(first, dict):
-        values = [list(output.values()) for output in outputs]
-        joined = one_after_the_other(values, target_device, dim)
-        return dict(zip(first, joined, strict=True))
-    if not isinstance(first, (list, tuple)):
-        return first
-    items = ([output[i] for output in outputs] for i in range(len(first)))
-    joined = [one_after_the_other(item, target_device, dim) for item in items]
-    return joined if isinstance(first, list) else tuple(joined)
 
 
 @ANSWERS.right("03.gather")
@@ -115,22 +69,17 @@ def leaf_by_leaf(outputs, target_device, dim=0):
     return tree_map(join, *outputs)
 
 
-IN_ORDER, ELSEWHERE = (
-    "for key in first}\n    groups",
-    "for key in [*first][::-1]}\n    groups",
+KEYS = "for key in first}\n    groups"
+ONE_LOSS = "if first.dim() == 0 and len(outputs) == 1:\n            return first"
+ANSWERS.edited(
+    "03.gather",
+    right=[(KEYS, KEYS.replace("first", "[*first][::-1]"))],
+    wrong=[
+        ("even a single one", "here = [", f"{ONE_LOSS}\n        here = ["),
+        ("its dtype is float32", "(target_device)", "(target_device).float()"),
+        ("the outputs have changed", "here = [", "outputs[:] = here = ["),
+    ],
 )
-ANSWERS.right("03.gather")(Edited(IN_ORDER, ELSEWHERE))
-ONE_LOSS = (
-    "if first.dim() == 0 and len(outputs) == 1:\n            return first\n        "
-)
-ANSWERS.wrong("03.gather", "wrong", "become a vector, even a single one")(
-    Edited("here = [", f"{ONE_LOSS}here = [")
-)
-for says, old, new in (
-    ("its dtype is float32", "(target_device)", "(target_device).float()"),
-    ("the outputs have changed", "here = [", "outputs[:] = here = ["),
-):
-    ANSWERS.wrong("03.gather", "wrong", says)(Edited(old, new))
 
 # -------------------------------------------------------------------- 03.replicate
 
@@ -169,46 +118,25 @@ def with_torchs_hook(network, devices):
     return replicas
 
 
-@ANSWERS.right("03.replicate")
-def by_all_the_names(network, devices):
-    def replica_on(device):
-        replica, copies = copy.deepcopy(network), {}
-        for kind in ("parameters", "buffers"):
-            named = getattr(network, f"named_{kind}")(remove_duplicate=False)
-            for name, tensor in named:
-                owner, _, leaf = name.rpartition(".")
-                if tensor not in copies:
-                    copies[tensor] = tensor.cuda(device)
-                own = getattr(replica.get_submodule(owner), f"_{kind}")
-                own[leaf] = copies[tensor]
-        return replica
-
-    return list(map(replica_on, devices))
-
-
 MOVED = "nn.parallel._functions.Broadcast.apply([devices[0], device], tensor)[1]"
-ANSWERS.right("03.replicate")(  # as PyTorch does it
-    Edited("tensor.to(device)", f"{MOVED} if device != devices[0] else tensor")
+FIRST_IS_IT = "replicas = []", "replicas = [network]", "in devices:", "in devices[1:]:"
+ONE_MEMO = (
+    *("replicas = []", "replicas, memo = [], {}"),
+    *("network, copies", "network, memo", "copies = ", "memo |= "),
 )
-ANSWERS.wrong("03.replicate", "wrong", "A module of the network itself is")(
-    Edited("replicas = []", "replicas = [network]", "in devices:", "in devices[1:]:")
+ANSWERS.edited(
+    "03.replicate",
+    right=[  # as PyTorch does it
+        ("tensor.to(device)", f"{MOVED} if device != devices[0] else tensor")
+    ],
+    wrong=[
+        ("A module of the network itself is", *FIRST_IS_IT),
+        ("give it a new dict for each device", *ONE_MEMO),
+        ("copy has the settings", ", copies))", ", copies).eval())"),
+        ("That is a dictionary", "return replicas", "return {0: replicas}"),
+    ],
+    crashed=[("stays None", "copies))", "copies)); replicas[-1]._parameters.clear()")],
 )
-ANSWERS.wrong("03.replicate", "wrong", "give it a new dict for each device")(
-    Edited(
-        "replicas = []",
-        "replicas, memo = [], {}",
-        "network, copies",
-        "network, memo",
-        "copies = ",
-        "memo |= ",
-    )
-)
-for status, says, old, new in (
-    ("wrong", "copy has the settings", ", copies))", ", copies).eval())"),
-    ("wrong", "That is a dictionary", "return replicas", "return {0: replicas}"),
-    ("crashed", "stays None", "copies))", "copies)); replicas[-1]._parameters.clear()"),
-):
-    ANSWERS.wrong("03.replicate", status, says)(Edited(old, new))
 
 # --------------------------------------------------------------- 03.parallel_apply
 
@@ -280,17 +208,6 @@ class Call(threading.Thread):
             self.error = error
 
 
-@ANSWERS.right("03.parallel_apply")
-def with_a_class_of_threads(modules, inputs, kwargs_tup=None, *, devices):
-    calls = [Call(*one) for one in calls_of(modules, inputs, kwargs_tup, devices)]
-    [call.start() for call in calls]
-    [call.join() for call in calls]
-    for call in calls:
-        if call.error is not None:
-            raise call.error
-    return [call.output for call in calls]
-
-
 @ANSWERS.wrong(
     "03.parallel_apply", "wrong", "not run to its end when you returned or raised"
 )
@@ -315,15 +232,17 @@ def by_the_variable_of_the_loop(modules, inputs, kwargs_tup=None, *, devices):
     return inputs
 
 
-ANSWERS.wrong("03.parallel_apply", "wrong", "NameError: name 'input_s' is not")(
-    Edited("args = inputs[i]", "args = input_s[i]")  # outside of the try
+TENSORS_ONLY = "return [*filter(torch.is_tensor, outputs)]"
+ANSWERS.edited(
+    "03.parallel_apply",
+    wrong=[
+        # Outside of the try.
+        ("NameError: name 'input_s' is not", "args = inputs[i]", "args = input_s[i]"),
+        ("not detached", "(*args", "(*[x.detach() for x in args]"),
+        ("not moved", "**kwargs_tup[i])", "**kwargs_tup[i]).cpu()"),
+        ("3 items; 4 were", "return outputs", TENSORS_ONLY),
+    ],
 )
-for says, old, new in (
-    ("not detached", "(*args", "(*[x.detach() for x in args]"),
-    ("not moved", "**kwargs_tup[i])", "**kwargs_tup[i]).cpu()"),
-    ("3 items; 4 were", "return outputs", "return [*filter(torch.is_tensor, outputs)]"),
-):
-    ANSWERS.wrong("03.parallel_apply", "wrong", says)(Edited(old, new))
 
 # ---------------------------------------------------------------- 03.data_parallel
 
@@ -346,19 +265,6 @@ def one_replica_after_the_other(module, inputs, device_ids, output_device=None):
     outputs = [f(*part) for f, part in zip(replicas, parts, strict=True)]
     home = device_ids[0] if output_device is None else output_device
     return parallel.gather(outputs, home)
-
-
-@ANSWERS.right("03.data_parallel")
-def without_any_primitive(module, inputs, device_ids, output_device=None):
-    target = output_device if output_device is not None else device_ids[0]
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    outputs, pieces = [], [x.chunk(len(device_ids)) for x in inputs]
-    for gpu, *part in zip(device_ids, *pieces):  # noqa: B905
-        tensors = module.state_dict(keep_vars=True).items()
-        weights = {name: tensor.to(gpu) for name, tensor in tensors}
-        args = tuple(x.to(gpu) for x in part)
-        outputs.append(torch.func.functional_call(module, weights, args))
-    return tree_map(lambda *o: torch.cat([one.to(target) for one in o]), *outputs)
 
 
 @ANSWERS.wrong("03.data_parallel", "crashed", "returns a dictionary of tensors.")
@@ -416,18 +322,6 @@ class SumsDividedOnce(LossInside):
 
 
 @ANSWERS.right("03.spot_the_mean")
-class Weighted(LossInside):
-    """Means, each with the number of its rows."""
-
-    def forward(self, x, y):
-        return super().forward(x, y).reshape(1), torch.tensor([len(y)], device=y.device)
-
-    def loss(self, gathered, y):
-        means, rows = gathered
-        return (means * rows).sum() / rows.sum()
-
-
-@ANSWERS.right("03.spot_the_mean")
 class GradientsOfEachRow(LossOfEachRow):
     def training_step(self, x, y, device_ids):
         losses = nn.DataParallel(self, device_ids)(x, y)
@@ -470,25 +364,11 @@ class CountsOfAllSteps(LossInside):
         return gathered.sum() / sum(self.counts)
 
 
-@ANSWERS.right("03.spot_the_mean")
-class CountsOfOneStep(CountsOfAllSteps):
-    def training_step(self, x, y, device_ids):
-        self.counts.clear()
-        return super().training_step(x, y, device_ids)
-
-
 # What nn.DataParallel says of a replica begins with its own traceback.
 @ANSWERS.wrong("03.spot_the_mean", "crashed", "in forward: return {")
 class AKeyThatIsNotThere(LossInside):
     def forward(self, x, y):
         return {"losses": super().forward(x, y)}["loss"]
-
-
-# -------------------------------------------------------------- 03.predict_traffic
-
-ANSWERS.wrong("03.predict_traffic", "wrong", "That is the forward.")(700)
-for number in (1400, 1400.0, torch.tensor(1400), "1400 MB"):
-    ANSWERS.right("03.predict_traffic")(number)
 
 
 test_wrong, test_right = ANSWERS.tests()

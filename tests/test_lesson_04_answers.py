@@ -35,13 +35,6 @@ def received(tensor, source):
     return buffer
 
 
-# -------------------------------------------------------------- 04.predict_messages
-
-for number, says in ((20_000, "one half"), (10_000, "4 bytes"), (7, "Count the mess")):
-    ANSWERS.wrong("04.predict_messages", "wrong", says)(number)
-for number in (40_000, "40 000 bytes", 2 * 5 * 4e3, torch.tensor(40_000)):
-    ANSWERS.right("04.predict_messages")(number)
-
 # ---------------------------------------------------------------- 04.spot_the_tuple
 
 
@@ -87,12 +80,9 @@ def run_worker(i, worker, n):
 
 
 for start in (
-    lambda worker, n: mp.spawn(worker, [n], n),
     lambda worker, n: mp.spawn(fn=worker, args=tuple([n]), nprocs=n, daemon=True),
     lambda worker, n: mp.spawn(run_worker, args=(worker, n), nprocs=n),
-    lambda worker, n: mp.start_processes(worker, [n], n, start_method="spawn"),
     lambda worker, n: run_all(processes(worker, n)),
-    lambda worker, n: run_all(processes(worker, n, "spawn")),
     # What a fork is to run need not be sent at all.
     lambda worker, n: run_all(processes(lambda i, _: worker(i, n), n, "fork")),
 ):
@@ -122,10 +112,23 @@ OUR_SENDS = f"""requests = [
         ]
         {OUR_WAITS}"""
 IN_A_LOOP = "for other in range(1, world_size):\n            "
+FROM_ONE_BUFFER = f"""{IN_A_LOOP}row.copy_(rows[other])
+            dist.isend(row, other).wait()
+        row.copy_(rows[0])"""
+FROM_COPIES = f"""requests = [dist.isend(r + 0, i) for i, r in enumerate(rows) if i]
+        {OUR_WAITS}"""
 
-ANSWERS.wrong("04.spot_the_wait", "wrong", "Rank 0 never waited for isend")(
-    # Without the sleep a message is dropped, and that is a deadlock.
-    Edited(OUR_WAITS, "import time\n        time.sleep(0.3)")
+ANSWERS.edited(
+    "04.spot_the_wait",
+    right=[
+        (OUR_SENDS, f"{IN_A_LOOP}dist.send(rows[other], dst=other)"),
+        (OUR_SENDS, FROM_ONE_BUFFER),
+        (OUR_SENDS, FROM_COPIES),
+    ],
+    wrong=[
+        # Without the sleep a message is dropped, and that is a deadlock.
+        ("Rank 0 never waited for isend", OUR_WAITS, "import time; time.sleep(0.3)"),
+    ],
 )
 
 
@@ -135,16 +138,6 @@ def all_rows_to_all(rows):
     for other in range(1, n) if rank == 0 else ():
         send(rows, other)
     return (received(rows, 0) if rank else rows)[rank].clone()
-
-
-for sends in (
-    f"{IN_A_LOOP}dist.send(rows[other], dst=other)",
-    f"{IN_A_LOOP}row.copy_(rows[other])\n            dist.isend(row, other).wait()"
-    "\n        row.copy_(rows[0])",
-    "requests = [dist.isend(r + 0, i) for i, r in enumerate(rows) if i]"
-    f"\n        {OUR_WAITS}",
-):
-    ANSWERS.right("04.spot_the_wait")(Edited(OUR_SENDS, sends))
 
 
 @ANSWERS.right("04.spot_the_wait")
@@ -236,11 +229,14 @@ ANSWERS.right("04.exchange")(Edited("return tensor.clone()", "return tensor"))
 # -------------------------------------------------------------------- 04.all_reduce
 
 
-for says, new in (
-    ("is the tensor that was given.", "return total if world_size > 1 else tensor"),
-    ("divided once too often?", "return total / world_size"),
-):
-    ANSWERS.wrong("04.all_reduce", "wrong", says)(Edited("return total", new))
+TENSOR_IF_ALONE = "return total if world_size > 1 else tensor"
+ANSWERS.edited(
+    "04.all_reduce",
+    wrong=[
+        ("is the tensor that was given.", "return total", TENSOR_IF_ALONE),
+        ("divided once too often?", "return total", "return total / world_size"),
+    ],
+)
 
 
 @ANSWERS.wrong("04.all_reduce", "wrong", "Your code calls all_reduce")
@@ -277,20 +273,6 @@ def around_the_ring(tensor):
         incoming = received(tensor, (rank - 1) % n)
         request.wait()
         passing, total = incoming, total + incoming
-    return total
-
-
-@ANSWERS.right("04.all_reduce")
-def a_chain_there_and_back(tensor):
-    rank, n = me()
-    total = tensor.clone()
-    if rank > 0:
-        total = total + received(tensor, rank - 1)
-    if rank < n - 1:
-        send(total, rank + 1)
-        recv(total, rank + 1)
-    if rank > 0:
-        send(total, rank - 1)
     return total
 
 
@@ -342,13 +324,18 @@ CAME = "dist.recv(tensor, src=(rank - distance) % world_size)"
 THANKED = "; dist.recv(torch.ones(1), (rank + distance) % world_size)"
 THANKS = "; dist.send(torch.ones(1), (rank - distance) % world_size)"
 
-for says, pieces in (
-    ("the tensor once, and nothing else", (SENT, SENT + THANKED, CAME, CAME + THANKS)),
-    ("never waited for isend", ("dist.send", "dist.isend")),
-):
-    ANSWERS.wrong("04.broadcast", "wrong", says)(Edited(*pieces))
-ANSWERS.right("04.broadcast")(Edited(SENT, SENT.replace("send", "isend") + ".wait()"))
-ANSWERS.right("04.broadcast")(Edited(CAME, CAME.replace("recv", "irecv") + ".wait()"))
+BOTH = SENT, SENT + THANKED, CAME, CAME + THANKS
+ANSWERS.edited(
+    "04.broadcast",
+    right=[
+        (SENT, SENT.replace("send", "isend") + ".wait()"),
+        (CAME, CAME.replace("recv", "irecv") + ".wait()"),
+    ],
+    wrong=[
+        ("the tensor once, and nothing else", *BOTH),
+        ("never waited for isend", "dist.send", "dist.isend"),
+    ],
+)
 
 
 @ANSWERS.right("04.broadcast")
@@ -366,37 +353,33 @@ def halving(tensor, src=0):
     wait_for(requests)
 
 
-@ANSWERS.right("04.broadcast")
-def by_lists(tensor, src=0):
-    """Everybody works out who has it, step by step, and who is next."""
-    rank, n = me()
-    have, need = [src], [r for r in range(n) if r != src]
-    while need:
-        pairs = list(zip(have, need, strict=False))
-        for source, target in pairs:
-            if rank == source:
-                send(tensor, target)
-            elif rank == target:
-                recv(tensor, source)
-        have += [target for _, target in pairs]
-        need = need[len(pairs) :]
-
-
 # -------------------------------------------------------------------- 04.even_group
 
 IF_EVEN, BY_GROUP = "if rank % 2 == 0:", "dist.all_reduce(total, group=group)"
-EVENS = "range(0, world_size, 2)"
+EVENS, ALONE = "range(0, world_size, 2)", "return tensor.clone()"
 REDUCE_AND_BROADCAST = """dist.reduce(total, dst=0, group=group)
         dist.broadcast(total, group_src=0, group=group)"""
 
-for status, says, pieces in (
-    ("wrong", "never waited for all_reduce", ("=group)", "=group, async_op=True)")),
-    ("wrong", "odd ranks return None", (IF_EVEN, "if True:")),
-    ("wrong", "the argument is not what it was", ("tensor.clone()", "tensor")),
-    ("crashed", "Rank 4 is out of range", (EVENS, "[0, 2, 4]")),
-    ("stuck", "with odd ranks in the list", (EVENS, "range(world_size)")),
-):
-    ANSWERS.wrong("04.even_group", status, says)(Edited(*pieces))
+ANSWERS.edited(
+    "04.even_group",
+    right=[
+        (BY_GROUP, "dist.all_reduce(total, group=group, async_op=True).wait()"),
+        (BY_GROUP, "group.allreduce([total]).wait()"),
+        (BY_GROUP, REDUCE_AND_BROADCAST),
+        (IF_EVEN, "if group != dist.GroupMember.NON_GROUP_MEMBER:"),
+        (
+            "group = ",
+            "if world_size == 1:\n        return tensor.clone()\n    group = ",
+        ),
+    ],
+    wrong=[
+        ("never waited for all_reduce", "=group)", "=group, async_op=True)"),
+        ("odd ranks return None", IF_EVEN, "if True:"),
+        ("the argument is not what it was", "tensor.clone()", "tensor"),
+    ],
+    crashed=[("Rank 4 is out of range", EVENS, "[0, 2, 4]")],
+    stuck=[("with odd ranks in the list", EVENS, "range(world_size)")],
+)
 
 
 @ANSWERS.wrong("04.even_group", "wrong", "odd ranks took part in it")
@@ -405,16 +388,6 @@ def a_group_for_show(tensor):
     dist.new_group(list(range(0, n, 2)))
     dist.all_reduce(total.mul_(rank % 2 == 0))
     return total if rank % 2 == 0 else None
-
-
-for pieces in (
-    (BY_GROUP, "dist.all_reduce(total, group=group, async_op=True).wait()"),
-    (BY_GROUP, "group.allreduce([total]).wait()"),
-    (BY_GROUP, REDUCE_AND_BROADCAST),
-    (IF_EVEN, "if group != dist.GroupMember.NON_GROUP_MEMBER:"),
-    ("group = ", "if world_size == 1:\n        return tensor.clone()\n    group = "),
-):
-    ANSWERS.right("04.even_group")(Edited(*pieces))
 
 
 def evens_and_odds():

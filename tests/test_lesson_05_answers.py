@@ -1,23 +1,16 @@
 """Lesson 05: typical wrong answers, and different right ones."""
 
 import itertools
-import math
 import random
 
 import numpy
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from tests.answers import Answers, Edited
+from tests.answers import Answers
 
 ANSWERS = Answers()
-
-
-# ------------------------------------------------------------------ 05.predict_rate
-
-for number in (0.6, 0.1 * 2 * 8 * 96 / 256, torch.tensor(0.6)):
-    ANSWERS.right("05.predict_rate")(number)
 
 
 # ------------------------------------------------------------------- 05.local_batch
@@ -30,15 +23,15 @@ def a_number_of_numpys(global_batch, world_size, rank):
     return numpy.int64(global_batch // world_size)
 
 
-ANSWERS.wrong("05.local_batch", "wrong", "wants one number of type int")(
-    Edited(ROWS, "global_batch // world_size + rank < global_batch")
+COMPARED = "global_batch // world_size + rank < global_batch"
+ANSWERS.edited(
+    "05.local_batch",
+    right=[
+        (ROWS, "(global_batch + rank) // world_size"),  # the last ranks take one more
+        (ROWS, "len(range(rank, global_batch, world_size))"),
+    ],
+    wrong=[("wants one number of type int", ROWS, COMPARED)],
 )
-for rows in (
-    "(global_batch + rank) // world_size",  # the last ranks take one more
-    "len(range(rank, global_batch, world_size))",
-    "(rank + 1) * global_batch // world_size - rank * global_batch // world_size",
-):
-    ANSWERS.right("05.local_batch")(Edited(ROWS, rows))
 
 
 # --------------------------------------------------------------------- 05.partition
@@ -63,20 +56,24 @@ def seeded_by_a_hash(n_items, world_size, seed):
     return shuffled_and_dealt(n_items, world_size, hash(f"seed {seed}"))
 
 
-for says, *pieces in (
-    ("a share is a stretch of the items", ORDER, "torch.arange(n_items)"),
-    ("it gave different shares", ORDER, "torch.randperm(n_items)"),
-    ("The ranks have computed different", "(seed)", "(seed + dist.get_rank())"),
-    ("Another seed gave the same shares", "(seed)", "(seed % 2)"),
-    (
-        *("or nearly so", "(seed)", "(1)", ".tolist()", ".roll(seed)"),
-        *(DEAL, "order.tensor_split(world_size)"),
-    ),
-    ("one list of whole numbers", DEAL, f"({DEAL[1:-1]})"),  # a generator
-    ("one list of whole numbers", ".tolist()", ".double().tolist()"),
-    ("Cut all shares from *one* order", ".tolist()", ".add(1).tolist()"),
-):
-    ANSWERS.wrong("05.partition", "wrong", says)(Edited(*pieces))
+ROLLED = (
+    *("(seed)", "(1)", ".tolist()", ".roll(seed)"),
+    *(DEAL, "order.tensor_split(world_size)"),
+)
+ANSWERS.edited(
+    "05.partition",
+    wrong=[
+        ("a share is a stretch of the items", ORDER, "torch.arange(n_items)"),
+        ("it gave different shares", ORDER, "torch.randperm(n_items)"),
+        ("The ranks have computed different", "(seed)", "(seed + dist.get_rank())"),
+        ("Another seed gave the same shares", "(seed)", "(seed % 2)"),
+        ("or nearly so", *ROLLED),
+        ("one list of whole numbers", DEAL, f"({DEAL[1:-1]})"),  # a generator
+        ("one list of whole numbers", ".tolist()", ".double().tolist()"),
+        ("Cut all shares from *one* order", ".tolist()", ".add(1).tolist()"),
+        ("some lists are empty", DEAL, DEAL.replace("ze)]", "ze) if rank < n_items]")),
+    ],
+)
 
 
 @ANSWERS.right("05.partition")
@@ -98,12 +95,6 @@ def with_numpy(n_items, world_size, seed):
 
 
 @ANSWERS.right("05.partition")
-def with_tensor_split(n_items, world_size, seed):
-    torch.manual_seed(seed)
-    return torch.randperm(n_items).tensor_split(world_size)
-
-
-@ANSWERS.right("05.partition")
 def by_random_split(n_items, world_size, seed):
     generator = torch.Generator().manual_seed(seed)
     lengths = [len(range(rank, n_items, world_size)) for rank in range(world_size)]
@@ -117,10 +108,6 @@ def drawn_by_rank_0(n_items, world_size, seed):
         order = torch.tensor(order_of(n_items, seed))
     dist.broadcast(order, 0)
     return [order[rank::world_size].tolist() for rank in range(world_size)]
-
-
-SORTED = DEAL.replace("order[rank::world_size]", "sorted(order[rank::world_size])")
-ANSWERS.right("05.partition")(Edited(DEAL, SORTED))
 
 
 # ------------------------------------------------------------- 05.average_gradients
@@ -157,18 +144,17 @@ EACH = "for parameter in model.parameters():"
 UNDER_WAY = f"work = {REDUCE[:-1]}, async_op=True)"
 BUFFERS = f"for buffer in model.buffers(): dist.all_reduce(buffer)\n    {EACH}"
 
-for says, *pieces in (
-    ("a division before the `wait()`", BOTH, lines(UNDER_WAY, DIVIDE, "work.wait()")),
-    (
-        "A frozen parameter has a gradient now",
-        "if parameter.requires_grad:",
-        "if True:",
-    ),
-    ("something else has changed", EACH, BUFFERS),
-    ("something else has changed", EACH, f"model.eval()\n    {EACH}"),
-    ("its requires_grad", DIVIDE, f"{DIVIDE}; parameter.requires_grad_(False)"),
-):
-    ANSWERS.wrong("05.average_gradients", "wrong", says)(Edited(*pieces))
+EARLY = lines(UNDER_WAY, DIVIDE, "work.wait()")
+ANSWERS.edited(
+    "05.average_gradients",
+    wrong=[
+        ("a division before the `wait()`", BOTH, EARLY),
+        ("A frozen parameter has", "if parameter.requires_grad:", "if True:"),
+        ("something else has changed", EACH, BUFFERS),
+        ("something else has changed", EACH, f"model.eval()\n    {EACH}"),
+        ("its requires_grad", DIVIDE, f"{DIVIDE}; parameter.requires_grad_(False)"),
+    ],
+)
 
 
 @ANSWERS.wrong("05.average_gradients", "crashed", "or a loop over a set?")
@@ -194,31 +180,27 @@ def tied_divided_twice(model):
             parameter.grad /= dist.get_world_size()
 
 
-@ANSWERS.wrong("05.average_gradients", "wrong", "its requires_grad")
-def thaws(model):
-    takes_the_values(model)
-    model.requires_grad_(True)
-
-
-for instead in (
-    lines("parameter.grad = parameter.grad / dist.get_world_size()", REDUCE),
-    "dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)",
-    lines(
-        "dist.reduce(parameter.grad, 0)", DIVIDE, "dist.broadcast(parameter.grad, 0)"
-    ),
-    lines(UNDER_WAY, "while not work.is_completed(): pass", DIVIDE),
-    lines(
-        f"future = {REDUCE[:-1]}, async_op=True).get_future()",
-        "while not future.done(): pass",
-        "parameter.grad = future.value()[0] / dist.get_world_size()",
-    ),
-    lines(
-        "there = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]",
-        "dist.all_gather(there, parameter.grad)",
-        "parameter.grad = torch.stack(there).mean(dim=0)",
-    ),
-):
-    ANSWERS.right("05.average_gradients")(Edited(BOTH, instead))
+REDUCED = "dist.reduce(parameter.grad, 0)", "dist.broadcast(parameter.grad, 0)"
+POLLED_FUTURE = lines(
+    f"future = {REDUCE[:-1]}, async_op=True).get_future()",
+    "while not future.done(): pass",
+    "parameter.grad = future.value()[0] / dist.get_world_size()",
+)
+GATHERED = lines(
+    "there = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]",
+    "dist.all_gather(there, parameter.grad)",
+    "parameter.grad = torch.stack(there).mean(dim=0)",
+)
+ANSWERS.edited(
+    "05.average_gradients",
+    right=[
+        (BOTH, "dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)"),
+        (BOTH, lines(REDUCED[0], DIVIDE, REDUCED[1])),
+        (BOTH, lines(UNDER_WAY, "while not work.is_completed(): pass", DIVIDE)),
+        (BOTH, POLLED_FUTURE),
+        (BOTH, GATHERED),
+    ],
+)
 
 
 @ANSWERS.right("05.average_gradients")
@@ -230,15 +212,6 @@ def flat(model):
     parts = buffer.split([p.numel() for p in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.grad.copy_(part.view_as(parameter))
-
-
-@ANSWERS.right("05.average_gradients")
-def all_at_the_same_time(model):
-    parameters = with_zeros(model)
-    works = [dist.all_reduce(p.grad, async_op=True) for p in parameters]
-    for work, parameter in zip(works, parameters, strict=True):
-        work.wait()
-        parameter.grad.div_(dist.get_world_size())
 
 
 @ANSWERS.right("05.average_gradients")
@@ -298,113 +271,47 @@ MINE = "order[self.rank : total : self.world_size]"
 RETURN = f"return iter({MINE})"
 
 
-for status, says, *pieces in (
-    ("too slow", "make a list longer", ".tolist()", "", REPEAT, DOUBLE),
-    ("crashed", "must `return` an iterator", f"iter({MINE})", MINE),
-    ("crashed", "a range has neither", "list(range(self.n_items))", "range(10)"),
-    ("crashed", "`/` makes a float", "rounded(", "float("),
-    (
-        "wrong",
-        "must make a new iterator at each call",
-        RETURN,
-        f"self.kept = getattr(self, 'kept', iter({MINE})); return self.kept",
-    ),
-    (
-        "wrong",
-        "Draw it anew in each `__iter__`",  # computed once
-        RETURN,
-        f"self.kept = getattr(self, 'kept', {MINE}); return iter(self.kept)",
-    ),
-    (
-        "wrong",
-        "Epoch 0 was right at first",
-        RETURN,
-        f"self.kept = {MINE} if self.epoch else getattr(self, 'kept', {MINE})\n"
-        "        return iter(self.kept)",
-    ),
-    ("wrong", "torch.manual_seed and", "torch.Generator().manual", "torch.manual"),
-    (
-        "wrong",
-        "np.random.seed do that",
-        RETURN,
-        f"import numpy; numpy.random.seed(0); {RETURN}",
-    ),
-    (
-        "wrong",
-        "np.random.seed do that",
-        RETURN,
-        f"import random; random.seed(0); {RETURN}",
-    ),
-):
-    ANSWERS.wrong("05.sampler", status, says)(Edited(*pieces))
-
-for pieces in (
-    (REPEAT, DOUBLE),
-    (
-        RETURN,
-        "for i in range(len(self)):\n"
-        "            yield order[(self.rank + i * self.world_size) % self.n_items]",
-    ),
-    (
-        RETURN,
-        "places = torch.arange(len(self)) * self.world_size + self.rank\n"
-        "        return iter(torch.tensor(order)[places % self.n_items])",
-    ),
-):
-    ANSWERS.right("05.sampler")(Edited(*pieces))
-
-
-@ANSWERS.right("05.sampler")
-class LikeTorch(Sampler):
-    def __init__(self, n_items, world_size, rank, shuffle, seed, drop_last):
-        self.items, self.shuffle, self.seed, self.epoch = n_items, shuffle, seed, 0
-        rest = n_items % world_size
-        self.total = n_items - rest
-        if rest and not drop_last:
-            self.total += world_size
-        self.world_size, self.rank = world_size, rank
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return self.total // self.world_size
-
-    def __iter__(self):
-        indices = list(range(self.items))
-        if self.shuffle:
-            indices = order_of(self.items, self.seed + self.epoch)
-        missing = self.total - len(indices)
-        if missing > 0:
-            indices += (indices * math.ceil(missing / len(indices)))[:missing]
-        return iter(indices[self.rank : self.total : self.world_size])
-
+KEPT = "self.kept = getattr(self, 'kept', {}); return {}"
+KEPT_SINCE_5 = f"""self.kept = {MINE} if self.epoch else getattr(self, 'kept', {MINE})
+        return iter(self.kept)"""
+AS_GENERATOR = """for i in range(len(self)):
+            yield order[(self.rank + i * self.world_size) % self.n_items]"""
+AS_TENSOR = """places = torch.arange(len(self)) * self.world_size + self.rank
+        return iter(torch.tensor(order)[places % self.n_items])"""
+ITER = KEPT.format(f"iter({MINE})", "self.kept")
+LIST = KEPT.format(MINE, "iter(self.kept)")
+ANSWERS.edited(
+    "05.sampler",
+    right=[(REPEAT, DOUBLE), (RETURN, AS_GENERATOR), (RETURN, AS_TENSOR)],
+    too_slow=[("make a list longer", ".tolist()", "", REPEAT, DOUBLE)],
+    crashed=[
+        ("must `return` an iterator", f"iter({MINE})", MINE),
+        ("a range has neither", "list(range(self.n_items))", "range(10)"),
+        ("`/` makes a float", "rounded(", "float("),
+    ],
+    wrong=[
+        ("must make a new iterator at each call", RETURN, ITER),
+        ("Draw the order anew in each", RETURN, LIST),  # computed once
+        ("Epoch 0 was right at first", RETURN, KEPT_SINCE_5),
+        ("torch.manual_seed and", "torch.Generator().manual", "torch.manual"),
+        ("np.random.seed do", RETURN, f"import numpy as n; n.random.seed(0); {RETURN}"),
+    ],
+)
 
 # ---------------------------------------------------------------------- 05.accuracy
 
 COUNT = "right[:own].sum()"
 SUM = "dist.all_reduce(count)"
 
-for status, says, *pieces in (
-    ("wrong", "call its wait()", SUM, "dist.all_reduce(count, async_op=True)"),
-    ("wrong", "", COUNT, f"{COUNT}.half()"),
-    (
-        *("crashed", "with tensors of the same size"),
-        *(COUNT, "right[:own].int()", "count.item()", "count.sum().item()"),
-    ),
-):
-    ANSWERS.wrong("05.accuracy", status, says)(Edited(*pieces))
-
-
-@ANSWERS.right("05.accuracy")
-def by_place(right, n_items):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    totals = torch.zeros(2, dtype=torch.float64)
-    for i, one in enumerate(right):
-        if rank + i * world_size < n_items:
-            totals += torch.tensor([float(one), 1.0])
-    dist.all_reduce(totals)
-    return totals[0] / totals[1]
+SUMMED_LATE = COUNT, "right[:own].int()", "count.item()", "count.sum().item()"
+ANSWERS.edited(
+    "05.accuracy",
+    wrong=[
+        ("call its wait()", SUM, "dist.all_reduce(count, async_op=True)"),
+        ("", COUNT, f"{COUNT}.half()"),
+    ],
+    crashed=[("with tensors of the same size", *SUMMED_LATE)],
+)
 
 
 @ANSWERS.right("05.accuracy")
@@ -414,31 +321,24 @@ def gathered_and_put_in_order(right, n_items):
     return torch.stack(there, dim=1).flatten()[:n_items].double().mean().item()
 
 
-@ANSWERS.right("05.accuracy")
-def as_objects(right, n_items):
-    own = len(range(dist.get_rank(), n_items, dist.get_world_size()))
-    everywhere = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, right[:own].tolist())
-    return sum(map(sum, everywhere)) / sum(map(len, everywhere))
-
-
 # --------------------------------------------------------------- 05.spot_the_loader
 
 LOADER = "DataLoader(dataset, batch_size=global_batch // size, sampler=sampler)"
 INDICES = "torch.utils.data.BatchSampler(sampler, global_batch // size, False)"
 
-for says, *pieces in (
-    ("Epochs have the same order", "sampler.set_epoch(epoch)", "pass"),
-    ("then read the batches with `list(loader)`", "list(loader)", "loader"),
-    ("items, not indices", LOADER, INDICES),
-    ("(`append`, not `extend`.)", "append", "extend"),
-    (
-        "Shuffle the whole data set",
-        "Sampler(dataset)",
-        "Sampler(dataset, shuffle=False)",
-    ),
-):
-    ANSWERS.wrong("05.spot_the_loader", "wrong", says)(Edited(*pieces))
+IN_ORDER = "Sampler(dataset)", "Sampler(dataset, shuffle=False)"
+ANSWERS.edited(
+    "05.spot_the_loader",
+    wrong=[
+        ("Each rank needs batches of", "global_batch // size", "global_batch"),
+        ("gives each rank a share of it", "sampler=sampler", "shuffle=True"),
+        ("Epochs have the same order", "sampler.set_epoch(epoch)", "pass"),
+        ("then read the batches with `list(loader)`", "list(loader)", "loader"),
+        ("items, not indices", LOADER, INDICES),
+        ("(`append`, not `extend`.)", "append", "extend"),
+        ("Shuffle the whole data set", *IN_ORDER),
+    ],
+)
 
 
 @ANSWERS.wrong("05.spot_the_loader", "wrong", "the same items in every epoch")
@@ -458,18 +358,6 @@ def a_sampler_for_each_epoch(dataset, global_batch, n_epochs):
         loader = DataLoader(dataset, share, shuffle=False, sampler=sampler)
         epochs.append([batch for batch in loader])  # noqa: C416
     return epochs
-
-
-@ANSWERS.right("05.spot_the_loader")
-def by_hand(dataset, global_batch, n_epochs):
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    return [
-        [
-            dataset[batch[rank::world_size]].tolist()
-            for batch in torch.tensor(order_of(len(dataset), epoch)).split(global_batch)
-        ]
-        for epoch in range(n_epochs)
-    ]
 
 
 test_wrong, test_right = ANSWERS.tests()

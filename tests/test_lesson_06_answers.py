@@ -1,7 +1,5 @@
 """Lesson 06: different right answers, and wrong ones that no near miss covers."""
 
-from itertools import accumulate as running_sums
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,14 +10,9 @@ from course_utils import Ranks
 from course_utils.measure.data import load_data
 from course_utils.notebook import ours
 from course_utils.theory import costs
-from tests.answers import Answers, Edited
+from tests.answers import Answers
 
 ANSWERS = Answers()
-
-# --------------------------------------------------------------- 06.predict_bucket
-
-ANSWERS.right("06.predict_bucket")(30)
-ANSWERS.right("06.predict_bucket")(torch.tensor(30.0))
 
 # ------------------------------------------------------------- 06.broadcast_module
 
@@ -39,13 +32,26 @@ def new_parameters(module):
 
 
 TOP = "[t for n, t in module.named_parameters() if n.count('.') < 3]"
-for new, says in (
-    ("(p for m in module.children() for p in m.parameters())", "rank 0's parameters"),
-    (f"(*{TOP}, *module.buffers())", "rank 0's parameters"),
-    (f"({ALL}, module.eval())[0]", "or the mode has changed"),
-    (f"[t.requires_grad_(False) for t in {ALL}]", "but requires_grad or the mode"),
-):
-    ANSWERS.wrong("06.broadcast_module", "wrong", says)(Edited(ALL, new))
+OF_CHILDREN = "(p for m in module.children() for p in m.parameters())"
+FROM_ALL_GATHER = """n = dist.get_world_size()
+            copies = [torch.empty_like(tensor) for _ in range(n)]
+            dist.all_gather(copies, tensor)
+            tensor.copy_(copies[0])"""
+BY_MESSAGES = """if dist.get_rank() > 0:
+                dist.recv(tensor, 0)
+            else:
+                for rank in range(1, dist.get_world_size()):
+                    dist.send(tensor, rank)"""
+ANSWERS.edited(
+    "06.broadcast_module",
+    right=[(SEND, FROM_ALL_GATHER), (SEND, BY_MESSAGES)],
+    wrong=[
+        ("rank 0's parameters", ALL, OF_CHILDREN),
+        ("rank 0's parameters", ALL, f"(*{TOP}, *module.buffers())"),
+        ("or the mode has changed", ALL, f"({ALL}, module.eval())[0]"),
+        ("but requires_grad", ALL, f"[t.requires_grad_(False) for t in {ALL}]"),
+    ],
+)
 
 
 @ANSWERS.wrong("06.broadcast_module", "wrong", "an int64 may have more digits")
@@ -81,57 +87,23 @@ def all_at_once(module):
         request.wait()
 
 
-@ANSWERS.right("06.broadcast_module")
-@torch.no_grad()
-def as_objects(module):
-    tensors = [*module.parameters(), *module.buffers()]
-    message = [[tensor.detach().clone() for tensor in tensors]]
-    dist.broadcast_object_list(message, src=0)
-    for tensor, value in zip(tensors, message[0], strict=True):
-        tensor.copy_(value)
-
-
-for new in (
-    """if dist.get_rank() > 0:
-                tensor.zero_()
-            dist.all_reduce(tensor)""",
-    """copies = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-            dist.all_gather(copies, tensor)
-            tensor.copy_(copies[0])""",
-    """if dist.get_rank() > 0:
-                dist.recv(tensor, 0)
-            else:
-                for rank in range(1, dist.get_world_size()):
-                    dist.send(tensor, rank)""",
-):
-    ANSWERS.right("06.broadcast_module")(Edited(SEND, new))
-
 # ------------------------------------------------------------------ 06.cut_buckets
 
 OPEN = "members, held, cap = [], 0, bucket_bytes"
-for says, *pieces in (
-    ("No float can be an index", "append(number)", "append(float(number))"),
-    ("begins with 0 bytes", OPEN, "members, held, cap = [], held - cap, bucket_bytes"),
-    ("begins with 0 bytes", OPEN, "members, cap = [], bucket_bytes; held -= cap"),
-    ("its cap is bucket_bytes", OPEN, "members, held = [], 0"),
-):
-    ANSWERS.wrong("06.cut_buckets", "wrong", says)(Edited(*pieces))
+CARRIED = "members, held, cap = [], held - cap, bucket_bytes"
+ANSWERS.edited(
+    "06.cut_buckets",
+    wrong=[
+        ("No float can be an index", "append(number)", "append(float(number))"),
+        ("begins with 0 bytes", OPEN, CARRIED),
+        ("its cap is bucket_bytes", OPEN, "members, held = [], 0"),
+    ],
+)
 
 
 @ANSWERS.wrong("06.cut_buckets", "wrong", "It would work: but it is what you build")
 def the_courses_formula(nbytes, bucket_bytes, first_bucket_bytes):
     return costs.ddp_buckets(nbytes, cap=bucket_bytes, first_cap=first_bucket_bytes)
-
-
-@ANSWERS.right("06.cut_buckets")
-def with_caps(nbytes, bucket_bytes, first_bucket_bytes):
-    buckets = [[]]
-    for number in range(len(nbytes) - 1, -1, -1):
-        cap = bucket_bytes if len(buckets) > 1 else first_bucket_bytes
-        if sum(nbytes[i] for i in buckets[-1]) >= cap:
-            buckets.append([])
-        buckets[-1].append(number)
-    return buckets
 
 
 @ANSWERS.right("06.cut_buckets")
@@ -144,17 +116,6 @@ def by_popping(nbytes, bucket_bytes, first_bucket_bytes):
         buckets.append(bucket)
         cap = bucket_bytes
     return tuple(buckets)
-
-
-@ANSWERS.right("06.cut_buckets")
-def by_recursion(nbytes, bucket_bytes, first_bucket_bytes):
-    if not nbytes:
-        return []
-    sums = list(running_sums(reversed(nbytes)))
-    n = next((i for i, s in enumerate(sums, 1) if s >= first_bucket_bytes), len(sums))
-    rest = nbytes[:-n]
-    bucket = list(range(len(nbytes) - 1, len(rest) - 1, -1))
-    return [bucket, *by_recursion(rest, bucket_bytes, bucket_bytes)]
 
 
 @ANSWERS.right("06.cut_buckets")
@@ -179,7 +140,6 @@ OF_A_TENSOR = """mean = parameter / dist.get_world_size()
         self.requests.append(dist.all_reduce(mean, async_op=True))
         return mean"""
 LOGGED = "self.log = [*getattr(self, 'log', []), parameter.grad.clone()]"
-EVAL = "forward = lambda self, x: self.module.eval()(x)"
 ALL_IN_THE_LAST = f"""self.there = [*getattr(self, "there", []), parameter]
         if len(self.there) == sum(p.requires_grad for p in self.module.parameters()):
             for parameter in self.there:
@@ -187,38 +147,34 @@ ALL_IN_THE_LAST = f"""self.there = [*getattr(self, "there", []), parameter]
                 {REDUCE}
             self.there = []"""
 
-for says, *pieces in (
-    ("rank 0's model", "(*module.parameters(), ", "(*module.first.parameters(), "),
-    ("Send them, too: `module.buffers()`", ALL, "module.parameters()"),
-    ("persistent=False", ALL, "module.state_dict().values()"),
-    ("A parameter itself is sent", BOTH, REDUCE.replace("grad,", "data,")),
-    (
-        "are still kept",
-        WAIT,
-        "for request in self.requests:\n            request.wait()",
-    ),
-    ("finish() returned while", WAIT, "self.requests.clear()"),
-    ("was changed while", BOTH, f"{REDUCE}\n        {DIVIDE}"),
-    ("Not all gradients are sent", "requires_grad:", "dim() > 1:"),
-    ("a hook waits", REDUCE, "dist.all_reduce(parameter.grad)"),
-    (
-        "Did you reduce a copy",
-        REGISTER,
-        "parameter.register_hook(self.send)",
-        BOTH,
-        OF_A_TENSOR,
-    ),
-    ("begin too late", BOTH, ALL_IN_THE_LAST),
-    ("in which the network computes", REGISTER, f"{REGISTER}; module.first.eval()"),
-    ("in which the network computes", "def send", f"{EVAL}\n\n    def send"),
-    ("tensors of earlier steps", BOTH, f"{BOTH}\n        {LOGGED}"),
-):
-    ANSWERS.wrong("06.async_ddp", "wrong", says)(Edited(*pieces))
-ANSWERS.wrong("06.async_ddp", "crashed", "And a hook must take what PyTorch gives")(
-    Edited("def send(self, parameter)", "def send(self)")
+OF_EACH_MODULE = "in (p for m in module.modules() for p in m.parameters(False)):"
+WITH_A_TENSOR_HOOK = (
+    *(REGISTER, "parameter.register_hook(self.send)"),
+    *(BOTH, OF_A_TENSOR),
 )
-ANSWERS.wrong("06.async_ddp", "crashed", "cannot have a hook")(
-    Edited("if parameter.requires_grad:", "if True:")
+ANSWERS.edited(
+    "06.async_ddp",
+    wrong=[
+        ("rank 0's model", "(*module.parameters(), ", "(*module.first.parameters(), "),
+        ("Send them, too: `module.buffers()`", ALL, "module.parameters()"),
+        ("persistent=False", ALL, "module.state_dict().values()"),
+        ("A parameter itself is sent", BOTH, REDUCE.replace("grad,", "data,")),
+        ("are still kept", WAIT, "[request.wait() for request in self.requests]"),
+        ("finish() returned while", WAIT, "self.requests.clear()"),
+        ("was changed while", BOTH, f"{REDUCE}\n        {DIVIDE}"),
+        ("names it once", "in module.parameters():", OF_EACH_MODULE),
+        ("Not all gradients are sent", "requires_grad:", "dim() > 1:"),
+        ("a hook waits", REDUCE, "dist.all_reduce(parameter.grad)"),
+        ("Did you reduce a copy", *WITH_A_TENSOR_HOOK),
+        ("begin too late", BOTH, ALL_IN_THE_LAST),
+        ("in which the network computes", REGISTER, f"{REGISTER}; module.first.eval()"),
+        ("in which the network computes", "module(*args)", "module.eval()(*args)"),
+        ("tensors of earlier steps", BOTH, f"{BOTH}\n        {LOGGED}"),
+    ],
+    crashed=[
+        ("And a hook must take what PyTorch", "send(self, parameter)", "send(self)"),
+        ("cannot have a hook", "if parameter.requires_grad:", "if True:"),
+    ],
 )
 
 PAIRS = (
@@ -255,42 +211,26 @@ ON_NODES = """node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
                 node.register_hook(lambda *_, p=parameter: self.send(p))
                 self.nodes = [*getattr(self, "nodes", []), node]  # or they are gone"""
 
-for pieces in (
-    (BOTH, PROMISES),
-    (BOTH, PAIRS, WAIT, f"{EACH_PAIR}{DIVIDE}"),
-    (BOTH, PROMISES, WAIT, WAIT_ALL),
-    (REDUCE, REDUCE.replace("=True)", "=True).get_future()"), WAIT, WAIT_ALL),
-    (DIVIDE, EMPTY_FIRST, WAIT, WAIT_AND_KEEP),
-    (DIVIDE, CALL_BACK, "def finish(self):", END),
-    (BOTH, REDUCE.replace("async", "op=dist.ReduceOp.AVG, async")),
-    (REGISTER, ON_NODES),
-    (
-        "requests = []",
-        "requests = {}",
-        BOTH,
-        MEANS,
-        WAIT,
-        f"{EACH_MEAN}parameter.grad = mean",
-    ),
-    # What travels is an inference tensor, which has no number of its changes.
-    (
-        "requests = []",
-        "requests = {}",
-        "def send",
-        "@torch.inference_mode()\n    def send",
-        BOTH,
-        MEANS,
-        WAIT,
-        f"{EACH_MEAN}parameter.grad.copy_(mean)",
-    ),
-    (
-        BOTH,
-        FUTURES,
-        WAIT,
-        f"{EACH_PAIR}parameter.grad = request.value()[0] / dist.get_world_size()",
-    ),
-):
-    ANSWERS.right("06.async_ddp")(Edited(*pieces))
+MEANS_APART = "requests = []", "requests = {}", BOTH, MEANS
+INFERENCE = "def send", "@torch.inference_mode()\n    def send"
+OF_FUTURE = f"{EACH_PAIR}parameter.grad = request.value()[0] / dist.get_world_size()"
+ANSWERS.edited(
+    "06.async_ddp",
+    right=[
+        (BOTH, PROMISES),
+        (BOTH, PAIRS, WAIT, f"{EACH_PAIR}{DIVIDE}"),
+        (BOTH, PROMISES, WAIT, WAIT_ALL),
+        (REDUCE, REDUCE.replace("=True)", "=True).get_future()"), WAIT, WAIT_ALL),
+        (DIVIDE, EMPTY_FIRST, WAIT, WAIT_AND_KEEP),
+        (DIVIDE, CALL_BACK, "def finish(self):", END),
+        (BOTH, REDUCE.replace("async", "op=dist.ReduceOp.AVG, async")),
+        (REGISTER, ON_NODES),
+        (*MEANS_APART, WAIT, f"{EACH_MEAN}parameter.grad = mean"),
+        # What travels is an inference tensor, which has no number of its changes.
+        (*MEANS_APART, WAIT, f"{EACH_MEAN}parameter.grad.copy_(mean)", *INFERENCE),
+        (BOTH, FUTURES, WAIT, OF_FUTURE),
+    ],
+)
 
 # ---------------------------------------------------------------- 06.spot_the_hook
 
@@ -303,25 +243,23 @@ FOR_BUFFERS = (
     "for buffer in module.buffers():\n            dist.broadcast(buffer, src=0)"
 )
 
-for says, *pieces in (
-    (
-        "a later one is not",
-        LOOP,
-        LOOP.replace("self.gradients, self.requests = [], []", "self.requests = []"),
-        ", strict=True",
-        "",
-    ),
-    ("are still kept", LOOP, LOOP.rpartition("\n")[0]),
-    ("Send them, too: `module.buffers()`", FOR_BUFFERS, ""),
-    ("A parameter itself is sent", "parameter.grad", "parameter.data"),
-):
-    ANSWERS.wrong("06.spot_the_hook", "wrong", says)(Edited(*pieces))
-for pieces in (
-    (f"{KEEP}\n        {REDUCE}", PAIRS, LOOP, f"{EACH_PAIR}{DIVIDE}"),
-    (KEEP, DIVIDE, LOOP, WAIT),
-    (FOR_BUFFERS, "", "in module.parameters()", f"in {ALL}"),
-):
-    ANSWERS.right("06.spot_the_hook")(Edited(*pieces))
+KEEPS_GRADIENTS = LOOP.replace(
+    "self.gradients, self.requests = [], []", "self.requests = []"
+)
+ANSWERS.edited(
+    "06.spot_the_hook",
+    right=[
+        (f"{KEEP}\n        {REDUCE}", PAIRS, LOOP, f"{EACH_PAIR}{DIVIDE}"),
+        (KEEP, DIVIDE, LOOP, WAIT),
+        (FOR_BUFFERS, "", "in module.parameters()", f"in {ALL}"),
+    ],
+    wrong=[
+        ("a later one is not", LOOP, KEEPS_GRADIENTS, ", strict=True", ""),
+        ("are still kept", LOOP, LOOP.rpartition("\n")[0]),
+        ("Send them, too: `module.buffers()`", FOR_BUFFERS, ""),
+        ("A parameter itself is sent", "parameter.grad", "parameter.data"),
+    ],
+)
 
 # ----------------------------------------------------------------- 06.bucketed_ddp
 
@@ -346,29 +284,31 @@ SORTED = """last = {id(p): place for place, p in enumerate(self.there)}
             bucket = sorted(bucket, key=lambda p: last[id(p)])
             """
 
-for says, *pieces in (
-    ("a later one is not", "self.begin()", "self.sent = []"),
-    ("in the same order on all", COUNT, AS_THEY_COME, FLAT, f"{SORTED}{FLAT}"),
-    ("The buckets leave too late", COUNT, "", "for bucket, flat, request", LATE),
-):
-    ANSWERS.wrong("06.bucketed_ddp", "wrong", says)(Edited(*pieces))
-for says, *pieces in (
-    ("A bias has one dimension", ".flatten()", ""),
-    ("whether a bucket is left", "len(self.sent) < len(self.buckets) and ", ""),
-):
-    ANSWERS.wrong("06.bucketed_ddp", "crashed", says)(Edited(*pieces))
-for pieces in (
-    ("op=True)", "op=True).get_future().then(lambda future: future.value())"),
-    (
-        FLAT,
-        OUT,
-        "request.wait()",
-        "request.wait()\n            flat /= dist.get_world_size()",
-    ),
-    (WHILE, IN_TURN),
-    (WRITE, "p.grad = part.view_as(p)"),
-):
-    ANSWERS.right("06.bucketed_ddp")(Edited(*pieces))
+AS_EACH_IS_FULL = (
+    *(WHILE, "if not self.missing[number]:"),
+    *("self.buckets[len(self.sent)]", "self.buckets[number]"),
+)
+THEN_DIVIDE = "request.wait()\n            flat /= dist.get_world_size()"
+ANSWERS.edited(
+    "06.bucketed_ddp",
+    right=[
+        ("op=True)", "op=True).get_future().then(lambda future: future.value())"),
+        (FLAT, OUT, "request.wait()", THEN_DIVIDE),
+        (WHILE, IN_TURN),
+        (WRITE, "p.grad = part.view_as(p)"),
+    ],
+    wrong=[
+        ("with `while` and not with `if`", "while len", "if len"),
+        ("Each waits for those before it", *AS_EACH_IS_FULL),
+        ("a later one is not", "self.begin()", "self.sent = []"),
+        ("in the same order on all", COUNT, AS_THEY_COME, FLAT, f"{SORTED}{FLAT}"),
+        ("The buckets leave too late", COUNT, "", "for bucket, flat, request", LATE),
+    ],
+    crashed=[
+        ("A bias has one dimension", ".flatten()", ""),
+        ("whether a bucket is left", "len(self.sent) < len(self.buckets) and ", ""),
+    ],
+)
 
 # ------------------------------------------------------------------- 06.accumulate
 
@@ -386,21 +326,23 @@ TOGETHER = (
 NEVER_AGAIN = "model.require_backward_grad_sync = False"
 STEP = f"{BACKWARD}\n    for p in model.parameters():\n        p.data -= p.grad"
 
-for says, *pieces in (
-    ("should go through the model once", K, LOOK_FIRST),
-    ("should go through the model once", K, f"{K}; model(micro_batches[0][0])"),
-    ("in memory at the same time", BACKWARD, TOGETHER),
-    ("list is not what it was", EACH, POP),
-    ("list is not what it was", K, f"{K}; micro_batches.reverse()"),
-    ("or a tensor in it", BACKWARD, f"{BACKWARD}; inputs.zero_()"),
-    ("computed in eval mode", K, f"{K}; model.module.eval()"),
-    ("requires_grad", BACKWARD, f"{BACKWARD}\n    model.requires_grad_(False)"),
-    ("DDP sends in the next", BACKWARD, f"{BACKWARD}\n    {NEVER_AGAIN}"),
-    ("the mean loss over all rows", "labels)\n", 'labels, reduction="sum") / 7\n'),
-    ("no `optimizer.step()` here", BACKWARD, STEP),
-    ("DDP must send in the last", "model(inputs)", "model.module(inputs)"),
-):
-    ANSWERS.wrong("06.accumulate", "wrong", says)(Edited(*pieces))
+ANSWERS.edited(
+    "06.accumulate",
+    wrong=[
+        ("should go through the model once", K, LOOK_FIRST),
+        ("should go through the model once", K, f"{K}; model(micro_batches[0][0])"),
+        ("in memory at the same time", BACKWARD, TOGETHER),
+        ("list is not what it was", EACH, POP),
+        ("list is not what it was", K, f"{K}; micro_batches.reverse()"),
+        ("or a tensor in it", BACKWARD, f"{BACKWARD}; inputs.zero_()"),
+        ("computed in eval mode", K, f"{K}; model.module.eval()"),
+        ("requires_grad", BACKWARD, f"{BACKWARD}\n    model.requires_grad_(False)"),
+        ("DDP sends in the next", BACKWARD, f"{BACKWARD}\n    {NEVER_AGAIN}"),
+        ("the mean loss over all rows", "labels)\n", 'labels, reduction="sum") / 7\n'),
+        ("no `optimizer.step()` here", BACKWARD, STEP),
+        ("DDP must send in the last", "model(inputs)", "model.module(inputs)"),
+    ],
+)
 
 
 @ANSWERS.right("06.accumulate")

@@ -20,13 +20,6 @@ def in_a_batch(outgoing, incoming):
     [work.wait() for work in dist.batch_isend_irecv([send, receive])]
 
 
-# ----------------------------------------------------------------- 07.predict_bytes
-
-ANSWERS.wrong("07.predict_bytes", "wrong", "That is the reduce-scatter.")(3_750_000)
-ANSWERS.wrong("07.predict_bytes", "wrong", "one n-th of the tensor")(7)
-for number in (7_500_000, 30 * 4_000_000 / 16, "7,500,000", torch.tensor(7_500_000)):
-    ANSWERS.right("07.predict_bytes")(number)
-
 # ---------------------------------------------------------------- 07.reduce_scatter
 
 MINE = "chunks[(rank - step - 1) % n]"
@@ -38,26 +31,28 @@ IN_FLOAT32 = (
     *("mine += incoming", "mine += incoming.to(mine.dtype)"),
 )
 
-for says, *pieces in (
-    ("an int, not the chunk itself", RETURN, "return chunks[(rank + 1) % n]"),
-    ("Digits were lost", *IN_FLOAT32),
-    ("the last of the n - 1", "range(n - 1)", "range(n)", RETURN, "return rank"),
-    # A right sum on each rank, but `all_gather` cannot go on from there.
-    ("rank r + 1 must finish chunk k + 1", "chunks[(", "chunks[-(")
-    + (RETURN, "return -(rank + 1) % n"),
-):
-    ANSWERS.wrong("07.reduce_scatter", "wrong", says)(Edited(*pieces))
-for pieces in (
-    (OUT, MINE)
-    + (f"mine = {MINE}", "mine = chunks[(rank - step - 2) % n]")
-    + (RETURN, "return torch.tensor(rank)"),
-    # The other way round.
-    (MINE, "chunks[(rank + step + 1) % n]")
-    + (f"{OUT}, (rank + 1)", "chunks[(rank + step) % n], (rank - 1)")
-    + ("recv(incoming, (rank - 1)", "recv(incoming, (rank + 1)")
-    + (RETURN, "return (rank - 1) % n"),
-):
-    ANSWERS.right("07.reduce_scatter")(Edited(*pieces))
+# A right sum on each rank, but `all_gather` cannot go on from there.
+BACKWARDS = "chunks[(", "chunks[-(", RETURN, "return -(rank + 1) % n"
+ONE_FURTHER = (
+    *(OUT, MINE, f"mine = {MINE}", "mine = chunks[(rank - step - 2) % n]"),
+    *(RETURN, "return torch.tensor(rank)"),
+)
+OTHER_WAY_ROUND = (
+    *(MINE, "chunks[(rank + step + 1) % n]"),
+    *(f"{OUT}, (rank + 1)", "chunks[(rank + step) % n], (rank - 1)"),
+    *("recv(incoming, (rank - 1)", "recv(incoming, (rank + 1)"),
+    *(RETURN, "return (rank - 1) % n"),
+)
+ANSWERS.edited(
+    "07.reduce_scatter",
+    right=[ONE_FURTHER, OTHER_WAY_ROUND],
+    wrong=[
+        ("an int, not the chunk itself", RETURN, "return chunks[(rank + 1) % n]"),
+        ("Digits were lost", *IN_FLOAT32),
+        ("the last of the n - 1", "range(n - 1)", "range(n)", RETURN, "return rank"),
+        ("rank r + 1 must finish chunk k + 1", *BACKWARDS),
+    ],
+)
 
 
 @ANSWERS.right("07.reduce_scatter")
@@ -101,13 +96,6 @@ for pieces in (
     ANSWERS.right("07.all_gather")(Edited(*pieces))
 
 
-@ANSWERS.right("07.all_gather")
-def gathered_in_batches(chunks, mine):
-    order = [*chunks[mine::-1], *chunks[:mine:-1]]  # as they pass this rank
-    for outgoing, arriving in zip(order, order[1:], strict=False):
-        in_a_batch(outgoing, arriving)
-
-
 @ANSWERS.wrong("07.all_gather", "wrong", "but this is not a ring")
 def to_everybody(chunks, mine):
     rank, n = me()
@@ -143,19 +131,24 @@ for pieces in (
     + (COPY, "tensor.copy_(torch.cat(chunks).view(tensor.shape))"),
 ):
     ANSWERS.right("07.all_reduce")(Edited(*pieces))
-for dtype, wide, says in (
-    ("bfloat16", "float32", "in the tensor's own dtype"),
-    ("int32", "float32", "float32 has all whole numbers only up to 2^24"),
-    ("int64", "float64", "float64 up to 2^53"),
-):
-    widened = f"{FLAT}\n    if flat.dtype == torch.{dtype}:\n        "
-    widened += f"flat = flat.to(torch.{wide})"
-    ANSWERS.wrong("07.all_reduce", "wrong", says)(Edited(FLAT, widened))
-ANSWERS.wrong("07.all_reduce", "crashed", "`tensor.copy_(flat.view(tensor.shape))`")(
-    Edited(COPY, "tensor.copy_(flat)")
-)
-ANSWERS.wrong("07.all_reduce", "crashed", "Send a copy that is: `.contiguous()`")(
-    Edited("tensor.contiguous().view(-1)", "tensor.reshape(-1)")
+
+
+def widened(dtype, wide):
+    condition = f"if flat.dtype == torch.{dtype}:"
+    return FLAT, f"{FLAT}\n    {condition}\n        flat = flat.to(torch.{wide})"
+
+
+ANSWERS.edited(
+    "07.all_reduce",
+    wrong=[
+        ("in the tensor's own dtype", *widened("bfloat16", "float32")),
+        ("float32 has all whole numbers only up", *widened("int32", "float32")),
+        ("float64 up to 2^53", *widened("int64", "float64")),
+    ],
+    crashed=[
+        ("`tensor.copy_(flat.view(tensor.shape))`", COPY, "tensor.copy_(flat)"),
+        ("Send a copy that is: `.contiguous()`", "contiguous().view", "reshape"),
+    ],
 )
 
 
@@ -204,44 +197,30 @@ for pieces in (
     (SECOND, RANK_0_RECEIVES_FIRST) + (THEN, ""),
 ):
     ANSWERS.right("07.spot_the_ring")(Edited(*pieces))
-ANSWERS.wrong("07.spot_the_ring", "wrong", "to what goes on next")(
-    Edited("chunk = chunks[(rank - step - 1)", "chunk = chunks[(rank - step)")
-)
-ANSWERS.wrong("07.spot_the_ring", "stuck", "If all `send` first, nobody receives")(
-    Edited(SECOND, ALL_SEND, THEN, ALL_RECEIVE)
+SAME_CHUNK = "chunk = chunks[(rank - step - 1)", "chunk = chunks[(rank - step)"
+ALL_FIRST = SECOND, ALL_SEND, THEN, ALL_RECEIVE
+ANSWERS.edited(
+    "07.spot_the_ring",
+    wrong=[("to what goes on next", *SAME_CHUNK)],
+    stuck=[("If all `send` first, nobody receives", *ALL_FIRST)],
 )
 
 # --------------------------------------------------------------------- 07.tree_wins
 
-for old, new in (
-    ("math.ceil(math.log2(world_size))", "(world_size - 1).bit_length()"),
-    ("depth = ", "if world_size < 4:\n        return 0\n    depth = "),
-):
-    ANSWERS.right("07.tree_wins")(Edited(old, new))
-ANSWERS.wrong("07.tree_wins", "crashed", "a tree saves no step")(
-    Edited("* steps_saved / more_bytes", "/ more_bytes / (1 / steps_saved)")
-)
-ANSWERS.wrong("07.tree_wins", "wrong", "Only 2 and 3 ranks give 0")(
-    Edited("depth = ", "if world_size <= 4:\n        return 0\n    depth = ")
+INVERTED = "* steps_saved / more_bytes", "/ more_bytes / (1 / steps_saved)"
+ZERO = "if world_size {}:\n        return 0\n    depth = "
+ANSWERS.edited(
+    "07.tree_wins",
+    right=[
+        ("math.ceil(math.log2(world_size))", "(world_size - 1).bit_length()"),
+        ("depth = ", ZERO.format("< 4")),
+    ],
+    wrong=[("Only 2 and 3 ranks give 0", "depth = ", ZERO.format("<= 4"))],
+    crashed=[("a tree saves no step", *INVERTED)],
 )
 ANSWERS.wrong("07.tree_wins", "wrong", "It would work: but it is what you build")(
     lambda n, a, b: costs.tree_wins_below(n, latency=a, bandwidth=b)
 )
-
-
-@ANSWERS.right("07.tree_wins")
-def by_bisection(n, latency, bandwidth):
-    depth = (n - 1).bit_length()
-
-    def tree_is_faster(size):
-        tree = depth * (latency + size / bandwidth)
-        return tree < (n - 1) * (latency + size / n / bandwidth)
-
-    low, high = 0.0, 1e15
-    for _ in range(99):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tree_is_faster(middle) else (low, middle)
-    return low
 
 
 test_wrong, test_right = ANSWERS.tests()

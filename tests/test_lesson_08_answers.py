@@ -121,6 +121,7 @@ for task_id, *pieces in (
     ANSWERS.right(task_id)(Edited(*pieces))
 
 for task_id, says, *pieces in (
+    (SHARD, "Append zeros where", "-(-len(flat) // n)", "len(flat) // n + 1"),
     (SHARD, "Keep only the shapes", "self.shapes =", f"{LISTS}; self.shapes ="),
     (SHARD, "Keep nothing of what unshard()", "sizes = [", f"{WHOLE}; sizes = ["),
     (
@@ -136,9 +137,11 @@ for task_id, says, *pieces in (
         A_VIEW.format("flat", "reduce_scatter(flat)"),
     ),
     (UNIT, "the module computed with the copy", MODULE, COPIES),
+    (UNIT, "free the parameters", "self.free()\n        flat", "flat"),
     (UNIT, "computed in eval mode", MODULE, MODULE.replace("e(", "e.eval()(")),
     (TRAIN, "A model in eval mode", OPTIMIZER, f"{OPTIMIZER}; model.eval()"),
-    (PILE, "Wait for each request before", "if running:", "if len(running) > 1:"),
+    (PILE, "divide what wait()", "r(gradient)", "r(gradient / n)"),
+    (PILE, "wait for each before you start", "if running:", "if len(running) > 1:"),
     (
         TRAIN,
         "not an empty dictionary",
@@ -184,24 +187,6 @@ def by_stages(psi, n, k):
     parts = torch.tensor([k, 2, 2], dtype=torch.float64) * psi
     divided = [[1, 1, 1], [n, 1, 1], [n, n, 1], [n, n, n]]
     return (parts / torch.tensor(divided)).sum(1)
-
-
-@ANSWERS.right("08.zero_table")
-def saved_by_stage(parameters, world_size, optimizer_bytes):
-    saved = np.cumsum([0, optimizer_bytes, 2, 2]) * (1 - 1 / world_size)
-    return parameters * (4 + optimizer_bytes - saved)
-
-
-@ANSWERS.wrong("08.zero_table", "wrong", "`optimizer_bytes` is an argument")
-def sixteen_bytes(parameters, n, optimizer_bytes):
-    return [parameters * each for each in (16, 4 + 12 / n, 2 + 14 / n, 16 / n)]
-
-
-@ANSWERS.wrong("08.zero_table", "wrong", "also what stage 1 shards")
-def gradients_alone(parameters, n, k):
-    return [
-        parameters * each for each in (4 + k, 4 + k / n, 2 + 2 / n + k, (4 + k) / n)
-    ]
 
 
 def test_the_predicted_peak_is_that_of_the_formula():
@@ -259,15 +244,6 @@ def sent_by_threads(gradient):
 
 
 @ANSWERS.right(PART)
-def one_reduce_for_each(gradient):
-    n = dist.get_world_size()
-    pieces = [piece / n for piece in gradient.chunk(n)]
-    for owner, piece in enumerate(pieces):
-        dist.reduce(piece, owner)
-    return pieces[dist.get_rank()]
-
-
-@ANSWERS.right(PART)
 def in_a_ring(gradient):
     n, rank = dist.get_world_size(), dist.get_rank()
     pieces = list((gradient / n).chunk(n))
@@ -278,19 +254,6 @@ def in_a_ring(gradient):
         request.wait()
         pieces[(rank - step - 2) % n] += incoming
     return pieces[rank].clone()
-
-
-@ANSWERS.right(PART)
-def in_a_batch(gradient):
-    n, rank = dist.get_world_size(), dist.get_rank()
-    table, calls = gradient.reshape(n, -1), []
-    mine = table.clone()
-    for other in set(range(n)) - {rank}:
-        calls.append(dist.P2POp(dist.isend, table[other], other))
-        calls.append(dist.P2POp(dist.irecv, mine[other], other))
-    for request in dist.batch_isend_irecv(calls) if calls else []:
-        request.wait()
-    return torch.einsum("ns->s", mine).div(n)
 
 
 @ANSWERS.right(PART)
@@ -360,14 +323,6 @@ def one_running(units, grad):
             before[0].grad = before[1].wait() / n
         before = unit, unit.reduce_scatter(gradient)
     before[0].grad = before[1].wait() / n
-
-
-@ANSWERS.right(PILE)
-def the_mean_in_a_second_loop(units, grad):
-    for unit, gradient in each(units, grad):
-        unit.grad = unit.reduce_scatter(gradient).wait()
-    for unit in units:
-        unit.grad /= dist.get_world_size()
 
 
 @ANSWERS.right(PILE)

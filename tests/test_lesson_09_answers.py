@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from course_utils.from_scratch import tensor_parallel
-from tests.answers import Answers, Edited
+from tests.answers import Answers
 
 ANSWERS = Answers()
 
@@ -55,12 +55,6 @@ class SumOverRanks(torch.autograd.Function):
         return grad.clone()
 
 
-# ----------------------------------------------------------------- 09.predict_bytes
-
-ANSWERS.wrong("09.predict_bytes", "wrong", "There are 32.")(70)
-ANSWERS.wrong("09.predict_bytes", "wrong", "what does each send")(99)
-ANSWERS.right("09.predict_bytes")(2240)
-
 # ---------------------------------------------------------------------- 09.f_and_g
 
 
@@ -100,11 +94,6 @@ def with_pytorchs_tracked_all_reduce(x, compute):
     return tracked.all_reduce(compute(CopyToRanks.apply(x)))
 
 
-@ANSWERS.wrong("09.f_and_g", "wrong", "a part. Sum over the ranks")
-def without_f(x, compute):
-    return SumOverRanks.apply(compute(x))
-
-
 @ANSWERS.wrong("09.f_and_g", "crashed", "The result has no graph")
 def without_a_graph(x, compute):
     with torch.no_grad():
@@ -117,19 +106,19 @@ def the_courses_own(x, compute):
     return tensor_parallel.sum_over_ranks(part)
 
 
-@ANSWERS.wrong("09.f_and_g", "not attempted", "It still raises NotImplementedError")
-def stub(x, compute):
-    raise NotImplementedError
-
+ANSWERS.edited(
+    "09.f_and_g",
+    wrong=[
+        ("f's forward gives x as it is", "return x.view_as(x)", "return x + x"),
+        ("g has overwritten the part", "total = part.clone()", "total = part"),
+        ("nothing to divide", "grad  # as it is", "grad / dist.get_world_size()"),
+        ("g's forward gives the sum", "total\n\n    @", "part + 0\n\n    @"),
+    ],
+)
 
 # ------------------------------------------------------------------ 09.column_slice
 
-ANSWERS.right("09.column_slice")(
-    Edited(
-        "mine = linear.weight.chunk(n)[rank]",
-        "mine = linear.weight.tensor_split(n)[rank]",
-    )
-)
+A_VIEW = "The slice is a view", ".clone())  # weight", ")"
 
 
 @ANSWERS.right("09.column_slice")
@@ -149,54 +138,52 @@ class LinearInside(nn.Module):
         return self.linear(CopyToRanks.apply(x))
 
 
-ANSWERS.wrong("09.column_slice", "wrong", "Is each slice an `nn.Parameter`?")(
-    Edited("nn.Parameter(mine.detach().clone())", "mine.clone()")
-)
+OURS = "return F.linear(CopyToRanks.apply(x), self.weight, self.bias)"
 GATHERED = """y = F.linear(CopyToRanks.apply(x), self.weight, self.bias)
         parts = [torch.empty_like(y) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, y.detach())
         parts[dist.get_rank()] = y
         return torch.cat(parts, -1)"""
-ANSWERS.wrong("09.column_slice", "crashed", "Return this rank's outputs only")(
-    Edited("return F.linear(CopyToRanks.apply(x), self.weight, self.bias)", GATHERED)
-)
-ANSWERS.wrong("09.column_slice", "crashed", "Cut both weight and bias")(
-    Edited("linear.bias.detach().chunk(n)[rank]", "linear.bias.detach()")
-)
-ANSWERS.wrong("09.column_slice", "crashed", "Keep the slice as `self.weight`")(
-    Edited("self.weight", "self.w")
-)
-ANSWERS.wrong("09.column_slice", "wrong", "more is sent than nothing in the forward")(
-    Edited(
-        "CopyToRanks.apply(x)",
-        "SumOverRanks.apply(CopyToRanks.apply(x) / dist.get_world_size())",
-    )
+F_OF_X = "CopyToRanks.apply(x)"
+SUMMED = f"SumOverRanks.apply({F_OF_X} / dist.get_world_size())"
+ANSWERS.edited(
+    "09.column_slice",
+    right=[("linear.weight.chunk(n)", "linear.weight.tensor_split(n)")],
+    wrong=[
+        ("Is each slice an", "nn.Parameter(mine.detach().clone())", "mine.clone()"),
+        ("more is sent than nothing in the forward", F_OF_X, SUMMED),
+        ("everything before this layer", F_OF_X, "x"),
+        A_VIEW,
+    ],
+    crashed=[
+        ("Return this rank's outputs only", OURS, GATHERED),
+        ("Cut both weight and bias", "bias.detach().chunk(n)[rank]", "bias.detach()"),
+        ("Keep the slice as `self.weight`", "self.weight", "self.w"),
+        ("That cuts the inputs", "weight.chunk(n)", "weight.chunk(n, 1)"),
+    ],
 )
 
 # --------------------------------------------------------------------- 09.row_slice
 
 SUM = "SumOverRanks.apply(F.linear(x, self.weight)) + self.bias"
 
-for new in (
-    "self.bias + SumOverRanks.apply(x @ self.weight.T)",
-    "torch.add(SumOverRanks.apply(F.linear(x, self.weight)), self.bias)",
-):
-    ANSWERS.right("09.row_slice")(Edited(SUM, new))
-ANSWERS.wrong("09.row_slice", "wrong", "Every rank has the whole bias")(
-    Edited(
-        SUM,
-        "SumOverRanks.apply(F.linear(x, self.weight, self.bias if dist.get_rank() == 0 "
-        "else self.bias * 0))",
-    )
+ON_RANK_0 = (
+    "SumOverRanks.apply(F.linear(x, self.weight, self.bias * (dist.get_rank() == 0)))"
 )
-ANSWERS.wrong("09.row_slice", "crashed", "Of the weight, cut dimension 1")(
-    Edited("chunk(n, 1)", "chunk(n)")
-)
-ANSWERS.wrong("09.row_slice", "wrong", "no gradient arrives")(
-    Edited("F.linear(x, self.weight)", "F.linear(x.detach(), self.weight)")
-)
-ANSWERS.wrong("09.row_slice", "crashed", "x arrives already cut")(
-    Edited("F.linear(x,", "F.linear(x.chunk(dist.get_world_size(), -1)[0],")
+CUT_AGAIN = "F.linear(x.chunk(dist.get_world_size(), -1)[0],"
+ANSWERS.edited(
+    "09.row_slice",
+    right=[(SUM, "self.bias + SumOverRanks.apply(x @ self.weight.T)")],
+    wrong=[
+        ("Every rank has the whole bias", SUM, ON_RANK_0),
+        ("no gradient arrives", "F.linear(x,", "F.linear(x.detach(),"),
+        ("f would add up", "F.linear(x,", "F.linear(CopyToRanks.apply(x),"),
+        A_VIEW,
+    ],
+    crashed=[
+        ("Of the weight, cut dimension 1", "chunk(n, 1)", "chunk(n)"),
+        ("x arrives already cut", "F.linear(x,", CUT_AGAIN),
+    ],
 )
 
 # -------------------------------------------------------------- 09.vocabulary_slice
@@ -219,20 +206,19 @@ class OneHot(nn.Module):
         )
 
 
-ANSWERS.right("09.vocabulary_slice")(
-    Edited(
-        "rows = F.embedding(here.clamp(0, size - 1), self.weight)",
-        "rows = F.embedding(torch.where(mine, here, 0), self.weight)",
-    )
-)
-ANSWERS.wrong("09.vocabulary_slice", "crashed", "F.embedding wants 0 to size - 1")(
-    Edited("here.clamp(0, size - 1)", "symbols")
-)
-ANSWERS.wrong("09.vocabulary_slice", "crashed", "lacks the last dimension")(
-    Edited("rows * mine[..., None]", "rows * mine")
-)
-ANSWERS.wrong("09.vocabulary_slice", "wrong", "The symbols have changed")(
-    Edited("here, size = symbols - self.first", "here, size = symbols.sub_(self.first)")
+CLAMPED = "here.clamp(0, size - 1)"
+ANSWERS.edited(
+    "09.vocabulary_slice",
+    right=[(CLAMPED, "torch.where(mine, here, 0)")],
+    wrong=[
+        ("The symbols have changed", "s - self.first", "s.sub_(self.first)"),
+        ("and then the sum", "SumOverRanks.apply(rows", "(rows"),
+        A_VIEW,
+    ],
+    crashed=[
+        ("F.embedding wants 0 to size - 1", CLAMPED, "symbols"),
+        ("lacks the last dimension", "rows * mine[..., None]", "rows * mine"),
+    ],
 )
 
 # ----------------------------------------------------------------- 09.cross_entropy
@@ -250,18 +236,6 @@ def of_logarithms(scores, targets):
     return (total - SumOverRanks.apply((scores * ones).sum(-1))).mean()
 
 
-@ANSWERS.right("09.cross_entropy")
-def two_in_one_message(scores, targets):
-    (rank, _), size = me(), scores.shape[-1]
-    largest = scores.detach().amax(-1)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    shifted, here = scores - largest[:, None], targets - rank * size
-    mine = (here >= 0) & (here < size)
-    found = shifted[torch.arange(len(here)), here.clamp(0, size - 1)] * mine
-    both = SumOverRanks.apply(torch.stack([shifted.exp().sum(-1), found]))
-    return (both[0].log() - both[1]).mean()
-
-
 @ANSWERS.wrong("09.cross_entropy", "wrong", "but the scores were gathered")
 def gathered(scores, targets):
     rank, n = me()
@@ -271,62 +245,42 @@ def gathered(scores, targets):
     return F.cross_entropy(torch.cat(parts, -1), targets)
 
 
-@ANSWERS.wrong("09.cross_entropy", "wrong", "which autograd follows")
-def denominator_without_a_graph(scores, targets):
-    (rank, _), size = me(), scores.shape[-1]
-    total = scores.detach().double().exp().sum(-1)
-    dist.all_reduce(total)
-    here = targets - rank * size
-    mine = (here >= 0) & (here < size)
-    found = scores.gather(-1, here.clamp(0, size - 1)[:, None])[:, 0] * mine
-    return (total.log().float() - SumOverRanks.apply(found)).mean()
-
-
-ANSWERS.wrong("09.cross_entropy", "wrong", "need only their own gradient")(
-    Edited("scores.gather(", "CopyToRanks.apply(scores).gather(")
-)
-ANSWERS.wrong("09.cross_entropy", "wrong", "of *each position*")(
-    Edited("scores.detach().amax(-1)", "scores.detach().amax().expand(len(scores)) + 0")
-)
-ANSWERS.wrong("09.cross_entropy", "wrong", "over the whole vocabulary")(
-    Edited("total.log() - found", "total - found")
+TOTAL = "SumOverRanks.apply(scores.exp().sum(-1))"
+OF_ALL = "scores.detach().amax().expand(len(scores)) + 0"
+ANSWERS.edited(
+    "09.cross_entropy",
+    wrong=[
+        ("which autograd follows", TOTAL, f"{TOTAL}.detach()"),
+        ("need only their own", "scores.gather(", "CopyToRanks.apply(scores).gather("),
+        ("It cancels out", "scores = scores - largest[:, None]", "pass"),
+        ("of *each position*", "scores.detach().amax(-1)", OF_ALL),
+        ("over the whole vocabulary", "total.log() - found", "total - found"),
+    ],
 )
 
 # ------------------------------------------------------------ 09.spot_the_attention
 
 CUT = "fused.view(3, -1, width).chunk(n, 1)[rank].reshape(-1, width)"
 
-for new in (
-    "torch.cat([kind.chunk(n)[rank] for kind in fused.chunk(3)])",
-    "fused.view(3, n, -1, width)[:, rank].reshape(-1, width)",
-):
-    ANSWERS.right("09.spot_the_attention")(Edited(CUT, new))
+OF_EACH_KIND = "torch.cat([kind.chunk(n)[rank] for kind in {}])"
+QUERIES_LAST = OF_EACH_KIND.format("(*fused.chunk(3)[1:], fused[:width])")
+HEADS = "fused.view(3, heads, -1, width).transpose(0, 1).chunk(n)[rank]"
 HEADS_FIRST = (
-    "fused.view(3, heads, -1, width).transpose(0, 1).chunk(n)[rank].reshape(-1, width)"
-)
-ANSWERS.right("09.spot_the_attention")(
-    Edited(
-        CUT,
-        HEADS_FIRST,
-        ".chunk(3, -1)",
-        ".unflatten(-1, (-1, 3, self.head_size)).unbind(-2)",
+    *(CUT, f"{HEADS}.reshape(-1, width)"),
+    *(".chunk(3, -1)", ".unflatten(-1, (-1, 3, self.head_size)).unbind(-2)"),
+    *(
         "part.unflatten(-1, (-1, self.head_size)) for part in parts",
         "part for part in parts",
-    )
+    ),
 )
-ANSWERS.wrong("09.spot_the_attention", "crashed", "are its outputs: cut those")(
-    Edited(CUT, "fused.chunk(n, 1)[rank]")
-)
-ANSWERS.wrong(
-    "09.spot_the_attention", "wrong", "Write down for two ranks and two heads"
-)(
-    Edited(
-        CUT,
-        "torch.cat([k.chunk(n)[rank] for k in (*fused.chunk(3)[1:], fused[:width])])",
-    )
-)
-ANSWERS.wrong("09.spot_the_attention", "wrong", "everything before this layer")(
-    Edited("CopyToRanks.apply(x)", "x.clone()")
+ANSWERS.edited(
+    "09.spot_the_attention",
+    right=[(CUT, OF_EACH_KIND.format("fused.chunk(3)")), HEADS_FIRST],
+    wrong=[
+        ("Write down for two ranks and two heads", CUT, QUERIES_LAST),
+        ("everything before this layer", F_OF_X, "x.clone()"),
+    ],
+    crashed=[("are its outputs: cut those", CUT, "fused.chunk(n, 1)[rank]")],
 )
 
 test_wrong, test_right = ANSWERS.tests()

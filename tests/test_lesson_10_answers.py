@@ -4,38 +4,16 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from tests.answers import Answers, Edited
+from tests.answers import Answers
 
 ANSWERS = Answers()
 
-# ---------------------------------------------------------------------- 10.predict_kept
-
-ANSWERS.wrong("10.predict_kept", "wrong", "That is GPipe")(32)
-ANSWERS.wrong("10.predict_kept", "wrong", "How many ranks are behind")(20)
-for number in (6, "6", 6.0, torch.tensor(6)):
-    ANSWERS.right("10.predict_kept")(number)
-
 # ---------------------------------------------------------------------- 10.one_f_one_b
-
-
-@ANSWERS.wrong("10.one_f_one_b", "wrong", "That is GPipe: all forwards first.")
-def all_forwards_first(rank, ranks, micro_batches):
-    return [(kind, i) for kind in "FB" for i in range(micro_batches)]
 
 
 @ANSWERS.wrong("10.one_f_one_b", "wrong", "as pairs such as")
 def nothing(rank, ranks, micro_batches):
     return []
-
-
-@ANSWERS.wrong("10.one_f_one_b", "wrong", "It depends on the rank")
-def as_many_on_all_ranks(rank, ranks, micro_batches):
-    before = min(ranks - 1, micro_batches)
-    order = [("F", i) for i in range(before)]
-    for i in range(micro_batches):
-        order += [("F", i + before)] if i + before < micro_batches else []
-        order.append(("B", i))
-    return order
 
 
 @ANSWERS.right("10.one_f_one_b")
@@ -51,13 +29,6 @@ def by_counting(rank, ranks, micro_batches):
             backwards += 1
     return order
 
-
-ANSWERS.right("10.one_f_one_b")(
-    Edited(
-        'order += [("F", before + i), ("B", i)]',
-        'order.append(("F", before + i))\n        order.append(("B", i))',
-    )
-)
 
 # ---------------------------------------------------------------------- 10.step_seconds
 
@@ -101,16 +72,6 @@ def one_at_a_time(stage, inputs, targets, micro_batches, rows):
     return loss if rank == last else None
 
 
-ANSWERS.wrong("10.gpipe_step", "wrong", "it still has its graph")(
-    Edited("losses.append(y.detach())", "losses.append(y)")
-)
-
-
-ANSWERS.wrong("10.gpipe_step", "wrong", "others None")(
-    Edited("return sum(losses) if rank == last else None", "return None")
-)
-
-
 @ANSWERS.right("10.gpipe_step")
 def newest_first(stage, inputs, targets, micro_batches, rows):
     """Backwards from the last micro-batch to the first, on all ranks."""
@@ -141,38 +102,36 @@ def newest_first(stage, inputs, targets, micro_batches, rows):
     return None if loss is None else loss.detach()
 
 
-ANSWERS.right("10.gpipe_step")(
-    Edited(
-        *("dist.send(y.detach(), rank + 1)", "dist.isend(y.detach(), rank + 1).wait()"),
-        *("y.backward(grad)", "torch.autograd.backward(y, grad)"),
-        *("return sum(losses) if rank", "return sum(losses).item() if rank"),
-    )
+OTHER_CALLS = (
+    *("dist.send(y.detach(), rank + 1)", "dist.isend(y.detach(), rank + 1).wait()"),
+    *("y.backward(grad)", "torch.autograd.backward(y, grad)"),
+    *("return sum(losses) if rank", "return sum(losses).item() if rank"),
 )
-ANSWERS.wrong("10.gpipe_step", "crashed", "The stage has no gradient")(
-    Edited("            x.requires_grad_()\n", "")
-)
-ANSWERS.wrong("10.gpipe_step", "wrong", "others None")(
-    Edited("return sum(losses) if rank == last else None", "return sum(losses)")
-)
-
-
-ANSWERS.wrong("10.gpipe_step", "stuck", "`x.grad` to the one before")(
-    Edited("        if rank > 0:\n            dist.send(x.grad, rank - 1)\n", "")
-)
-ANSWERS.wrong("10.gpipe_step", "wrong", "Every micro-batch gets the same rows")(
-    Edited("inputs[i * rows : (i + 1) * rows]", "inputs[0:rows]")
-)
-ANSWERS.right("10.gpipe_step")(  # asks for all gradients before it needs them
-    Edited(
+# All gradients are asked for before they are needed.
+AHEAD = """    grads = [torch.empty(rows, 4) for _ in kept]
+    ahead = [dist.irecv(g, rank + 1) for g in grads if rank < last]
+    for i, (x, y) in enumerate(kept):
+"""
+ASKED_AHEAD = (
+    *(
         "    for x, y in kept:\n",
-        "    grads = [torch.empty(rows, 4) for _ in kept]\n"
-        "    ahead = [dist.irecv(g, rank + 1) for g in grads if rank < last]\n"
-        "    for i, (x, y) in enumerate(kept):\n",
-        "            grad = torch.empty(rows, 4)\n",
-        "            grad = grads[i]\n",
-        "dist.recv(grad, rank + 1)",
-        "ahead[i].wait()",
-    )
+        AHEAD,
+        "grad = torch.empty(rows, 4)",
+        "grad = grads[i]",
+    ),
+    *("dist.recv(grad, rank + 1)", "ahead[i].wait()"),
+)
+RETURN = "return sum(losses) if rank == last else None"
+SEND_BACK = "        if rank > 0:\n            dist.send(x.grad, rank - 1)\n"
+ANSWERS.edited(
+    "10.gpipe_step",
+    right=[OTHER_CALLS, ASKED_AHEAD],
+    wrong=[
+        ("it still has its graph", "losses.append(y.detach())", "losses.append(y)"),
+        ("others None", RETURN, "return sum(losses)"),
+    ],
+    crashed=[("The stage has no gradient", "            x.requires_grad_()\n", "")],
+    stuck=[("`x.grad` to the one before", SEND_BACK, "")],
 )
 
 
@@ -202,17 +161,15 @@ def the_whole_batch_at_once(stage, inputs, targets, micro_batches, rows):
 LATER, AT_ONCE = "requests.append(dist.isend({}))", "dist.send({})"
 ONWARD = tuple(form.format("y.detach(), rank + 1") for form in (LATER, AT_ONCE))
 BACK = tuple(form.format("x.grad, rank - 1") for form in (LATER, AT_ONCE))
-ANSWERS.wrong("10.spot_the_pipeline", "stuck", "Two ranks send to each other")(
-    Edited(*ONWARD, *BACK)
-)
 BEFORE = "before = min(last - rank, micro_batches)"
-ANSWERS.wrong("10.spot_the_pipeline", "wrong", "it has become GPipe")(
-    Edited(BEFORE, "before = micro_batches", *ONWARD, *BACK)
+ANSWERS.edited(
+    "10.spot_the_pipeline",
+    right=[BACK, ONWARD],
+    stuck=[("Two ranks send to each other", *ONWARD, *BACK)],
+    wrong=[
+        ("it is no longer 1F1B", BEFORE, "before = 0", *ONWARD, *BACK),
+        ("it has become GPipe", BEFORE, "before = micro_batches", *ONWARD, *BACK),
+    ],
 )
-ANSWERS.wrong("10.spot_the_pipeline", "wrong", "it is no longer 1F1B")(
-    Edited(BEFORE, "before = 0", *ONWARD, *BACK)
-)
-ANSWERS.right("10.spot_the_pipeline")(Edited(*BACK))
-ANSWERS.right("10.spot_the_pipeline")(Edited(*ONWARD))
 
 test_wrong, test_right = ANSWERS.tests()

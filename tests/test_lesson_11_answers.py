@@ -7,16 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.answers import Answers, Edited
+from tests.answers import Answers
 
 ANSWERS = Answers()
-
-# --------------------------------------------------------------------- 11.predict_group
-
-ANSWERS.wrong("11.predict_group", "wrong", "two stages of one model")(5)
-ANSWERS.wrong("11.predict_group", "wrong", "Only dp differs")(3)
-for number in (9, "9", torch.tensor(9)):
-    ANSWERS.right("11.predict_group")(number)
 
 # ----------------------------------------------------------------------- 11.coordinates
 
@@ -28,13 +21,6 @@ def by_divmod(rank, sizes):
         rank, place = divmod(rank, size)
         places.insert(0, place)
     return places
-
-
-@ANSWERS.right("11.coordinates")
-def by_products(rank, sizes):
-    return tuple(
-        rank // math.prod(sizes[axis + 1 :]) % size for axis, size in enumerate(sizes)
-    )
 
 
 @ANSWERS.wrong("11.coordinates", "wrong", "with % and //")
@@ -70,22 +56,6 @@ def by_places(sizes, axis):
     return tuple(groups.values())
 
 
-@ANSWERS.wrong("11.mesh_groups", "wrong", "move the axis to the end (`movedim`)")
-def swapped_with_the_last(sizes, axis):
-    ranks = torch.arange(math.prod(sizes)).view(*sizes)
-    return ranks.transpose(axis, -1).reshape(-1, sizes[axis]).tolist()
-
-
-@ANSWERS.wrong("11.mesh_groups", "wrong", "ranks that follow each other")
-def rows_of_that_size(sizes, axis):
-    return torch.arange(math.prod(sizes)).view(-1, sizes[axis]).tolist()
-
-
-@ANSWERS.wrong("11.mesh_groups", "wrong", "ranks that follow each other")
-def rows_of_the_last_axis(sizes, axis):
-    return torch.arange(math.prod(sizes)).view(-1, sizes[-1]).tolist()
-
-
 ANSWERS.wrong("11.mesh_groups", "wrong", "Every rank is in exactly one group")(
     lambda sizes, axis: [list(range(math.prod(sizes)))]
 )
@@ -101,32 +71,14 @@ def by_gathering(sliced, whole):
     return torch.cat([*parts, *(g.flatten() for g in whole)]).norm()
 
 
-ANSWERS.right("11.norm")(Edited("squares.sqrt()", "math.sqrt(squares)"))
-
-
-@ANSWERS.wrong("11.norm", "wrong", "Norms do not add up")
-def added_norms(sliced, whole):
-    total = torch.stack([g.norm() for g in sliced]).sum()
-    dist.all_reduce(total)
-    return total + torch.stack([g.norm() for g in whole]).sum()
-
-
-@ANSWERS.wrong("11.norm", "wrong", "Norms do not add up")
-def reduced_the_norm(sliced, whole):
-    total = torch.cat([g.flatten() for g in sliced + whole]).norm()
-    dist.all_reduce(total)
-    return total
-
-
-@ANSWERS.wrong("11.norm", "wrong", "Norms do not add up")
-def reduced_the_norm_of_slices(sliced, whole):
-    total = torch.cat([g.flatten() for g in sliced]).norm()
-    dist.all_reduce(total)
-    return torch.hypot(total, torch.cat([g.flatten() for g in whole]).norm())
-
-
-ANSWERS.wrong("11.norm", "wrong", "then the root")(
-    Edited("dist.all_reduce(squares)", "dist.all_reduce(squares, dist.ReduceOp.MAX)")
+SUM = "dist.all_reduce(squares)"
+ANSWERS.edited(
+    "11.norm",
+    right=[("squares.sqrt()", "math.sqrt(squares)")],
+    wrong=[
+        ("then over the ranks", SUM, "dist.all_reduce(squares, dist.ReduceOp.MAX)"),
+        ("Norms do not add up", SUM, f"squares.sqrt_(); {SUM}; squares.square_()"),
+    ],
 )
 
 # -------------------------------------------------------------------- 11.online_softmax
@@ -148,26 +100,14 @@ def the_last_piece(largest, total, mixed, queries, keys, values):
     return scores.amax(1), weights.sum(1), weights @ values
 
 
-@ANSWERS.wrong("11.online_softmax", "wrong", "(nan). Subtract the largest score")
-def without_the_largest(largest, total, mixed, queries, keys, values):
-    weights = (queries @ keys.T).exp()
-    return largest, total + weights.sum(1), mixed + weights @ values
-
-
-ANSWERS.wrong("11.online_softmax", "crashed", "write `x[:, None]`")(
-    Edited("shrunk[:, None]", "shrunk")
-)
-ANSWERS.wrong("11.online_softmax", "crashed", "write `x[:, None]`")(
-    Edited("new[:, None]", "new")
-)
-ANSWERS.wrong("11.online_softmax", "wrong", "return `mixed` as a sum")(
-    Edited("    return new,", "    mixed /= total[:, None]\n    return new,")
-)
-ANSWERS.wrong("11.online_softmax", "wrong", "Rescale them to the new one")(
-    Edited("total * shrunk", "total", "mixed * shrunk[:, None]", "mixed")
-)
-ANSWERS.wrong("11.online_softmax", "crashed", "[queries, keys]")(
-    Edited("keys.T", "keys", "scores.amax", "scores.sum(0).amax")
+ANSWERS.edited(
+    "11.online_softmax",
+    wrong=[("both shrink", "torch.exp(largest - new)", "torch.ones_like(new)")],
+    crashed=[
+        ("write `x[:, None]`", "shrunk[:, None]", "shrunk"),
+        ("write `x[:, None]`", "new[:, None]", "new"),
+        ("[queries, keys]", "keys.T", "keys", "scores.amax", "scores.sum(0).amax"),
+    ],
 )
 
 # --------------------------------------------------------------------- 11.spot_the_mesh
@@ -190,15 +130,6 @@ def by_enumeration(gradient, tp):
     gradient /= dist.get_world_size(mine)
 
 
-@ANSWERS.wrong("11.spot_the_mesh", "wrong", "ends with the last group")
-def the_last_group(gradient, tp):
-    n = dist.get_world_size()
-    for column in range(tp):
-        group = dist.new_group(range(column, n, tp))
-    dist.all_reduce(gradient, group=group)
-    gradient /= n // tp
-
-
 @ANSWERS.wrong("11.spot_the_mesh", "wrong", "Make the groups with `new_group`")
 def by_pytorchs_mesh(gradient, tp):
     mesh = init_device_mesh("cpu", (dist.get_world_size() // tp, tp))
@@ -206,17 +137,8 @@ def by_pytorchs_mesh(gradient, tp):
     gradient /= mesh.size(0)
 
 
-ANSWERS.wrong("11.spot_the_mesh", "wrong", "tp is how many ranks share a model")(
-    Edited("gradient /= n // tp", "gradient /= tp")
-)
-ANSWERS.wrong("11.spot_the_mesh", "stuck", "is a call of *all* ranks")(
-    Edited(
-        "        made = dist.new_group(members)"
-        "  # a call of all ranks, members or not\n"
-        "        if rank in members:\n"
-        "            group = made\n",
-        "        if rank in members:\n            group = dist.new_group(members)\n",
-    )
-)
+MADE = "made = dist.new_group(members)  # a call of all ranks, members or not"
+BY_MEMBERS = MADE, "pass", "group = made", "group = dist.new_group(members)"
+ANSWERS.edited("11.spot_the_mesh", stuck=[("is a call of *all* ranks", *BY_MEMBERS)])
 
 test_wrong, test_right = ANSWERS.tests()

@@ -8,10 +8,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DistributedSampler
 
 from course_utils.notebook.ours import solved
-from tests.answers import Answers, Edited
+from tests.answers import Answers
 
 ANSWERS = Answers()
 
@@ -28,13 +27,6 @@ def given(task_id):
 def diagnosed(task_id, status, says):
     ANSWERS.wrong(task_id, status, says)(given(task_id))
 
-
-# --------------------------------------------------------------------- 12.predict_loss
-
-ANSWERS.wrong("12.predict_loss", "wrong", "That is the worst case")(192)
-ANSWERS.wrong("12.predict_loss", "wrong", "How much work is repeated")(100)
-for number in (128, 128.0, "128"):
-    ANSWERS.right("12.predict_loss")(number)
 
 # ------------------------------------------------------------------- 12.uneven_batches
 
@@ -56,11 +48,6 @@ def zeros_for_those_without(model, batches):
             parameter.grad /= dist.get_world_size()
         optimizer.step()
     return int(most)
-
-
-ANSWERS.wrong("12.uneven_batches", "stuck", "another one has no batch left")(
-    Edited("ReduceOp.MIN", "ReduceOp.MAX")
-)
 
 
 @ANSWERS.right("12.uneven_batches")
@@ -115,6 +102,14 @@ def barrier_before_the_file(shards, path):
         torch.save(whole, path)
 
 
+ANSWERS.edited(
+    "12.save_hangs",
+    wrong=[
+        ("a reader may find a mixture", "if dist.get_rank() == 0:", "if True:"),
+        ("the pieces of all ranks, joined", "= torch.cat(pieces)", "= shard"),
+    ],
+)
+
 # ---------------------------------------------------------------------- 12.three_seeds
 
 diagnosed("12.three_seeds", "wrong", "Some items are on two ranks")
@@ -133,55 +128,35 @@ def without_a_sampler(n_items, epochs, seed):
     return drawn
 
 
-@ANSWERS.wrong("12.three_seeds", "wrong", "a seed that no other rank has, in any epoch")
-def ranks_and_epochs_meet(n_items, epochs, seed):
-    rank = dist.get_rank()
-    sampler = DistributedSampler(range(n_items), seed=seed)
-    drawn = []
-    for epoch in range(epochs):
-        sampler.set_epoch(epoch)
-        torch.manual_seed(seed + rank + epoch)
-        items = list(sampler)
-        drawn.append((items, torch.randn(len(items))))
-    return drawn
-
-
-for end in ("[:1]", "[0]"):
-    ANSWERS.wrong("12.three_seeds", "wrong", "Return a pair for each epoch")(
-        Edited("return drawn", f"return drawn{end}")
-    )
-ANSWERS.wrong("12.three_seeds", "wrong", "Order and noise must both depend")(
-    Edited("shuffle=True, seed=seed", "shuffle=True")
+RESEED, ITEMS = "torch.manual_seed(seed + rank)", "items = list(sampler)"
+COUNTED_UP = (
+    *("        sampler.set_epoch(epoch)\n", ""),
+    *(ITEMS, f"{ITEMS}\n        sampler.epoch += 1"),
 )
-ANSWERS.right("12.three_seeds")(
-    Edited(
-        *("        sampler.set_epoch(epoch)\n", ""),
-        *("items = list(sampler)", "items = list(sampler)\n        sampler.epoch += 1"),
-    )
+ANSWERS.edited(
+    "12.three_seeds",
+    right=[COUNTED_UP],
+    wrong=[
+        ("Return a pair for each epoch", "return drawn", "return drawn[:1]"),
+        ("Return a pair for each epoch", "return drawn", "return drawn[0]"),
+        ("Two ranks draw the same noise", RESEED, "torch.manual_seed(seed)"),
+        ("draw different things", f"    {RESEED}\n", ""),
+        ("The noise is the same in every epoch", ITEMS, f"{ITEMS}; {RESEED}"),
+        ("Every epoch has the same order", "sampler.set_epoch(epoch)", "pass"),
+        ("Order and noise must both", "shuffle=True, seed=seed", "shuffle=True"),
+    ],
 )
 
 # ------------------------------------------------------------------------- 12.new_head
 
 diagnosed("12.new_head", "wrong", "the optimizer holds the parameters of the old one")
 WRAP = "    model[1] = new_head\n    ddp = DDP(model)\n"
-ANSWERS.wrong("12.new_head", "crashed", "DDP was made before the head was replaced")(
-    Edited(WRAP, "    ddp = DDP(model)\n    model[1] = new_head\n")
+TOO_EARLY = "    ddp = DDP(model)\n    model[1] = new_head\n"
+ANSWERS.edited(
+    "12.new_head",
+    crashed=[("DDP was made before the head was replaced", WRAP, TOO_EARLY)],
+    wrong=[("without DDP around it", "    return model", "    return ddp")],
 )
-ANSWERS.wrong("12.new_head", "wrong", "without DDP around it")(
-    Edited("    return model", "    return ddp")
-)
-
-
-@ANSWERS.wrong("12.new_head", "wrong", "Call the DDP wrapper, `ddp(x)`")
-def past_the_wrapper(body, old_head, new_head, batches):
-    model = nn.Sequential(body, new_head)
-    ddp = DDP(model)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    for x, y in batches:
-        optimizer.zero_grad()
-        F.mse_loss(ddp.module(x), y).backward()
-        optimizer.step()
-    return ddp.module
 
 
 @ANSWERS.right("12.new_head")
@@ -232,23 +207,10 @@ def by_ddp(model, inputs, targets):
     return loss
 
 
-ANSWERS.wrong("12.mean_of_means", "wrong", "the gradients are not those of this loss")(
-    Edited("        dist.all_reduce(parameter.grad)\n", "        pass\n")
+ANSWERS.edited(
+    "12.mean_of_means",
+    wrong=[("not those of this loss", "dist.all_reduce(parameter.grad)", "pass")],
 )
-
-
-@ANSWERS.wrong("12.mean_of_means", "wrong", "has a mean of 0/0, which is nan")
-def weighted_without_a_guard(model, inputs, targets):
-    own = (targets != -100).sum()
-    tokens = own.clone()
-    dist.all_reduce(tokens)
-    part = F.cross_entropy(model(inputs), targets) * (own / tokens)
-    part.backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-    loss = part.detach()
-    dist.all_reduce(loss)
-    return loss.item()
 
 
 def loss_of_all(model, inputs, targets):
@@ -259,23 +221,6 @@ def loss_of_all(model, inputs, targets):
     )
     dist.all_reduce(both)
     return float(both[0] / both[1])
-
-
-@ANSWERS.wrong("12.mean_of_means", "wrong", "divided by the number of ranks")
-def gradients_of_the_sum(model, inputs, targets):
-    F.cross_entropy(model(inputs), targets, reduction="sum").backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-    return loss_of_all(model, inputs, targets)
-
-
-@ANSWERS.wrong("12.mean_of_means", "wrong", "The gradients are a mean of means")
-def gradients_of_own_means(model, inputs, targets):
-    (F.cross_entropy(model(inputs), targets) / dist.get_world_size()).backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-    return loss_of_all(model, inputs, targets)
 
 
 @ANSWERS.right("12.mean_of_means")
@@ -292,8 +237,14 @@ def divided_at_the_end(model, inputs, targets):
 # -------------------------------------------------------------------- 12.cannot_resume
 
 diagnosed("12.cannot_resume", "wrong", "The optimizer's state is missing")
-ANSWERS.wrong("12.cannot_resume", "wrong", "A part is missing")(
-    Edited('"model": ', '"state_dict": ')
+ANSWERS.edited(
+    "12.cannot_resume",
+    wrong=[
+        ("A part is missing", '"model": ', '"state_dict": '),
+        ("The scheduler's state is missing", '"scheduler": ', '"lr": '),
+        ("The names begin with `module.`", "ddp.module.", "ddp."),
+        ("changes while training goes on", "copy.deepcopy(state)", "state"),
+    ],
 )
 
 

@@ -95,11 +95,6 @@ NODE_AND_LOCAL_RANK = Task(
     observe=observe_place,
     misses=(
         Miss(
-            f"{QUOTIENT}, {REST}",
-            f"{REST}, {QUOTIENT}",
-            "The two numbers changed places: first the node, then the local rank.",
-        ),
-        Miss(
             QUOTIENT,
             "round(rank / gpus_per_node)",
             "`round` goes up where more than half of the node lies before the rank. "
@@ -208,12 +203,6 @@ SPOT_THE_UNITS = Task(
     ),
     tolerance=1e-6,  # less than a factor such as 8.59 for both mistakes is wrong by
     misses=(
-        Miss(
-            "1e9  # GB, not GiB\n    gigabytes_per_second = ports * port_speed / 8",
-            "2**30\n    gigabytes_per_second = ports * port_speed",
-            "That is what the old plan says. One line takes GiB for GB, another one "
-            "Gb for GB.",
-        ),
         Miss(
             " / 8",
             "",

@@ -206,8 +206,6 @@ def observe_pipeline(answer, gpus, devices, rows, micro_batches):
     }
 
 
-IN_PIECES = "batch.chunk(micro_batches)"
-
 MICRO_BATCHES = Task(
     id="02.micro_batches",
     title="In micro-batches",
@@ -221,18 +219,14 @@ MICRO_BATCHES = Task(
     observe=observe_pipeline,
     misses=(
         Miss(
-            IN_PIECES,
-            "[batch]",
-            "Cut the batch along its rows first: `batch.chunk(micro_batches)`.",
-        ),
-        Miss(
-            IN_PIECES,
+            "batch.chunk(micro_batches)",
             "batch.split(micro_batches)",
             "`split(n)` wants the size of the pieces, `chunk(n)` their number.",
         ),
     ),
     because={
-        "at once": "A stage got the whole batch at once. `torch.cat` comes last.",
+        "at once": "A stage got the whole batch at once. Cut it along its rows first: "
+        "`batch.chunk(micro_batches)`. `torch.cat` comes last.",
         "each stage got": "Each stage must compute each row once, also those that a "
         "division leaves over.",
         "micro-batches": TOO_MANY,
@@ -273,8 +267,6 @@ MICRO_BATCHES = Task(
 
 # ------------------------------------------------------------------------------- bubble
 
-BOTH = "waits / (micro_batches + waits), waits / micro_batches"
-
 BUBBLE = Task(
     id="02.bubble",
     title="The bubble, twice",
@@ -288,11 +280,6 @@ BUBBLE = Task(
             "Both are shares of the ideal time. The waiting belongs to the whole time.",
         ),
         Miss(
-            BOTH,
-            "waits / micro_batches, waits / (micro_batches + waits)",
-            "The two changed places. The share of the longer time is smaller.",
-        ),
-        Miss(
             "stages - 1",
             "stages",
             "A stage waits for each of the *other* stages: that is K - 1.",
@@ -303,7 +290,7 @@ BUBBLE = Task(
             "Parentheses are missing: `/` comes before `+`.",
         ),
         Miss(
-            BOTH,
+            "waits / (micro_batches + waits), waits / micro_batches",
             "100 * waits / (micro_batches + waits), 100 * waits / micro_batches",
             "These look like percentages. Return shares: 0.25, not 25.",
         ),
@@ -479,17 +466,12 @@ BALANCE = Task(
             "[(len(seconds) + k) // devices for k in range(devices)]",
             "Layers differ: count their seconds, not how many they are.",
         ),
-        Miss(
-            "max(slowest, sum(seconds[start:stop]))",
-            "slowest + sum(seconds[start:stop]) ** 2",
-            "Another cut is more than 5 % faster. Only the slowest stage counts.",
-        ),
     ),
     because={
         "bytes": "A stage does not fit: its layers hold more bytes than `capacity`.",
-        "slowest": "Another cut that fits is more than 5 % faster. Try all cuts of "
-        "the part that is left. Or try limits for the slowest stage, as fine as the "
-        "seconds are, and not the average alone.",
+        "slowest": "Another cut that fits is more than 5 % faster. Only the slowest "
+        "stage counts. Try all cuts of the part that is left. Or try limits for the "
+        "slowest stage, as fine as the seconds are, and not the average alone.",
     },
     errors={
         "'NoneType' object": NO_CUT,  # a search that looks at what it has not found

@@ -724,8 +724,6 @@ def observe_steps(answer, gpus, rows, device_ids):
     }
 
 
-PIECES = "losses.chunk(len(device_ids))"
-
 SPOT_THE_MEAN = Task(
     id="03.spot_the_mean",
     title="Spot the mean",
@@ -743,16 +741,10 @@ SPOT_THE_MEAN = Task(
     misses=(
         Miss(
             "losses.mean()",
-            f"torch.stack([piece.mean() for piece in {PIECES}]).mean()",
+            "torch.stack([x.mean() for x in losses.chunk(len(device_ids))]).mean()",
             "That is the mean of the GPUs' means. It is the mean of all rows only if "
             "each GPU has the same number of rows. Here the last one has fewer, and "
             "each of its rows counts for more.",
-        ),
-        Miss(
-            "losses.mean()",
-            f"losses.mean() * len(device_ids) / len({PIECES})",
-            "2 rows on 4 GPUs are 2 pieces, so two losses come back and not four. Does "
-            "your formula count the GPUs?",
         ),
     ),
     because={
@@ -777,7 +769,8 @@ SPOT_THE_MEAN = Task(
         "return.",
     },
     otherwise="The loss of a batch is the sum of the losses of all its rows, divided "
-    "once by their number. A step leaves nothing behind for the next one.",
+    "once by their number, and not by that of the GPUs: 2 rows on 4 GPUs are 2 pieces. "
+    "A step leaves nothing behind for the next one.",
     hints=(
         "Compute it for 3 rows on 2 GPUs, by hand: losses 1, 2 and 6. What does each "
         "GPU return, and what comes out at the end?",

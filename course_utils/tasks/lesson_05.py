@@ -13,6 +13,7 @@ from course_utils.measure.state import random_state, state_of
 from course_utils.measure.under_way import REDUCING, Log
 from course_utils.questions.lesson_05 import PREDICT_RATE
 from course_utils.tasks.inputs import linear, whole_numbers
+from course_utils.tasks.messages import told_by_all
 from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
 
 # ------------------------------------------------------------------------- local_batch
@@ -106,7 +107,7 @@ def observe_shares(answer, n_items, parts, seed):
     with mock.patch("builtins.hash", hash_of_this_rank):
         given = [answer(n_items, parts, seed) for seed in seeds]
     shares, again, *others = map(as_lists, given)
-    everywhere = on_all_ranks(shares)
+    everywhere = told_by_all(shares) or ()
     if given[0] is None:
         return None
     is_list = isinstance(given[0], list | tuple) and shares is not None
@@ -138,13 +139,6 @@ def as_lists(rows):
         return None
 
 
-def on_all_ranks(value):
-    """The value of every rank. All ranks call it."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
 def is_regular(share):
     """Are these the items of a stretch, or every n-th item?"""
     items = sorted(share)
@@ -165,32 +159,14 @@ PARTITION = Task(
     cases=((101, None), (40, None), (7, None), (3, None), (1, None), (101, 7)),
     inputs=lambda case, rank, world_size: (case[0], case[1] or world_size, 17),
     instead="Shuffle the numbers 0 to n_items - 1, then deal them out.",
-    misses=(
-        Miss(
-            "order[rank::world_size]",
-            "order[rank * (n_items // world_size) : (rank + 1) * (n_items // "
-            "world_size)]",
-            "Items are lost: nobody would ever train on them. If each share has "
-            "n_items // world_size items, those left over belong to no rank.",
-        ),
-        Miss(
-            "for rank in range(world_size)",
-            "for rank in range(min(n_items, world_size))",
-            "There must be one list for each rank. Where there are more ranks than "
-            "items, some lists are empty.",
-        ),
-        Miss(
-            "torch.randperm(n_items, generator=generator)",
-            "torch.randint(n_items, (n_items,), generator=generator)",
-            "Some items are there twice, and others are missing. Cut all shares from "
-            "*one* order that has each item once: torch.randperm draws one.",
-        ),
-    ),
     because={
         LISTS: "Return one list of whole numbers (int) for each rank: share r is for "
-        "rank r. A share may also be a tensor or an array.",
+        "rank r. A share may also be a tensor or an array. Where there are more ranks "
+        "than items, some lists are empty.",
         LOST: "Some items are in no share, and nobody would ever train on them. Cut "
-        "all shares from *one* order of the items 0 to n_items - 1.",
+        "all shares from *one* order that has each of the items 0 to n_items - 1 once: "
+        "torch.randperm draws one. If each share has n_items // world_size items, "
+        "those left over belong to no rank.",
         TOO_MANY: "An item is there twice, or there is no such item. Items are 0 to "
         "n_items - 1, and no two shares overlap.",
         LONGER: "Each item is there once, but the lengths differ by more than 1, and "
@@ -612,7 +588,7 @@ def observe_loader(answer, n_items, global_batch, n_epochs):
         mine = [as_lists(epoch) for epoch in epochs]
     except TypeError:
         mine = [None]
-    everywhere = on_all_ranks(mine)
+    everywhere = told_by_all(mine) or ()
     if epochs is None:
         return None
     if any(None in their for their in everywhere):
@@ -647,18 +623,6 @@ SPOT_THE_LOADER = Task(
     cases=((96, 24, 3), (48, 12, 2)),
     misses=(
         Miss(
-            "global_batch // size",
-            "global_batch",
-            "Each rank has batches of global_batch rows, so that a step of all ranks "
-            "has more. Divide by the number of ranks.",
-        ),
-        Miss(
-            "sampler=sampler",
-            "shuffle=True",
-            "Every rank goes through the whole data set. The sampler gives each rank a "
-            "share of it: pass it to the DataLoader.",
-        ),
-        Miss(
             "sampler=sampler",
             "sampler=sampler, shuffle=True",
             "The sampler decides the order already, so the DataLoader must not "
@@ -669,7 +633,8 @@ SPOT_THE_LOADER = Task(
         AS_BATCHES: "Return a list with one entry for each epoch, and that entry a "
         "list of batches. (`append`, not `extend`.)",
         ROWS: "Each rank needs batches of global_batch // world_size rows, in one list "
-        "for each epoch, and together all ranks go through the data set once.",
+        "for each epoch, and together all ranks go through the data set once. The "
+        "sampler gives each rank a share of it: pass it to the DataLoader.",
         ONCE: "Together, the ranks must go through each item of the dataset once in "
         "each epoch. They must all shuffle alike, from the same seed. A batch holds "
         "items, not indices.",

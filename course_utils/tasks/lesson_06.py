@@ -302,7 +302,8 @@ BECAUSE = {
     "finish() awaits": "finish() returned while an all-reduce was under way. Call "
     "`wait()` of each request: `then()` does not wait.",
     "under way": "A tensor was changed while its all-reduce was under way. Divide "
-    "before it, or after the wait(), and send each gradient once.",
+    "before it, or after the wait(), and send each gradient once. A weight that two "
+    "layers share needs one hook: `module.parameters()` names it once.",
     "as it was": "Something else has changed: a parameter, a buffer, a requires_grad, "
     "or the mode in which the network computes. A wrapper changes gradients only.",
     "later": "Step 0 is right, a later one is not. Lists and counters must be as new "
@@ -363,12 +364,6 @@ ASYNC_DDP = Task(
             "The gradients are each rank's own. Did you average copies?",
         ),
         Miss(f"{SENT}parameter.grad", f"{SENT}parameter.grad.clone()", OWN_SHARE),
-        Miss(
-            "parameter in module.parameters()",
-            "parameter in (p for m in module.modules() for p in m.parameters(False))",
-            "A weight that two layers share has two hooks, and is sent twice. "
-            "`module.parameters()` names it once.",
-        ),
     ),
     because=BECAUSE,
     errors=ERRORS,
@@ -383,12 +378,7 @@ ASYNC_DDP = Task(
     **WRAPPER,
 )
 
-NEXT = "bucket = self.buckets[len(self.sent)]"
 WRITE = "p.grad.copy_(part.view_as(p))"
-NOT_LEFT = (
-    "Not all buckets have left. When one leaves, the next may be full already: ask "
-    "again, with `while` and not with `if`."
-)
 
 BUCKETED_DDP = Task(
     id="06.bucketed_ddp",
@@ -405,20 +395,15 @@ BUCKETED_DDP = Task(
     ),
     instead="Hooks, a flat tensor for each bucket, and `dist.all_reduce`.",
     misses=(
-        Miss("while len", "if len", NOT_LEFT),
-        Miss(
-            "while len(self.sent) < len(self.buckets) and not "
-            f"self.missing[len(self.sent)]:\n            {NEXT}",
-            "if not self.missing[number]:\n            bucket = self.buckets[number]",
-            "The buckets leave in the wrong order: each waits for those before it.",
-        ),
         Miss(" / dist.get_world_size()", "", SUM),
         Miss(WRITE, "pass", "The gradients are each rank's own. Write the means back."),
     ),
     because={
         **BECAUSE,
-        "not sent": NOT_LEFT,
-        "sizes": "These are not the buckets in their order, each in one flat tensor.",
+        "not sent": "Not all buckets have left. When one leaves, the next may be full "
+        "already: ask again, with `while` and not with `if`.",
+        "sizes": "These are not the buckets in their order, each in one flat tensor. "
+        "Each waits for those before it.",
         "began": "The buckets leave too late. Each leaves in the hook of its last "
         "missing gradient, or as soon as those before it have left.",
     },

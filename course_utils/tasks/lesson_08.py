@@ -111,11 +111,6 @@ FLAT_SHARD = Task(
     instead="`torch.cat`, `F.pad`, slices and an all-gather are enough.",
     misses=(
         Miss(
-            "-(-len(flat) // n)",
-            "len(flat) // n + 1",
-            "Where world_size divides the length, no zeros are needed. Round up.",
-        ),
-        Miss(
             "(0, n * size - len(flat))",
             "(n * size - len(flat), 0)",
             "The zeros come first. They belong at the end.",
@@ -126,7 +121,7 @@ FLAT_SHARD = Task(
     ),
     because={
         "in the shard": "Each shard has ceil(numbers / world_size) numbers. Append "
-        "zeros, then cut.",
+        "zeros where the division leaves a rest, then cut.",
         "as they were": "The given tensors have changed. Keep no reference to them.",
         "object keeps": "The shard is right, but more is kept. A slice is a view, and "
         "keeps the memory of the whole flat tensor: `clone()` it. Keep only the shapes "
@@ -312,7 +307,6 @@ ONE_UNIT = Task(
             ADD, "part", "Nobody called zero_grad(): add to the gradient that is there."
         ),
         Miss(f"self.shard.grad = {ADD}", "pass", "The shard needs a gradient."),
-        Miss("self.free()\n        flat", "flat", "Free the parameters afterwards."),
     ),
     because={
         "in the forward": "A forward takes one all-gather, before the module computes.",
@@ -494,13 +488,6 @@ SPOT_THE_PILE = Task(
     cases=((6,), (1,), (3,)),
     observe=observe_backward,
     misses=(
-        Miss(
-            "reduce_scatter(gradient)",
-            "reduce_scatter(gradient / n)",
-            "Three whole gradients are in memory at once. Wait for each request before "
-            "you start the next. And `gradient / n` is one more: divide what wait() "
-            "returns.",
-        ),
         Miss(" / n", "", "wait() returns the sum over the ranks: divide it."),
         Miss(" / n", " / len(units)", "It is divided by the number of units."),
         Miss("before.grad =", "unit.grad =", "That is another unit's gradient."),
@@ -512,7 +499,8 @@ SPOT_THE_PILE = Task(
         "`unit.reduce_scatter(gradient)`, once, not through an all-reduce.",
         "whole gradients": "The whole gradients pile up. A request keeps its gradient "
         "until you wait for it: wait for each before you start the next. And keep no "
-        "gradient yourself, in a list for example.",
+        "gradient yourself, in a list for example. `gradient / n` is one more: divide "
+        "what wait() returns.",
         "in the end": "A unit is still whole when the backward is over.",
         "without a gradient": "A unit has no gradient in the end. What wait() returns "
         "goes into `unit.grad`, on every rank. Is the last one awaited, too?",

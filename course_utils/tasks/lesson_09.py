@@ -19,15 +19,12 @@ NO_F = (
     "The gradient of x is this rank's part only, and everything before this layer "
     "would learn from it. `CopyToRanks.apply(x)` adds up the parts."
 )
-NO_VIEW = (
-    "The slice is a view, which keeps the whole weight in memory. `clone()` it, then "
-    "nothing else of the layer is needed."
-)
-UNCLONED = Miss(".clone())  # weight", ")", NO_VIEW)
 ARRIVED = "all gradients have arrived"
-NOT_ARRIVED = {
+BECAUSE = {
     ARRIVED: "Somewhere no gradient arrives. Is each slice an `nn.Parameter`? Does "
-    "each `backward` return something? Is nothing detached?"
+    "each `backward` return something? Is nothing detached?",
+    MEMORY: "The slice is a view, which keeps the whole weight in memory. `clone()` "
+    "it, then nothing else of the layer is needed.",
 }
 TOO_MUCH = "The numbers are right, but more is sent than"
 ERRORS = {
@@ -103,12 +100,7 @@ def grad_beside_f(answer, shape, grad):
     return beside.grad
 
 
-IN_PLACE = (
-    "f's backward has overwritten a gradient that others still use. Sum up a copy: "
-    "`clone()`."
-)
 SHARED = "gradient of a tensor that is added to f's x"
-SUMMED = "total = grad.clone()\n        dist.all_reduce(total)\n        return total"
 F_AND_G = Task(
     id="09.f_and_g",
     imports=GRADIENT_IMPORTS,
@@ -124,40 +116,22 @@ F_AND_G = Task(
             "pass",
             "f's backward returns this rank's gradient: a part. Sum over the ranks.",
         ),
-        Miss("total = grad.clone()", "total = grad", IN_PLACE),
         Miss(
             "return grad  # as it is",
-            SUMMED,
+            "dist.all_reduce(total := grad.clone())\n        return total",
             "g's gradient was summed, and is n times too large. A sum hands its "
             "gradient on to every part as it is, and all ranks have it already.",
         ),
-        Miss(
-            "return grad  # as it is",
-            "return grad / dist.get_world_size()",
-            "A sum hands its gradient on to each part as it is: nothing to divide.",
-        ),
-        Miss(
-            "total = part.clone()",
-            "total = part",
-            "g overwrites the part, which the slice's backward may need: `clone()` it.",
-        ),
-        Miss(
-            "dist.all_reduce(total)\n        return total\n\n    @staticmethod",
-            "return total\n\n    @staticmethod",
-            "g must add up the parts of all ranks in its forward.",
-        ),
-        Miss(
-            "return x.view_as(x)",
-            SUMMED.replace("grad", "x"),
-            "All ranks have x already: f's forward sends nothing, and gives x.",
-        ),
     ),
     because={
-        **NOT_ARRIVED,
-        SHARED: IN_PLACE,
-        "f gives": "f's forward gives x as it is.",
-        "as it was": "g has overwritten its argument. Sum up a copy: `clone()`.",
-        "before g": "g's backward hands the gradient on to this rank's part as it is.",
+        **BECAUSE,
+        SHARED: "f's backward has overwritten a gradient that others still use. Sum up "
+        "a copy: `clone()`.",
+        "f gives": "All ranks have x already: f's forward gives x as it is.",
+        "as it was": "g has overwritten the part, which the slice's backward may need. "
+        "Sum up a copy: `clone()`.",
+        "before g": "A sum hands its gradient on to each part as it is: nothing to "
+        "divide.",
         OUTPUT: "g's forward gives the sum of all ranks' parts, not the mean.",
         OF_X: "f's backward gives the sum of all slices' gradients, not the mean.",
         "bytes sent": f"{TOO_MUCH} an all-reduce in g's forward and one in f's "
@@ -204,7 +178,6 @@ COLUMN_SLICE = Task(
     observe=partial(observe_linear, True),
     instead="Use F.linear, and your f.",
     misses=(
-        Miss("CopyToRanks.apply(x)", "x", NO_F),
         Miss(
             "F.linear(CopyToRanks.apply(x), self.weight, self.bias)",
             "SumOverRanks.apply(F.linear(CopyToRanks.apply(x), self.weight, "
@@ -217,23 +190,18 @@ COLUMN_SLICE = Task(
             "linear.weight[rank::n]",
             "These are every n-th output. Slices have no gaps: `chunk(n)`.",
         ),
-        Miss(
-            CUT,
-            "linear.weight.chunk(n, 1)[rank]",
-            "That cuts the inputs. In PyTorch's weight the outputs are dimension 0.",
-        ),
-        UNCLONED,
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         SHAPE: "The slice is [outputs / n, inputs].",
-        MEMORY: NO_VIEW,
         OUTPUT: "Rank r has the r-th of n equal pieces of the outputs, bias included.",
         OF_X: NO_F,
         "bytes sent": f"{TOO_MUCH} nothing in the forward, and one all-reduce of x's "
         "size in the backward.",
     },
     errors={
+        "cannot be multiplied": "That cuts the inputs. In PyTorch's weight the outputs "
+        "are dimension 0.",
         "must match": "Cut both weight and bias along the outputs.",
         "Mismatch in shape": "Return this rank's outputs only: [..., outputs / n].",
         **ERRORS,
@@ -265,30 +233,16 @@ ROW_SLICE = Task(
             "Each rank has added the bias, so it is in the sum n times. Add it once, "
             "to the sum.",
         ),
-        Miss(
-            f"{SUM} + self.bias",
-            "SumOverRanks.apply(F.linear(x, self.weight, self.bias / "
-            "dist.get_world_size()))",
-            "The outputs are right, but the bias gets an n-th of its gradient. Add it "
-            "once, to the sum.",
-        ),
         Miss(SUM, "F.linear(x, self.weight)", "These are parts of the outputs. Sum."),
-        Miss(
-            SUM,
-            SUM.replace("x,", "CopyToRanks.apply(x),"),
-            "Here x is this rank's own part, so its gradient is complete. f would add "
-            "up gradients of different numbers.",
-        ),
-        UNCLONED,
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         SHAPE: "The slice is [outputs, inputs / n]: cut dimension 1.",
-        MEMORY: NO_VIEW,
         OUTPUT: "Every rank gets all outputs: the sum of all parts, and the bias once.",
-        OF_X: "Each rank's x has its own gradient: nothing to add up.",
+        OF_X: "Here x is this rank's own part, so its gradient is complete. f would "
+        "add up gradients of different numbers.",
         "of bias": "Every rank has the whole bias, with the whole gradient: add it on "
-        "all ranks, to the sum.",
+        "all ranks, once, to the sum.",
         "bytes sent": f"{TOO_MUCH} one all-reduce of the outputs in the forward.",
     },
     errors={
@@ -347,22 +301,15 @@ VOCABULARY_SLICE = Task(
             "Row 0 of the slice is another symbol on each rank. Subtract the first.",
         ),
         Miss(
-            "SumOverRanks.apply(rows * mine[..., None])",
-            "rows * mine[..., None]",
-            "Each row is on one rank so far, and all ranks need all: sum up.",
-        ),
-        Miss(
             "(here < size)",
             "(here <= size)",
             "This rank's places are 0 to size - 1. With `<= size` the next rank's "
             "first symbol counts as well.",
         ),
-        UNCLONED,
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         SHAPE: "Each rank has vocabulary / n rows: cut dimension 0.",
-        MEMORY: NO_VIEW,
         "symbols are": "The symbols have changed. Compute new ones.",
         OUTPUT: "Every rank gets the row of every symbol: zeros where the symbol is "
         "another rank's, and then the sum over the ranks.",
@@ -437,18 +384,6 @@ CROSS_ENTROPY = Task(
             "all, every exp() is 0.",
         ),
         Miss(
-            "scores = scores - largest[:, None]",
-            "pass",
-            "exp() of a large score is infinite. Subtract the largest score first: it "
-            "cancels out.",
-        ),
-        Miss(
-            "scores = scores - largest[:, None]",
-            "scores = CopyToRanks.apply(scores) - largest[:, None]",
-            "The loss is right, but not its gradient. Each rank's scores are its own, "
-            "and need no other rank's gradient: no f here.",
-        ),
-        Miss(
             "SumOverRanks.apply(scores.exp().sum(-1))",
             "scores.exp().sum(-1)",
             "The denominator has only this rank's scores. Sum it over the ranks.",
@@ -467,9 +402,9 @@ CROSS_ENTROPY = Task(
         Miss(".mean()", ".sum()", "That is the sum over the positions, not the mean."),
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         f"loss{LARGE}": "exp() of a large score is infinite: subtract the largest of "
-        "all ranks first.",
+        "all ranks first. It cancels out.",
         "the loss": "log of the sum of exp over the whole vocabulary, minus the score "
         "of the target: the mean over the positions, the same on all ranks.",
         "the gradient": "The loss is right, but not its gradient. Only the largest "
@@ -536,7 +471,6 @@ SPOT_ATTENTION = Task(
             "fused.view(3, -1, width)[:, rank::n]",
             "Those are every n-th row. The rows of a head lie together: `chunk`.",
         ),
-        Miss("F.linear(CopyToRanks.apply(x), ", "F.linear(x, ", NO_F),
         Miss(
             "F.linear(CopyToRanks.apply(x), ",
             "F.linear(SumOverRanks.apply(x), ",
@@ -544,7 +478,7 @@ SPOT_ATTENTION = Task(
         ),
     ),
     because={
-        **NOT_ARRIVED,
+        **BECAUSE,
         "shape of": "A rank has queries, keys and values of heads / n heads: "
         "[3 * width / n, width].",
         OUTPUT: "Write down for two ranks and two heads which rows of the fused weight "

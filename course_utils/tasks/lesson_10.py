@@ -260,18 +260,13 @@ SPOT_PIPELINE = Task(
             "",
             "The loss of the batch is the mean over the micro-batches, not their sum.",
         ),
-        Miss(
-            "before = min(last - rank, micro_batches)",
-            "before = micro_batches",
-            "It no longer hangs, but it has become GPipe: each rank keeps all "
-            "micro-batches. Keep the order of 1F1B, and change how it sends.",
-        ),
     ),
     because={
         GRADIENTS: "The gradients are not those of the whole batch's mean loss. Which "
         "micro-batch does the gradient that arrives belong to?",
-        ORDER: "The gradients are right, but it is no longer 1F1B. Keep its order, and "
-        "change how it sends.",
+        ORDER: "The gradients are right, but it is no longer 1F1B. Perhaps it has "
+        "become GPipe, where each rank keeps all micro-batches. Keep the order of "
+        "1F1B, and change how it sends.",
         **BECAUSE,
     },
     errors={

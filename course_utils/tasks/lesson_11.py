@@ -123,16 +123,6 @@ def slices_and_whole(case, rank, n):
     return sliced, [whole_numbers((case,), 50), whole_numbers((2, 2), 51)]
 
 
-NORM_CODE = (
-    "    squares = sum(g.square().sum() for g in sliced)\n"
-    "    dist.all_reduce(squares)\n"
-    "    squares = squares + sum(g.square().sum() for g in whole)\n"
-    "    return squares.sqrt()"
-)
-NORMS_ADDED = (
-    "Norms do not add up, their squares do. Add up squares first, and take the root of "
-    "the sum."
-)
 NORM = Task(
     id="11.norm",
     title="The norm of a sliced model",
@@ -159,33 +149,13 @@ NORM = Task(
             " for g in whole[:0])",
             "The parameters that every rank has whole are missing.",
         ),
-        Miss(
-            NORM_CODE,
-            "    total = sum(g.norm() for g in sliced)\n"
-            "    dist.all_reduce(total)\n"
-            "    return total + sum(g.norm() for g in whole)",
-            NORMS_ADDED,
-        ),
-        Miss(
-            NORM_CODE,
-            "    total = sum(g.square().sum() for g in [*sliced, *whole]).sqrt()\n"
-            "    dist.all_reduce(total)\n"
-            "    return total",
-            NORMS_ADDED,
-        ),
-        Miss(
-            "    dist.all_reduce(squares)\n",
-            "    squares = squares.sqrt()\n"
-            "    dist.all_reduce(squares)\n"
-            "    squares = squares.square()\n",
-            NORMS_ADDED,
-        ),
     ),
     errors={
         OUT_OF_STEP: "All ranks make the same calls: one all-reduce of one number.",
     },
-    otherwise="Add up the squares of this rank's slices, then over the ranks; then the "
-    "squares of the whole parameters, once; then the root.",
+    otherwise="Norms do not add up, their squares do. Add up the squares of this "
+    "rank's slices, then over the ranks; then the squares of the whole parameters, "
+    "once; and take the root of the sum.",
     hints=(
         "Which numbers does only this rank know, and which do all ranks know?",
         "All-reduce the sum of the squares of slices. Then add that of the whole ones.",
@@ -239,18 +209,13 @@ ONLINE_SOFTMAX = Task(
             "What was mixed so far belongs to the old largest score. Rescale it, too.",
         ),
         Miss(
-            "torch.exp(largest - new)",
-            "torch.ones_like(new)",
-            "Both sums belong to the old largest score. Rescale them to the new one.",
-        ),
-        Miss(
             "torch.maximum(largest, scores.amax(dim=1))",
             "scores.amax(dim=1)",
             "An exp() of a large number overflowed (nan). Subtract the largest score "
             "*so far*, the larger of `largest` and this piece's.",
         ),
         Miss(
-            "(scores - new[:, None])",
+            "scores - new[:, None]",
             "scores",
             "Subtract the largest score before exp(): large scores overflow.",
         ),

@@ -133,11 +133,6 @@ def observe_save(answer, shards):
     return {WRITES: len(writes), COMPLETE: found is not None, CONTENT: found}
 
 
-WAIT_FOR_IT = (
-    "A rank returned before the file was complete, and could not read it. All ranks "
-    "must wait until rank 0 has written."
-)
-
 SAVE_HANGS = Task(
     id="12.save_hangs",
     title="The checkpoint that never comes",
@@ -151,24 +146,11 @@ SAVE_HANGS = Task(
         },
     ),
     observe=observe_save,
-    misses=(
-        Miss("    dist.barrier()", "    pass", WAIT_FOR_IT),
-        Miss(
-            "if dist.get_rank() == 0:",
-            "if True:",
-            "Every rank writes the file, all at the same time, and a reader may find a "
-            "mixture. Only rank 0 writes.",
-        ),
-        Miss(
-            "= torch.cat(pieces)",
-            "= shard",
-            "It ends now, but the file has only the piece of rank 0. All pieces belong "
-            "into it.",
-        ),
-    ),
     because={
-        WRITES: "Rank 0 calls torch.save once, and the other ranks do not call it.",
-        COMPLETE: WAIT_FOR_IT,
+        WRITES: "Only rank 0 calls torch.save, and once: where all ranks write the "
+        "file at the same time, a reader may find a mixture.",
+        COMPLETE: "A rank returned before the file was complete, and could not read "
+        "it. All ranks must wait until rank 0 has written.",
     },
     errors={
         OUT_OF_STEP: "A rank waits in a collective that the others do not call, "
@@ -229,28 +211,6 @@ def observe_draws(answer, n_items, epochs, seed):
     }
 
 
-RESEED = "torch.manual_seed(seed + rank)"
-NOT_ONCE = (
-    "Some items are on two ranks and others on none, because each rank shuffles by a "
-    "seed of its own. The order must be the same on all ranks; then each takes a part."
-)
-SAME_ORDER = (
-    "Every epoch has the same order. The sampler must be told the number of the epoch, "
-    "before it is asked for its items."
-)
-SAME_NOISE = (
-    "Two ranks draw the same noise. What a rank draws for itself needs a seed that no "
-    "other rank has, in any epoch."
-)
-NOISE_TWICE = (
-    "The noise is the same in every epoch. Seed once, before the loop, and go on "
-    "drawing."
-)
-NOT_AGAIN = (
-    "Two calls with the same arguments draw different things. The noise needs a seed, "
-    "too, or no run can be repeated."
-)
-
 THREE_SEEDS = Task(
     id="12.three_seeds",
     title="Three seeds",
@@ -258,25 +218,20 @@ THREE_SEEDS = Task(
     cases=((24, 3), (48, 2), (12, 4)),
     inputs=lambda case, rank, n: (*case, 7),
     observe=observe_draws,
-    misses=(
-        Miss(RESEED, "torch.manual_seed(seed)", SAME_NOISE),
-        Miss("shuffle=True, seed=seed", "shuffle=True, seed=seed + rank", NOT_ONCE),
-        Miss("        sampler.set_epoch(epoch)\n", "", SAME_ORDER),
-        Miss(f"    {RESEED}\n", "", NOT_AGAIN),
-        Miss(
-            "items = list(sampler)",
-            f"items = list(sampler)\n        {RESEED}",
-            NOISE_TWICE,
-        ),
-    ),
     because={
         KIND: "Return a pair for each epoch: a list of whole numbers, and a tensor "
         "with as many numbers.",
-        ON_ONE: NOT_ONCE,
-        MIXED: SAME_ORDER,
-        OWN_NOISE: SAME_NOISE,
-        NEW_NOISE: NOISE_TWICE,
-        AGAIN: NOT_AGAIN,
+        ON_ONE: "Some items are on two ranks and others on none, because each rank "
+        "shuffles by a seed of its own. The order must be the same on all ranks; then "
+        "each takes a part.",
+        MIXED: "Every epoch has the same order. The sampler must be told the number of "
+        "the epoch, before it is asked for its items.",
+        OWN_NOISE: "Two ranks draw the same noise. What a rank draws for itself needs "
+        "a seed that no other rank has, in any epoch.",
+        NEW_NOISE: "The noise is the same in every epoch. Seed once, before the loop, "
+        "and go on drawing.",
+        AGAIN: "Two calls with the same arguments draw different things. The noise "
+        "needs a seed, too, or no run can be repeated.",
         SEEDED: "Another seed gives the same. Order and noise must both depend on it.",
     },
     hints=(
@@ -395,16 +350,6 @@ def observe_gradients(answer, model, inputs, targets):
 
 MEAN = "F.cross_entropy(model(inputs), targets)"
 SUM = 'F.cross_entropy(model(inputs), targets, reduction="sum")'
-BACKWARD = f"""    loss = {SUM} / tokens
-    loss.backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-"""
-OWN_MEAN = (
-    "That is a mean of means: each rank divides by its own number of tokens, so a "
-    "token on a rank with few of them counts more. Divide the sum by the tokens of all "
-    "ranks."
-)
 
 MEAN_OF_MEANS = Task(
     id="12.mean_of_means",
@@ -418,7 +363,9 @@ MEAN_OF_MEANS = Task(
         Miss(
             "    dist.all_reduce(tokens)\n",
             "    tokens = tokens * dist.get_world_size()\n",
-            OWN_MEAN,
+            "That is a mean of means: each rank divides by its own number of tokens, "
+            "so a token on a rank with few of them counts more. Divide the sum by the "
+            "tokens of all ranks.",
         ),
         Miss(
             "(targets != -100).sum()",
@@ -439,30 +386,6 @@ MEAN_OF_MEANS = Task(
             'times 0 is nan. Use `reduction="sum"`: that is 0 there.',
         ),
         Miss(
-            BACKWARD,
-            f"""    loss = {SUM}
-    loss.backward()
-    loss = loss / tokens
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-""",
-            "The loss is right. The gradients are those of the sum, divided by the "
-            "number of ranks. Divide by the tokens of all ranks, and by nothing else.",
-        ),
-        Miss(
-            BACKWARD,
-            f"""    {MEAN}.backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
-    loss = {SUM} / tokens
-""",
-            "The loss is right. The gradients are a mean of means: each rank has "
-            "divided by its own tokens. Call backward on the sum, divided by the "
-            "tokens of all ranks.",
-        ),
-        Miss(
             "    dist.all_reduce(loss)\n",
             "",
             "The gradients are right. The loss is this rank's part of it: add up all.",
@@ -471,7 +394,10 @@ MEAN_OF_MEANS = Task(
     because={
         LOSS: "The loss is not the mean over the real tokens of all ranks: the sum of "
         "all losses, divided by the number of all real tokens.",
-        GRADIENTS: "The loss is right, but the gradients are not those of this loss.",
+        GRADIENTS: "The loss is right, but the gradients are not those of this loss. "
+        "Call backward on the sum, divided by the tokens of all ranks, and add up the "
+        "gradients. Divide neither by the number of ranks nor by a rank's own tokens: "
+        "that is a mean of means.",
     },
     hints=(
         "Two ranks with 1 and 3 tokens: how much does each token weigh in the result?",
@@ -520,15 +446,6 @@ def observe_checkpoint(answer, steps_before):
     }
 
 
-CHANGED = (
-    "The checkpoint changes while training goes on: a state_dict holds the tensors "
-    "themselves. Return a copy of all of it."
-)
-PREFIX = (
-    "The names begin with `module.`, because DDP keeps the model in an attribute of "
-    "that name. Ask the model inside for its state."
-)
-
 CANNOT_RESUME = Task(
     id="12.cannot_resume",
     title="The checkpoint that cannot be resumed",
@@ -538,32 +455,17 @@ CANNOT_RESUME = Task(
     cases=(3, 1, 2),
     inputs=lambda steps_before, rank, n: (steps_before,),
     observe=observe_checkpoint,
-    misses=(
-        Miss("ddp.module.state_dict()", "ddp.state_dict()", PREFIX),
-        Miss(
-            '        "optimizer": optimizer.state_dict(),\n',
-            "",
-            "The optimizer's state is missing: Adam would begin anew, with empty "
-            "moments, and the loss would jump.",
-        ),
-        Miss(
-            '        "scheduler": scheduler.state_dict(),\n',
-            "",
-            "The scheduler's state is missing: the learning rate would begin anew.",
-        ),
-        Miss("copy.deepcopy(state)", "state", CHANGED),
-        Miss(
-            "copy.deepcopy(state)",
-            '{**state, "model": copy.deepcopy(state["model"])}',
-            "The model was copied, but the optimizer's state still changes while "
-            "training goes on. Copy that, too.",
-        ),
-    ),
     because={
+        "'optimizer' is there": "The optimizer's state is missing: Adam would begin "
+        "anew, with empty moments, and the loss would jump.",
+        "'scheduler' is there": "The scheduler's state is missing: the learning rate "
+        "would begin anew.",
         "is there": "A part is missing, and a resumed job would begin anew there.",
         "is a state_dict": "Store what `state_dict()` returns, not the object itself.",
-        NAMES: PREFIX,
-        "as it was": CHANGED,
+        NAMES: "The names begin with `module.`, because DDP keeps the model in an "
+        "attribute of that name. Ask the model inside for its state.",
+        "as it was": "The checkpoint changes while training goes on: a state_dict "
+        "holds the tensors themselves. Return a copy of all of it.",
     },
     hints=(
         "Which is the first key of `ddp.state_dict()`? And what else has a state?",

@@ -103,9 +103,10 @@ class Task:
             more than the result counts. The first that differs is told, so put first
             what explains the others. An observation that is the same for every right
             answer ("each item is in one share": True) lets all of them pass.
-        misses: what people write instead, four to eight. What decides is that an
-            answer first differs from our solution in the same case as the near miss,
-            and there in the same way. None of them may wait for ever.
+        misses: what people write instead, where it takes more than the observation that
+            is wrong to name the mistake. What decides is that an answer first differs
+            from our solution in the same case as the near miss, and there in the same
+            way. None of them may wait for ever.
         because: what to say where an observation is wrong and no near miss fits, by a
             part of its name.
         errors: what to say of an exception, by a part of its class and text
