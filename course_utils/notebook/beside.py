@@ -42,14 +42,10 @@ NO_HELP = re.compile(
     r"((The (item at|value of) [^.]* is wrong\. ?)+$|\d+ of \d+ values)"
 )
 # Printed by others than the learner's code: what PyTorch logs, with the time of day in
-# it, what it will change in future, and the frames of an exception in a thread.
+# it, and the frames of an exception in a thread.
 NOISE = re.compile(
-    r"^(\[rank\d+\]:)?\[?[WEI]\d{4} .*\n|^Traceback \(most.*\n( .*\n)*"
-    r"|^\S.*:\d+: FutureWarning: .*\n(  .*\n)?",
-    re.MULTILINE,
+    r"^(\[rank\d+\]:)?\[?[WEI]\d{4} .*\n|^Traceback \(most.*\n( .*\n)*", re.MULTILINE
 )
-# A warning stands between a file, which is long and mostly PyTorch's, and a line of it.
-WARNING = re.compile(r"^\S.*:\d+: (\w*Warning: .*\n)(  .*\n)?", re.MULTILINE)
 NEED_ALL = ("all_reduce", "all_gather", "barrier")  # the last one lets all go
 # A rank that is found in one of these runs in a loop around it.
 INQUIRIES = ("get_rank", "get_world_size")
@@ -481,7 +477,7 @@ class Judge:
         begin = f"[rank {rank}] "
         lines = self.seen.printed.splitlines(keepends=True)
         text = "".join(line[len(begin) :] for line in lines if line.startswith(begin))
-        lines = WARNING.sub(r"\1", NOISE.sub("", text)).splitlines()
+        lines = NOISE.sub("", text).splitlines()
         shown = [f"  {line[:70]}" for line in lines[:SHOWN_PRINTS]]
         if len(lines) > SHOWN_PRINTS:
             shown.append("  ... and more")
