@@ -17,6 +17,7 @@ from torch import nn
 
 from course_utils.notebook import diagnosis, ours
 from course_utils.notebook.answer import CannotPack, is_unchanged, pack, uses
+from course_utils.notebook.exercises import Reference
 from course_utils.notebook.on_rank import call_on_rank, forbidden_names
 from course_utils.notebook.outcome import Outcome, Status
 from course_utils.notebook.processes import fresh_ranks
@@ -114,7 +115,7 @@ def where_right(task: Task) -> str:
     return f"It is right on {', '.join(others)} and {most} ranks."
 
 
-def not_callable(task: Task, solved: ours.Solved, answer: Any) -> str:
+def not_callable(task: Task, solved: Reference, answer: Any) -> str:
     wants = "function itself, not what it returns"
     if solved.is_class:
         wants = "class itself, not an object of it"

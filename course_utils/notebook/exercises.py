@@ -50,14 +50,28 @@ class Reference:
     """What the solved notebook says about one task.
 
     Attributes:
+        name: what the answer is called: what the exercise gives to its check; "" where
+            the task asks for a number.
         code: our answer.
         why: the explanation of it, Markdown.
         given: the code that the learner is given to repair, or "".
+        above: the notebook's other cells of code, down to the check.
     """
 
+    name: str
     code: str
-    why: str
-    given: str
+    why: str = ""
+    given: str = ""
+    above: tuple[str, ...] = ()
+
+    def defines(self, name: str) -> bool:
+        """Does the answer consist of this function or class, among others?"""
+        return bool(re.search(rf"^(class|def) {name}\b", self.code, re.MULTILINE))
+
+    @property
+    def is_class(self) -> bool:
+        """Is the answer a class?"""
+        return bool(re.search(rf"^class {self.name}\b", self.code, re.MULTILINE))
 
 
 def reference(task_id: str) -> Reference:
@@ -69,21 +83,26 @@ def reference(task_id: str) -> Reference:
         OSError: the notebook cannot be read.
     """
     path = lesson_of(task_id).solution
-    code, why, given = [], [], []
+    check = re.compile(rf'check\("{re.escape(task_id)}", (\w+)')
+    name, code, why, given, above = "", [], [], [], []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        tags = cell["metadata"].get("tags", ())
-        if task_id not in tags:
-            continue
-        source = "".join(cell["source"])
-        if "solution" in tags or MARKER.search(source):
+        tags, source = cell["metadata"].get("tags", ()), "".join(cell["source"])
+        mine = task_id in tags
+        if mine and ("solution" in tags or MARKER.search(source)):
             code.append(MARKER.sub("", source).strip())
-        elif "why" in tags:
+        elif mine and "why" in tags:
             why.append(source.strip())
-        elif "given" in tags:
-            given.append(source.strip())
+        elif found := check.match(source):
+            name = found[1]
+        elif cell["cell_type"] == "code":
+            if mine and "given" in tags:
+                given.append(source.strip())
+            if not name:
+                above.append(MARKER.sub("", source))
     if not code or not why:
         raise LookupError(f"{path.name} has no solution and explanation of {task_id}.")
-    return Reference("\n\n\n".join(code), "\n\n".join(why), "\n\n\n".join(given))
+    texts = "\n\n\n".join(code), "\n\n".join(why), "\n\n\n".join(given)
+    return Reference(name, *texts, tuple(above))
 
 
 # ------------------------------------------------------------------------- building

@@ -32,7 +32,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from course_utils.questions.markup import problem
 
@@ -201,9 +201,16 @@ class _ChoiceQuestion(Question):
 
     choices: tuple[Choice, ...]
 
-    def __init__(self, id: str, prompt: str, *choices: Choice, **settings: Any) -> None:
-        object.__setattr__(self, "choices", choices)  # first: the others are checked
-        super().__init__(id, prompt, **settings)
+    def __init__(
+        self,
+        id: str,
+        prompt: str,
+        *choices: Choice,
+        code: str = "",
+        measured: bool = False,
+    ) -> None:
+        object.__setattr__(self, "choices", choices)  # before all of it is checked
+        super().__init__(id, prompt, code=code, measured=measured)
 
     @property
     def options(self) -> list[str]:
