@@ -42,13 +42,8 @@ SUM = total_task()  # one for all tests: what our solution shows is remembered
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path, monkeypatch):
-    """Every test has its own, empty progress, and has seen no hints."""
-    monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(sys.modules["course_utils.notebook.progress"], "_pending", [])
-    monkeypatch.setattr(sys.modules["course_utils.notebook.progress"], "_warned", set())
+def no_hints_seen(own_state, monkeypatch):
     monkeypatch.setattr(checks, "_hints_shown", {})
-    return tmp_path / "state"
 
 
 def text_of(outcome):

@@ -32,10 +32,7 @@ each_solution = pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
 
 
-@pytest.fixture(autouse=True)
-def own_state(tmp_path, monkeypatch):
-    """Every test has its own, empty progress."""
-    monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
+pytestmark = pytest.mark.usefixtures("own_state")
 
 
 @pytest.fixture

@@ -28,13 +28,7 @@ from course_utils.notebook.progress import (
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(autouse=True)
-def own_state(tmp_path, monkeypatch):
-    """Every test has its own, empty progress."""
-    monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(progress, "_pending", [])
-    monkeypatch.setattr(progress, "_warned", set())
-    return tmp_path / "state"
+pytestmark = pytest.mark.usefixtures("own_state")
 
 
 def python(code, *args):

@@ -18,7 +18,6 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 import course_utils.notebook.quiz as quizzes
-from course_utils.notebook import progress
 from course_utils.notebook.progress import answers, attempts, record_answer
 from course_utils.notebook.quiz import Quiz, quiz, why
 from course_utils.notebook.quiz_widget import QuizWidget
@@ -55,13 +54,9 @@ NUMBER = Number("99.size", "How large?", 10, why="2 · 5.", hint="Multiply.", un
 
 
 @pytest.fixture(autouse=True)
-def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A learner's session: answers are saved, in a folder of this test."""
-    monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(progress, "_pending", [])
-    monkeypatch.setattr(progress, "_warned", set())
+def session(own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner's, who has answered nothing."""
     new_kernel(monkeypatch)
-    return tmp_path / "state"
 
 
 def new_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,23 +285,6 @@ def test_what_is_no_option_is_refused(given: object) -> None:
     assert len(str(caught.value)) < 200
 
 
-def test_a_single_choice_tells_the_other_whys_only_once_it_is_right() -> None:
-    question = single(FALSE, TRUE)
-    wrong, right = (question.grade(question.read(number)) for number in (1, 2))
-    assert (wrong.right, wrong.text, wrong.notes) == (False, FALSE.why, ())
-    assert (right.right, right.text) == (True, TRUE.why)
-    assert [(note.option, note.text) for note in right.notes] == [(0, FALSE.why)]
-
-
-def test_a_multiple_choice_has_a_verdict_for_every_option() -> None:
-    question = MultipleChoice("00.x", "What?", TRUE, FALSE, ALSO_TRUE, OTHER)
-    feedback = question.grade(question.read([1, 2]))
-    assert feedback.text == "You judged 2 of the 4 statements correctly."
-    assert [note.good for note in feedback.notes] == [True, False, False, True]
-    assert len({note.word for note in feedback.notes}) == 4
-    assert question.grade(question.read({3, 1})).right
-
-
 def test_markup_is_rendered_and_html_is_escaped() -> None:
     prompt = "1 < 2 & `a<b>*`, *never*, **al `x` ways *so* it is**"
     assert to_html(prompt) == (
@@ -339,7 +317,7 @@ def test_the_text_form_in_a_terminal(capsys) -> None:
     assert "Your last answer: 3 Right. Every process" in said(capsys)
 
 
-def test_a_plain_python_needs_no_widgets_and_no_torch(state: Path) -> None:
+def test_a_plain_python_needs_no_widgets_and_no_torch() -> None:
     code = (
         "import sys\n"
         "from course_utils import quiz\n"
@@ -371,12 +349,12 @@ def test_an_answer_outlives_the_kernel(monkeypatch, id, given, value) -> None:
     assert (again.value, again.feedback) == (value, feedback)
 
 
-def test_what_is_shown_is_what_the_file_says(state: Path) -> None:
+def test_what_is_shown_is_what_the_file_says(own_state: Path) -> None:
     shown = quiz("00.all_reduce")
     record_answer("00.all_reduce", 6.0, True)  # in another notebook
     assert quiz("00.all_reduce") is shown
     assert shown.value == 6.0
-    (state / "progress.json").unlink()
+    (own_state / "progress.json").unlink()
     assert quiz("00.all_reduce").value is None
     record_answer("00.ranks", "An option of an older edition.", True)
     assert quiz("00.ranks").value is None
