@@ -297,6 +297,9 @@ def test_reset_forgets_one_lesson_and_keeps_a_copy(own_state, capsys):
         record_answer(f"{lesson}.question", "a", True)
     before = progress_file().read_bytes()
     assert main(["--reset", "05"]) == 0  # there is nothing to forget
+    for mistaken in (["--res", "03"], ["--reset", "03", "--export", "x"]):
+        with pytest.raises(SystemExit):
+            main(mistaken)
     assert progress_file().read_bytes() == before
     assert main(["--reset", "03"]) == 0
     assert (attempts().keys(), answers().keys()) == ({"00.task"}, {"00.question"})

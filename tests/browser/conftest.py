@@ -1,8 +1,8 @@
 """A real browser on a real JupyterLab, for the tests in this folder.
 
-One server and one browser serve all of them. The server keeps its
-configuration, its kernels' files and the learner's progress in a temporary folder, and
-listens on 127.0.0.1 only. The browser is the Chromium or Chrome of this machine
+One server and one browser serve all of them. The server keeps its configuration, its
+kernels' files and the learner's progress in a temporary folder, and listens on
+127.0.0.1 only. The browser is the Chromium or Chrome of this machine
 (COURSE_BROWSER names another); nothing is downloaded. Screenshots are for people: they
 go to the folder that COURSE_SCREENSHOTS names, if it names one.
 """
