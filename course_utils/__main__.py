@@ -4,6 +4,7 @@ Runs on a bare Python, before anything is installed. Every Python since 3.6 must
 able to read this file, or an old one would show a SyntaxError instead of the reason.
 """
 
+import importlib
 import os
 import sys
 
@@ -24,6 +25,16 @@ usage: python3 -m course_utils COMMAND [options]
 New here? python3 -m course_utils start
 Options of one command: python3 -m course_utils COMMAND --help
 """
+COMMANDS = {  # the module whose `main` runs it
+    "start": "course_utils.setup.lab",
+    "test": "course_utils.setup.testing",
+    "wheels": "course_utils.setup.wheels",
+    "doctor": "course_utils.setup.doctor",
+    "progress": "course_utils.notebook.progress",
+    "cohort": "course_utils.notebook.cohort",
+    "build-exercises": "course_utils.notebook.exercises",
+}
+GO_ON = ("start", "test", "wheels")  # after a Ctrl-C; the others begin anew
 
 
 def main(argv=None):
@@ -34,18 +45,20 @@ def main(argv=None):
     if not argv or argv[0] in ("-h", "--help", "help"):
         sys.stdout.write(HELP)
         return 0
-    command, rest = argv[0], argv[1:]
+    command = argv[0]
     if command not in COMMANDS:
         return fail(unknown(command), code=2)
 
     import signal
 
-    from course_utils.setup.environment import SetupError
+    from course_utils.setup.environment import SetupError, enter
 
     # A shell script starts its background commands deaf to Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        code = COMMANDS[command](rest)
+        if command == "build-exercises":
+            enter(argv, dev=True)  # it needs the authors' packages
+        code = importlib.import_module(COMMANDS[command]).main(argv[1:])
         sys.stdout.flush()
         return code
     except SetupError as error:
@@ -55,72 +68,8 @@ def main(argv=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except KeyboardInterrupt:
-        goes_on = command in (
-            "start",
-            "test",
-            "wheels",
-        )  # a set-up; the others begin anew
-        again = "; run the same command again to go on" if goes_on else ""
+        again = "; run the same command again to go on" if command in GO_ON else ""
         return fail("stopped" + again, code=130)
-
-
-def start(argv):
-    from course_utils.setup import lab
-
-    return lab.main(argv)
-
-
-def test(argv):
-    from course_utils.setup import testing
-
-    return testing.main(argv)
-
-
-def wheels(argv):
-    from course_utils.setup import wheels
-
-    return wheels.main(argv)
-
-
-def doctor(argv):
-    from course_utils.setup import doctor
-
-    return doctor.main(argv)
-
-
-def progress(argv):
-    # Whoever sends in a progress file may have no environment in this terminal.
-    from course_utils.notebook import progress
-
-    return progress.main(argv)
-
-
-def cohort(argv):
-    from course_utils.notebook import cohort
-
-    return cohort.main(argv)
-
-
-def build_exercises(argv):
-    from course_utils.setup import environment
-
-    # It needs the authors' packages: from here on it runs in the environment with them.
-    environment.enter(["build-exercises"] + argv, dev=True)
-
-    from course_utils.notebook import exercises
-
-    return exercises.main(argv)
-
-
-COMMANDS = {
-    "start": start,
-    "test": test,
-    "wheels": wheels,
-    "doctor": doctor,
-    "progress": progress,
-    "cohort": cohort,
-    "build-exercises": build_exercises,
-}
 
 
 def fail(message, code=1):

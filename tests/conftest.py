@@ -6,10 +6,13 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
+
+from course_utils.notebook import progress
 
 try:
     import fcntl
@@ -40,6 +43,15 @@ LEFT_BY_TORCH = "pytorch-errorfile-"
 # What is imported while tests are collected stays. To look through it for garbage again
 # and again takes a fifth of that time.
 gc.disable()
+
+
+@pytest.fixture
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty progress of this test's own; its folder, which is not there yet."""
+    monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(progress, "_pending", [])
+    monkeypatch.setattr(progress, "_warned", set())
+    return tmp_path / "state"
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from course_utils.notebook import ours
+from course_utils.notebook.exercises import Reference
 from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.task import Task
 
@@ -18,11 +19,11 @@ def total(tensor):
     dist.all_reduce(result)
     return result
 """
-SOLVED: dict[str, ours.Solved] = {}
+SOLVED: dict[str, Reference] = {}
 of_the_notebook = ours.solved
 
 
-def solved(task_id: str) -> ours.Solved:
+def solved(task_id: str) -> Reference:
     """The solution of a test's task, or that in the notebook."""
     return SOLVED.get(task_id) or of_the_notebook(task_id)
 
@@ -37,7 +38,7 @@ def own_task(name: str, solution: str, **fields: Any) -> Task:
     """A task ``99.NAME``, whose right answer is the function NAME of `solution`."""
     number = sum(known.startswith(f"99.{name}") for known in SOLVED)
     task_id = f"99.{name}{number or ''}"
-    SOLVED[task_id] = ours.Solved(name, textwrap.dedent(solution))
+    SOLVED[task_id] = Reference(name, textwrap.dedent(solution))
     settings = {"title": name, "stars": 1, "hints": ("a", "b", "c")}
     return Task(id=task_id, **settings | fields)
 

@@ -49,8 +49,8 @@ RUN_BY = {  # a test -> what it runs, as it is typed
         COURSE + "test --gpu",
     "setup/test_commands.py::test_plain_nbval_needs_no_more_than_the_learners_packages":
         r"pytest --nbval notebooks",
-    "test_doctor.py::test_the_report_on_this_machine": COURSE + "doctor",
-    "test_doctor.py::test_a_laptop_that_is_ready_does_what_lessons_do":
+    "setup/test_doctor.py::test_no_packages_and_no_loopback": COURSE + "doctor",
+    "setup/test_doctor.py::test_a_laptop_that_is_ready_does_what_lessons_do":
         COURSE + "doctor --room",
     "test_nbgrader.py::test_a_task_that_its_check_passes_gives_its_points":
         r"nbgrader (generate_assignment|autograde) 00_start_here|nbgrader export",

@@ -38,16 +38,12 @@ from course_utils.tasks.task import OUT_OF_STEP, RULE, AtMost, Miss
 from course_utils.theory import costs
 
 ROOT = Path(__file__).resolve().parent.parent
+SUM = total_task()  # one for all tests: what our solution shows is remembered
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path, monkeypatch):
-    """Every test has its own, empty progress, and has seen no hints."""
-    monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(sys.modules["course_utils.notebook.progress"], "_pending", [])
-    monkeypatch.setattr(sys.modules["course_utils.notebook.progress"], "_warned", set())
+def no_hints_seen(own_state, monkeypatch):
     monkeypatch.setattr(checks, "_hints_shown", {})
-    return tmp_path / "state"
 
 
 def text_of(outcome):
@@ -130,7 +126,7 @@ def test_crashed_shows_the_learners_lines_only():
             return helper(tensor)
         return right_total(tensor)
 
-    text = str(run_task(total_task(), crashes_on_rank_1))
+    text = str(run_task(SUM, crashes_on_rank_1))
     assert "crashed\n  It raised RuntimeError: shape '[3, 5]' is invalid for" in text
     assert "rank 1 called crashes_on_rank_1(tensor([2., 9.])).\n" in text
     assert "in crashes_on_rank_1: return helper(tensor)\n" in text
@@ -146,7 +142,7 @@ def test_every_text_is_short_and_narrow():
             print("x" * 300, number)
         raise ValueError("y" * 1000 + "\n" + "z\n" * 50)
 
-    lines = str(run_task(total_task(), prints_and_fails)).splitlines()
+    lines = str(run_task(SUM, prints_and_fails)).splitlines()
     assert len(lines) <= 14
     assert [len(line) > 80 for line in lines].count(True) <= 1  # a word of the learner
 
@@ -174,12 +170,12 @@ def test_a_stub_is_not_attempted_and_that_of_an_earlier_task_is_named():
         (half_done, "It still raises NotImplementedError, line "),
         (calls_an_unsolved_one, "UnsolvedBefore, which it calls, still raises"),
     ):
-        outcome = run_task(total_task(), answer)
+        outcome = run_task(SUM, answer)
         assert (outcome.status, says in text_of(outcome)) == ("not attempted", True)
 
 
 def test_what_pytorch_has_not_implemented_is_a_crash():
-    outcome = run_task(total_task(), lambda tensor: torch.nn.Module()(tensor))
+    outcome = run_task(SUM, lambda tensor: torch.nn.Module()(tensor))
     assert outcome.status == "crashed"
     assert "NotImplementedError" in text_of(outcome)
 
@@ -288,7 +284,7 @@ def test_at_most_may_be_less_and_what_cannot_be_looked_at_takes_its_place():
     ],
 )
 def test_what_a_difference_looks_like_is_said(answer, says):
-    outcome = run_task(total_task(), answer)
+    outcome = run_task(SUM, answer)
     assert (outcome.status, says in text_of(outcome)) == ("wrong", True), str(outcome)
 
 
@@ -349,7 +345,7 @@ def leaves_the_group(tensor):
     ],
 )
 def test_errors_that_have_nothing_to_do_with_the_task_are_explained(answer, says):
-    outcome = run_task(total_task(), answer)
+    outcome = run_task(SUM, answer)
     assert (outcome.status, says in text_of(outcome)) == ("crashed", True), str(outcome)
 
 
@@ -391,9 +387,9 @@ def test_of_threads_and_warnings_the_words_are_shown():
     assert re.search(
         r"It printed: Exception in thread Thread-\d+ \(<lambda>\): "
         r"ValueError: invalid literal for int\(\) with base 10: 'one' A hint",
-        text_of(run_task(total_task(), in_a_thread)),
+        text_of(run_task(SUM, in_a_thread)),
     )
-    text = str(run_task(total_task(), warns))
+    text = str(run_task(SUM, warns))
     assert "  It printed:\n    UserWarning: Too warm here.\n" in text
     assert "warnings.warn" not in text and "It will be cold." not in text
 
@@ -410,7 +406,7 @@ def test_an_answer_that_changes_its_input_is_wrong():
         return sum(numbers.pop() for _ in range(len(numbers)))
 
     assert run_task(total_task(keeps_inputs=False), in_place).passed
-    text = text_of(run_task(total_task(), in_place))
+    text = text_of(run_task(SUM, in_place))
     assert "before tensor([-2., 3.]) after tensor([0., 12.])" in text
     task = here("def answer(numbers): return sum(numbers)", ([1, 2, 3],))
     assert "work on a copy, `x.copy()`" in text_of(run_task(task, takes_the_last))
@@ -423,7 +419,7 @@ def test_what_an_answer_prints_stays_out_of_the_notebook(capsys):
         print("error", file=sys.stderr)
         return right_total(tensor)
 
-    assert run_task(total_task(), prints).passed
+    assert run_task(SUM, prints).passed
     assert capsys.readouterr() == ("", "")
 
 
@@ -445,7 +441,7 @@ def returns_what_explodes(tensor):
 
 @pytest.mark.parametrize("answer", [breaks_torch, returns_what_explodes])
 def test_an_answer_cannot_reach_the_comparison(answer):
-    assert run_task(total_task(), answer).status == "wrong"
+    assert run_task(SUM, answer).status == "wrong"
 
 
 def test_nothing_is_left_from_the_check_before():
@@ -478,10 +474,10 @@ def test_a_module_of_the_learners_is_taken_as_it_is_in_the_kernel(
     monkeypatch.syspath_prepend(tmp_path)
     import my_code
 
-    assert run_task(total_task(), my_code.total).status == "wrong"
+    assert run_task(SUM, my_code.total).status == "wrong"
     exec("my_code.total = None", {"my_code": my_code})
     exec(compile(TOTAL, "my_code.py", "exec"), my_code.__dict__)
-    assert run_task(total_task(), my_code.total).passed
+    assert run_task(SUM, my_code.total).passed
     del sys.modules["my_code"]
 
 
@@ -490,7 +486,7 @@ def test_a_module_of_the_learners_is_taken_as_it_is_in_the_kernel(
 
 def test_ranks_of_the_notebook_cannot_be_used():
     with Ranks(1) as ranks:
-        text = text_of(run_task(total_task(), lambda tensor: tensor * ranks.n))
+        text = text_of(run_task(SUM, lambda tensor: tensor * ranks.n))
     assert "It uses `ranks`, the notebook's ranks." in text
 
 
@@ -504,9 +500,9 @@ def test_other_things_that_can_be_called():
 
     task = here("def answer(a, b): return a**b", (2, 3), (5, 0))
     assert run_task(task, power).passed
-    assert run_task(total_task(), functools.partial(scaled, 1)).passed
-    assert run_task(total_task(), functools.wraps(scaled)(right_total)).passed
-    assert run_task(total_task(), torch.neg).status == "wrong"
+    assert run_task(SUM, functools.partial(scaled, 1)).passed
+    assert run_task(SUM, functools.wraps(scaled)(right_total)).passed
+    assert run_task(SUM, torch.neg).status == "wrong"
 
 
 def test_a_task_without_ranks_speaks_of_none():
@@ -620,7 +616,7 @@ def derives_from_a_class_of_the_course(tensor):
     ],
 )
 def test_what_the_course_has_built_is_noticed_in_any_wrapping(answer, called):
-    text = text_of(run_task(total_task(), answer))
+    text = text_of(run_task(SUM, answer))
     assert f"Your code calls {called}" in text, text
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import venv
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
+from test_contributing import copy_course
 
 from course_utils.__main__ import OLDEST
 from course_utils.setup import environment, installer
@@ -29,39 +29,6 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="these are Unix shell sc
 
 
 # --------------------------------------------------------------- devcontainer.json
-
-
-# As in https://containers.dev/implementors/json_reference/, for what is used here.
-KINDS = {
-    "name": str,
-    "image": str,
-    "init": bool,
-    "runArgs": list,
-    "hostRequirements": dict,
-    "postCreateCommand": str,
-    "forwardPorts": list,
-    "portsAttributes": dict,
-    "otherPortsAttributes": dict,
-    "customizations": dict,
-}
-
-
-def test_every_setting_is_one_and_has_its_kind():
-    for name, value in SETTINGS.items():
-        assert isinstance(value, KINDS[name]), name
-    assert set(SETTINGS["hostRequirements"]) == {"cpus", "memory", "storage"}
-    assert isinstance(SETTINGS["hostRequirements"]["cpus"], int)
-    for name in ("memory", "storage"):
-        assert re.fullmatch(r"\d+[tgmk]b", SETTINGS["hostRequirements"][name])
-
-
-def test_only_the_port_of_jupyterlab_is_forwarded():
-    assert SETTINGS["forwardPorts"] == [8888]
-    assert list(SETTINGS["portsAttributes"]) == ["8888"]
-    assert SETTINGS["otherPortsAttributes"] == {"onAutoForward": "ignore"}
-    # Published ports would be open to the network: forwarded ones are not.
-    assert "appPort" not in SETTINGS
-    assert not any("-p" in option for option in SETTINGS["runArgs"])
 
 
 def test_the_image_has_a_python_for_the_course():
@@ -81,6 +48,8 @@ def test_its_command_and_files_are_there():
         assert (ROOT / name).is_file()
     python = code["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python == "${containerWorkspaceFolder}/.venv/bin/python"
+    # Forwarded ports are open to this computer alone; published ones to the network.
+    assert SETTINGS["forwardPorts"] == [8888] and "appPort" not in SETTINGS
     storage = int(SETTINGS["hostRequirements"]["storage"].removesuffix("gb"))
     assert storage > sum(installer.SIZES["cuda"])
 
@@ -192,12 +161,7 @@ def test_the_cells_for_colab_work_in_a_kernel_without_the_course(
 
 def copy_as_repository(folder: Path) -> None:
     """A git repository with the files of this one."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    copy_course(folder)
     identity = ["-c", "user.name=A", "-c", "user.email=a@localhost"]
     for arguments in (
         ["init", "--quiet"],

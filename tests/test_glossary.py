@@ -13,7 +13,7 @@ Exercises and solutions have no such links: what they need stands in their lesso
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,11 +87,6 @@ def entries_of(text: str) -> list[Entry]:
     return found
 
 
-def without_links(source: str) -> str:
-    """A text without its links to the glossary."""
-    return LINK.sub(r"\1", source)
-
-
 def pattern_of(name: str) -> str:
     """Finds a name or its plural: in any case, unless the name has capitals itself."""
     form = r"[\s_-]".join(re.escape(part) for part in re.split(r"[ _-]", name))
@@ -118,55 +113,41 @@ def running_text(source: str) -> str:
     return HIDDEN.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source)
 
 
+Place = tuple[str, int, str]  # a cell, where a word begins without links, the word
+
+
+def links_of(sources: dict[str, str]) -> tuple[dict[str, str], dict[Place, str]]:
+    """The texts of cells without their links to the glossary, and the links."""
+    texts, found = {}, {}
+    for cell, source in sources.items():
+        shorter = 0
+        for link in LINK.finditer(source):
+            found[cell, link.start() - shorter, link[1]] = link[2]
+            shorter += len(link[0]) - len(link[1])
+        texts[cell] = LINK.sub(r"\1", source)
+    return texts, found
+
+
 def first_uses(
-    sources: Iterable[tuple[str, str]], entries: Iterable[Entry], number: str
-) -> Iterator[tuple[str, int, int, Entry]]:
-    """Where a lesson uses words of the glossary for the first time.
+    texts: dict[str, str], entries: Iterable[Entry], number: str
+) -> dict[Place, str]:
+    """Where a lesson uses words of the glossary for the first time: what they link to.
 
     Args:
-        sources: (id, text) of its markdown cells, without links to the glossary.
+        texts: its markdown cells by their ids, without links to the glossary.
         number: of the lesson, "03".
-
-    Yields:
-        The id of the cell, where in its text the word begins and ends, and its entry.
     """
     names = {name: entry for entry in entries for name in entry.names}
     ordered = sorted(names, key=len, reverse=True)  # the longest that fits counts
     forms = "|".join(f"({pattern_of(name)})" for name in ordered)
     pattern = re.compile(rf"(?<![\w-])(?:{forms})(?![\w-])")
-    seen = set()
-    for cell, source in sources:
-        for use in pattern.finditer(running_text(source)):
+    seen, found = set(), {}
+    for cell, text in texts.items():
+        for use in pattern.finditer(running_text(text)):
             entry = names[ordered[use.lastindex - 1]]
-            if entry in seen or number in OTHERWISE.get(entry.term, ()):
-                continue
-            seen.add(entry)
-            yield cell, *use.span(), entry
-
-
-def linked(
-    sources: Iterable[tuple[str, str]], entries: Iterable[Entry], number: str
-) -> dict[str, str]:
-    """The texts of a lesson's markdown cells with the links that the rule asks for."""
-    texts = {cell: without_links(source) for cell, source in sources}
-    uses = list(first_uses(texts.items(), entries, number))
-    for cell, begin, end, entry in reversed(uses):
-        text = texts[cell]
-        link = f"[{text[begin:end]}](glossary.md#{entry.anchor})"
-        texts[cell] = text[:begin] + link + text[end:]
-    return texts
-
-
-def differences(sources: dict[str, str], expected: dict[str, str]) -> list[str]:
-    """What a lesson's author has to change, a line for each link."""
-    found = []
-    for cell, source in sources.items():
-        there = [link[0] for link in LINK.finditer(source)]
-        due = [link[0] for link in LINK.finditer(expected[cell])]
-        found += [f"{cell}: link the first use, {x}" for x in due if x not in there]
-        found += [f"{cell}: remove the link {x}" for x in there if x not in due]
-        if set(there) == set(due) and source != expected[cell]:
-            found.append(f"{cell}: only the first use has a link: {', '.join(due)}")
+            if entry not in seen and number not in OTHERWISE.get(entry.term, ()):
+                seen.add(entry)
+                found[cell, use.start(), text[slice(*use.span())]] = entry.anchor
     return found
 
 
@@ -197,9 +178,9 @@ def test_an_entry_leads_to_a_lesson_that_uses_the_word(entry):
     lesson = next(x for x in LESSONS if page in (x.notebook, x.in_depth))
     deeper = ", in depth" if page == lesson.in_depth else ""
     assert entry.label == f"{lesson.number} · {lesson.title}{deeper}"
-    text = "\n".join(sources_of(page).values())
+    texts, _ = links_of(sources_of(page))
     names = "|".join(pattern_of(x.strip("`")) for x in (entry.term, *entry.also))
-    assert re.search(rf"(?<![\w-])(?:{names})(?![\w-])", without_links(text))
+    assert re.search(rf"(?<![\w-])(?:{names})(?![\w-])", "\n".join(texts.values()))
 
 
 def test_entries_are_in_order_and_no_name_has_two():
@@ -229,6 +210,8 @@ def test_links_to_the_glossary_lead_somewhere(page):
 
 @pytest.mark.parametrize("lesson", THERE, ids=lambda lesson: lesson.number)
 def test_a_lesson_links_the_first_use_of_each_word(lesson: Lesson):
-    sources = sources_of(lesson.notebook)
-    wrong = differences(sources, linked(sources.items(), ENTRIES, lesson.number))
-    assert not wrong, "\n" + "\n".join(wrong)
+    texts, there = links_of(sources_of(lesson.notebook))
+    due = first_uses(texts, ENTRIES, lesson.number)
+    missing = [place for place in due.items() if place not in there.items()]
+    assert missing == [], "link these first uses"
+    assert [place for place in there.items() if place not in due.items()] == []

@@ -384,7 +384,7 @@ test_wrong, test_right = ANSWERS.tests()
 def train_copied():
     """What the exercise's cell trains, with the class that has all three bugs."""
     solved, names = ours.solved("06.spot_the_hook"), {}
-    for source in (*solved.before, solved.given):
+    for source in (*ours.defined_above(solved), solved.given):
         exec(source, names)
     names["images"], names["labels"], *_ = load_data("digits")
     return names["losses"](names["CopiedDDP"])

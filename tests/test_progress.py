@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import threading
@@ -30,13 +28,7 @@ from course_utils.notebook.progress import (
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(autouse=True)
-def own_state(tmp_path, monkeypatch):
-    """Every test has its own, empty progress."""
-    monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(progress, "_pending", [])
-    monkeypatch.setattr(progress, "_warned", set())
-    return tmp_path / "state"
+pytestmark = pytest.mark.usefixtures("own_state")
 
 
 def python(code, *args):
@@ -86,37 +78,19 @@ def test_answers_keep_the_right_answer_and_the_first_verdict():
     assert answers()["00.ranks"]["tries"] == 3
 
 
-OLD_ANSWER = {"answer": 14.0, "correct": False, "first_try_correct": False, "tries": 2}
-OLD_TASK = {"hints": 1, "passed": False, "saw_solution": False, "status": "wrong"}
-OLD_FILE = {
-    "version": 1,
-    "questions": {
-        "00.predict_sum": OLD_ANSWER,
-        "07.tree_wins": {**OLD_ANSWER, "answer": "Never."},
-    },
-    "tasks": {
-        "00.predict_sum": {**OLD_TASK, "tries": 2},
-        "07.tree_wins": {**OLD_TASK, "tries": 1},
-    },
-}
-
-
-def test_the_number_of_a_task_counts_once_also_in_a_file_that_has_it_twice(own_state):
+def test_the_number_of_a_task_counts_once_also_in_a_file_that_has_it_twice():
     from course_utils.notebook.quiz import quiz
-    from course_utils.questions.lesson_00 import PREDICT_SUM
 
-    own_state.mkdir()
-    progress_file().write_text(json.dumps(OLD_FILE))
+    for name, answer in (("00.predict_sum", 14.0), ("07.tree_wins", "Never.")):
+        record_attempt(name, "wrong")
+        record_answer(name, answer, False)
     assert quiz("00.predict_sum").value == 14.0
-    assert attempts()["00.predict_sum"]["hints"] == 1
-    row = next(line for line in course_map().splitlines() if "  00  " in line)
-    assert row.endswith("tasks done, 1 tried")
     assert answers().keys() == {"07.tree_wins"}  # a question with the name of a task
-    quiz("00.predict_sum", answer=PREDICT_SUM.answer)
+    quiz("00.predict_sum", answer=100)
     saved = json.loads(progress_file().read_text())
     assert saved["questions"].keys() == {"07.tree_wins"}
     task = saved["tasks"]["00.predict_sum"]
-    assert (task["answer"], task["passed"]) == (PREDICT_SUM.answer, True)
+    assert (task["answer"], task["passed"]) == (100, True)
 
 
 # --------------------------------------------------------------- several at one time
@@ -175,39 +149,23 @@ def test_a_lock_that_is_never_given_back_is_told_and_waits(capsys, monkeypatch):
     assert json.loads(progress_file().read_text())["tasks"]["00.average"]["tries"] == 2
 
 
-# ------------------------------------------------------------------- kill -9, bad disks
+# ------------------------------------------------------------- bad files and bad disks
 
 
-WRITE_FOR_EVER = """
-from course_utils.notebook.progress import attempts, record_attempt
-while True:
+def test_a_save_that_is_stopped_halfway_leaves_the_old_file(monkeypatch):
+    """As by kill -9: the fault matrix does that, but seldom hits the moment."""
     record_attempt("00.average", "wrong")
-    print(attempts()["00.average"]["tries"], flush=True)
-"""
+    before = progress_file().read_bytes()
 
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL here")
-def test_kill_9_at_any_moment_loses_nothing(own_state):
-    # A large file, so that most kills fall into the middle of a write.
-    for number in range(3):
-        record_answer(f"00.filler_{number}", "x" * 400_000, True)
-    generator = random.Random(0)
-    leftovers = 0
-    for _ in range(15):
-        writer = python(WRITE_FOR_EVER)
-        told = writer.stdout.readline()
-        time.sleep(generator.uniform(0.0, 0.02))
-        writer.kill()
-        rest, _ = writer.communicate()
-        confirmed = int((told + rest).split("\n")[-2])
-        leftovers += len(list(own_state.glob("*.new")))
-        state = json.loads(progress_file().read_text())
-        assert state["tasks"]["00.average"]["tries"] >= confirmed
-        assert len(state["questions"]) == 3
-    assert leftovers, "no kill fell into a write: this test shows nothing"
-    record_attempt("00.average", "passed")
-    names = {path.name for path in own_state.iterdir()}
-    assert names == {"progress.json", "progress.lock"}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "fsync", stop)
+        record_attempt("00.average", "passed")
+    assert progress_file().read_bytes() == before
+    record_attempt("00.average", "wrong")
+    assert attempts()["00.average"]["tries"] == 3
 
 
 DAMAGED = [
@@ -339,6 +297,9 @@ def test_reset_forgets_one_lesson_and_keeps_a_copy(own_state, capsys):
         record_answer(f"{lesson}.question", "a", True)
     before = progress_file().read_bytes()
     assert main(["--reset", "05"]) == 0  # there is nothing to forget
+    for mistaken in (["--res", "03"], ["--reset", "03", "--export", "x"]):
+        with pytest.raises(SystemExit):
+            main(mistaken)
     assert progress_file().read_bytes() == before
     assert main(["--reset", "03"]) == 0
     assert (attempts().keys(), answers().keys()) == ({"00.task"}, {"00.question"})
@@ -347,22 +308,6 @@ def test_reset_forgets_one_lesson_and_keeps_a_copy(own_state, capsys):
     record_attempt("03.task", "wrong")
     assert main(["--reset", "03"]) == 0
     assert kept.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(["--reset"], ["--reset", "3"], ["--reset", "00.task"], ["--export"]),
-        *(["--res", "00"], ["--reset", "00", "--export", "x"], ["nonsense"]),
-    ],
-)
-def test_wrong_arguments_change_nothing(arguments, own_state, capsys):
-    record_attempt("00.task", "passed")
-    before = {path: path.read_bytes() for path in own_state.iterdir()}
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == 2
-    assert {path: path.read_bytes() for path in own_state.iterdir()} == before
 
 
 def test_export_writes_json_and_replaces_nothing_unasked(own_state, tmp_path, capsys):

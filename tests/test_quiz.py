@@ -18,20 +18,19 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 import course_utils.notebook.quiz as quizzes
-from course_utils.notebook import progress
 from course_utils.notebook.progress import answers, attempts, record_answer
 from course_utils.notebook.quiz import Quiz, quiz, why
 from course_utils.notebook.quiz_widget import QuizWidget
 from course_utils.questions import (
     AnswerError,
-    Choice,
     MultipleChoice,
     Number,
     NumberTask,
     Question,
     QuestionError,
+    Right,
     SingleChoice,
-    Slip,
+    Wrong,
     find,
     lesson,
     lessons,
@@ -47,21 +46,17 @@ EVERY_QUESTION += [task for task in TASKS if isinstance(task, NumberTask)]
 
 each_question = pytest.mark.parametrize("question", EVERY_QUESTION, ids=lambda q: q.id)
 
-TRUE = Choice("a process", why="It has a number.", right=True)
-FALSE = Choice("a GPU", why="That is a device.")
-ALSO_TRUE = Choice("numbered from 0", why="As in Python.", right=True)
-OTHER = Choice("a thread", why="Ranks are processes.")
+TRUE = Right("a process", "It has a number.")
+FALSE = Wrong("a GPU", "That is a device.")
+ALSO_TRUE = Right("numbered from 0", "As in Python.")
+OTHER = Wrong("a thread", "Ranks are processes.")
 NUMBER = Number("99.size", "How large?", 10, why="2 · 5.", hint="Multiply.", unit="GB")
 
 
 @pytest.fixture(autouse=True)
-def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A learner's session: answers are saved, in a folder of this test."""
-    monkeypatch.setenv("COURSE_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(progress, "_pending", [])
-    monkeypatch.setattr(progress, "_warned", set())
+def session(own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner's, who has answered nothing."""
     new_kernel(monkeypatch)
-    return tmp_path / "state"
 
 
 def new_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +72,8 @@ def right_answer(question: Question) -> object:
 
 def wrong_answers(question: Question) -> list:
     if isinstance(question, Number):
-        slips = [slip.value for slip in question.slips]
         example = float(re.search(r"answer=(\d+)", Quiz(question).text())[1])
-        return [*slips, question.answer * 3 + 1e6, example]
+        return [*question.slips, question.answer * 3 + 1e6, example]
     numbers = range(1, len(question.choices) + 1)
     if isinstance(question, SingleChoice):
         return [n for n in numbers if [n] != right_answer(question)]
@@ -87,12 +81,6 @@ def wrong_answers(question: Question) -> list:
         [n for n in numbers if bits >> n & 1] for bits in range(2, 2 << max(numbers), 2)
     ]
     return [one for one in subsets if one != right_answer(question)]
-
-
-def explanations(question: Question) -> list[str]:
-    if isinstance(question, Number):
-        return [question.why, question.hint, *(slip.why for slip in question.slips)]
-    return [choice.why for choice in question.choices]
 
 
 def said(capsys: pytest.CaptureFixture) -> str:
@@ -115,7 +103,7 @@ def test_the_right_answer_and_only_it_is_accepted_and_all_is_explained(
         assert wrong.text
     if isinstance(question, Number):
         return
-    words = explanations(question)
+    words = question.explanations()
     assert len(set(words)) == len(words)
     for told in (right, question.explain(None), question.explain(question.read(given))):
         all_said = " ".join([told.text, *(note.text for note in told.notes)])
@@ -136,7 +124,7 @@ def test_the_stored_text_and_the_form_show_the_question_and_no_key(question) -> 
         assert to_html(shown) in before[1]
         assert json.dumps(to_html(shown), ensure_ascii=False) in page
     assert " ".join(question.code.split()) in text
-    for reason in explanations(question):
+    for reason in question.explanations():
         assert to_text(reason) not in text
         assert to_html(reason) not in before[1]
         assert json.dumps(to_html(reason), ensure_ascii=False)[1:-1] not in page
@@ -168,8 +156,8 @@ def test_a_number_that_is_predicted_has_no_id_of_a_task() -> None:
 # --------------------------------------------------------------------- bad definitions
 
 
-def single(*choices: Choice, id: str = "00.x", prompt: str = "What?") -> Question:
-    return SingleChoice(id, prompt, list(choices))
+def single(*choices, id: str = "00.x", prompt: str = "What?") -> Question:
+    return SingleChoice(id, prompt, *choices)
 
 
 def number(**changes: object) -> Question:
@@ -185,12 +173,12 @@ def number(**changes: object) -> Question:
         (lambda: single(TRUE, TRUE), "of its own"),
         (lambda: single(FALSE, OTHER), "no option is right"),
         (lambda: single(TRUE, ALSO_TRUE), "use MultipleChoice"),
-        (lambda: MultipleChoice("00.x", "?", [FALSE, OTHER]), "no option is right"),
+        (lambda: MultipleChoice("00.x", "?", FALSE, OTHER), "no option is right"),
         (lambda: number(hint=""), "empty"),
         (lambda: number(answer=float("nan")), "its answer is nan"),
         (lambda: number(tolerance=-1), "negative"),
-        (lambda: number(tolerance=5, slips=[Slip(6, "no")]), "slip 6 is within"),
-        (lambda: number(slips=[Slip(6, "Not *so.")]), "'*' in 'Not *so.'"),
+        (lambda: number(tolerance=5, slips={6: "no"}), "slip 6 is within"),
+        (lambda: number(slips={6: "Not *so."}), "'*' in 'Not *so.'"),
     ],
 )
 def test_a_bad_definition_is_refused(make: Callable, message: str) -> None:
@@ -271,7 +259,7 @@ def test_a_number_is_right_within_its_tolerance() -> None:
 
 
 def test_a_slip_names_the_mistake_also_without_all_its_digits() -> None:
-    slips = [Slip(0.2727, "A share."), Slip(24.023, "One more."), Slip(24, "Round.")]
+    slips = {0.2727: "A share.", 24.023: "One more.", 24: "Round."}
     question = number(answer=27, slips=slips)
     for answer, says in (
         *((0.27, "low. A share."), (3 / 11, "low. A share."), (0.28, "low. Multiply.")),
@@ -285,8 +273,8 @@ def test_a_slip_names_the_mistake_also_without_all_its_digits() -> None:
 @pytest.mark.parametrize("given", [2, "2", " 2 ", numpy.int64(2), [2], "a GPU"])
 def test_an_option_by_its_number_or_text(given: object) -> None:
     assert single(TRUE, FALSE).read(given) == "a GPU"
-    assert MultipleChoice("00.x", "?", [TRUE, FALSE]).read(given) == ["a GPU"]
-    question = single(Choice("2", "yes", right=True), Choice("1", "no"))
+    assert MultipleChoice("00.x", "?", TRUE, FALSE).read(given) == ["a GPU"]
+    question = single(Right("2", "yes"), Wrong("1", "no"))
     assert (question.read("2"), question.read(2)) == ("2", "1")  # the text goes first
 
 
@@ -297,23 +285,6 @@ def test_what_is_no_option_is_refused(given: object) -> None:
     assert len(str(caught.value)) < 200
 
 
-def test_a_single_choice_tells_the_other_whys_only_once_it_is_right() -> None:
-    question = single(FALSE, TRUE)
-    wrong, right = (question.grade(question.read(number)) for number in (1, 2))
-    assert (wrong.right, wrong.text, wrong.notes) == (False, FALSE.why, ())
-    assert (right.right, right.text) == (True, TRUE.why)
-    assert [(note.option, note.text) for note in right.notes] == [(0, FALSE.why)]
-
-
-def test_a_multiple_choice_has_a_verdict_for_every_option() -> None:
-    question = MultipleChoice("00.x", "What?", [TRUE, FALSE, ALSO_TRUE, OTHER])
-    feedback = question.grade(question.read([1, 2]))
-    assert feedback.text == "You judged 2 of the 4 statements correctly."
-    assert [note.good for note in feedback.notes] == [True, False, False, True]
-    assert len({note.word for note in feedback.notes}) == 4
-    assert question.grade(question.read({3, 1})).right
-
-
 def test_markup_is_rendered_and_html_is_escaped() -> None:
     prompt = "1 < 2 & `a<b>*`, *never*, **al `x` ways *so* it is**"
     assert to_html(prompt) == (
@@ -321,7 +292,7 @@ def test_markup_is_rendered_and_html_is_escaped() -> None:
         "<strong>al <code>x</code> ways <em>so</em> it is</strong>"
     )
     assert to_text(prompt) == "1 < 2 & `a<b>*`, never, al `x` ways so it is"
-    item = Quiz(SingleChoice("99.x", prompt, [TRUE, FALSE], code="<script>"))
+    item = Quiz(SingleChoice("99.x", prompt, TRUE, FALSE, code="<script>"))
     assert to_html(prompt) in item.html() and "<script>" not in item.html()
 
 
@@ -346,7 +317,7 @@ def test_the_text_form_in_a_terminal(capsys) -> None:
     assert "Your last answer: 3 Right. Every process" in said(capsys)
 
 
-def test_a_plain_python_needs_no_widgets_and_no_torch(state: Path) -> None:
+def test_a_plain_python_needs_no_widgets_and_no_torch() -> None:
     code = (
         "import sys\n"
         "from course_utils import quiz\n"
@@ -378,12 +349,12 @@ def test_an_answer_outlives_the_kernel(monkeypatch, id, given, value) -> None:
     assert (again.value, again.feedback) == (value, feedback)
 
 
-def test_what_is_shown_is_what_the_file_says(state: Path) -> None:
+def test_what_is_shown_is_what_the_file_says(own_state: Path) -> None:
     shown = quiz("00.all_reduce")
     record_answer("00.all_reduce", 6.0, True)  # in another notebook
     assert quiz("00.all_reduce") is shown
     assert shown.value == 6.0
-    (state / "progress.json").unlink()
+    (own_state / "progress.json").unlink()
     assert quiz("00.all_reduce").value is None
     record_answer("00.ranks", "An option of an older edition.", True)
     assert quiz("00.ranks").value is None
@@ -555,7 +526,7 @@ def test_what_a_notebook_stores_and_nbconvert_shows(tmp_path, recwarn) -> None:
     stored = json.dumps([cells[0].outputs, cells[2].outputs])
     for question in (find("00.ranks"), find("00.all_reduce")):
         assert not any(
-            json.dumps(why)[1:-1] in stored for why in explanations(question)
+            json.dumps(why)[1:-1] in stored for why in question.explanations()
         )
     body = HTMLExporter().from_notebook_node(notebook)[0].partition("<body")[2]
     assert body.count('class="course-quiz-text"') == 3

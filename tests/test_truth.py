@@ -495,21 +495,13 @@ def listed(lines: Iterable[object]) -> str:
 # --- tests ----------------------------------------------------------------------
 
 
-def question_texts(question: Question) -> list[str]:
-    """What a question tells after an answer: explanations and hints."""
-    said = [choice.why for choice in getattr(question, "choices", [])]
-    if isinstance(question, Number):
-        said += [question.why, question.hint, *(slip.why for slip in question.slips)]
-    return said
-
-
 def question_facts(question: Question) -> list[Figure]:
     """The numbers that a question itself gives or asks for."""
     given = figures(without_names(question.prompt)) + code_figures(question.code)
     for option in question.options:
         given += figures(option)
     if isinstance(question, Number):
-        values = [question.answer, *(slip.value for slip in question.slips)]
+        values = [question.answer, *question.slips]
         given += [plain(value) for value in values]
     return given
 
@@ -527,7 +519,7 @@ def in_quizzes(number: str) -> list[tuple[Claim, list[Figure]]]:
     return [
         (claim, [*known_to(claim), *in_prose, *question_facts(question)])
         for question in load(number).values()
-        for text in question_texts(question)
+        for text in question.explanations()
         for claim in claims_in(text, number, question.id)
     ]
 
@@ -563,7 +555,7 @@ def test_equations_in_prose_are_true(number):
         if cell["cell_type"] == "markdown"
         for block in blocks(text_of(cell["source"]))
     ]
-    texts += [t for question in load(number).values() for t in question_texts(question)]
+    texts += [t for question in load(number).values() for t in question.explanations()]
     false = [
         f"{left} = {right.text}: it is {value:g}"
         for text in texts

@@ -17,6 +17,7 @@ from torch import nn
 
 from course_utils.notebook import diagnosis, ours
 from course_utils.notebook.answer import CannotPack, is_unchanged, pack, uses
+from course_utils.notebook.exercises import Reference
 from course_utils.notebook.on_rank import call_on_rank, forbidden_names
 from course_utils.notebook.outcome import Outcome, Status
 from course_utils.notebook.processes import fresh_ranks
@@ -42,14 +43,10 @@ NO_HELP = re.compile(
     r"((The (item at|value of) [^.]* is wrong\. ?)+$|\d+ of \d+ values)"
 )
 # Printed by others than the learner's code: what PyTorch logs, with the time of day in
-# it, what it will change in future, and the frames of an exception in a thread.
+# it, and the frames of an exception in a thread.
 NOISE = re.compile(
-    r"^(\[rank\d+\]:)?\[?[WEI]\d{4} .*\n|^Traceback \(most.*\n( .*\n)*"
-    r"|^\S.*:\d+: FutureWarning: .*\n(  .*\n)?",
-    re.MULTILINE,
+    r"^(\[rank\d+\]:)?\[?[WEI]\d{4} .*\n|^Traceback \(most.*\n( .*\n)*", re.MULTILINE
 )
-# A warning stands between a file, which is long and mostly PyTorch's, and a line of it.
-WARNING = re.compile(r"^\S.*:\d+: (\w*Warning: .*\n)(  .*\n)?", re.MULTILINE)
 NEED_ALL = ("all_reduce", "all_gather", "barrier")  # the last one lets all go
 # A rank that is found in one of these runs in a loop around it.
 INQUIRIES = ("get_rank", "get_world_size")
@@ -118,7 +115,7 @@ def where_right(task: Task) -> str:
     return f"It is right on {', '.join(others)} and {most} ranks."
 
 
-def not_callable(task: Task, solved: ours.Solved, answer: Any) -> str:
+def not_callable(task: Task, solved: Reference, answer: Any) -> str:
     wants = "function itself, not what it returns"
     if solved.is_class:
         wants = "class itself, not an object of it"
@@ -481,7 +478,7 @@ class Judge:
         begin = f"[rank {rank}] "
         lines = self.seen.printed.splitlines(keepends=True)
         text = "".join(line[len(begin) :] for line in lines if line.startswith(begin))
-        lines = WARNING.sub(r"\1", NOISE.sub("", text)).splitlines()
+        lines = NOISE.sub("", text).splitlines()
         shown = [f"  {line[:70]}" for line in lines[:SHOWN_PRINTS]]
         if len(lines) > SHOWN_PRINTS:
             shown.append("  ... and more")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_utils.notebook.lessons import LESSONS
-from course_utils.notebook.progress import Damaged, exit_status, load
+from course_utils.notebook.progress import Damaged, exit_status, load, replace_file
 
 MARK = "<!-- Written by: python3 -m course_utils cohort -->"  # in each of our pages
 HEAD = ("learner", "tasks passed", "tasks", "answers right", "answers")
@@ -314,9 +314,9 @@ def _run(options: argparse.Namespace) -> None:
     # The files first: a closed pipe, as by head, ends the printing. The mark at the
     # beginning of the CSV tells spreadsheets which encoding it is.
     if options.csv:
-        _write(options.csv, "\ufeff" + as_csv(learners))
+        replace_file(options.csv, "\ufeff" + as_csv(learners))
     if options.html:
-        _write(options.html, as_html(learners, left_out))
+        replace_file(options.html, as_html(learners, left_out))
     print(as_text(learners))
     for file in filter(None, (options.csv, options.html)):
         print(f"Written to {file}")
@@ -333,10 +333,3 @@ def _may_write(target: Path, mark: str, force: bool) -> None:
             f"{target} exists and was not written by this command. Choose another "
             "name, or add --force to replace it."
         )
-
-
-def _write(target: Path, text: str) -> None:
-    """Write a file, or replace it in one step."""
-    new = target.with_name(f"{target.name}.{os.getpid()}.new")
-    new.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(new, target)

@@ -27,7 +27,9 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import course_utils
 from course_utils.notebook.lessons import lesson_of
+from course_utils.notebook.progress import replace_file
 
 STUB = 'raise NotImplementedError("Write your code here.")'
 MARKER = re.compile(r"^[ \t]*### (BEGIN|END) SOLUTION[ \t]*\n?", re.MULTILINE)
@@ -48,14 +50,28 @@ class Reference:
     """What the solved notebook says about one task.
 
     Attributes:
+        name: what the answer is called: what the exercise gives to its check; "" where
+            the task asks for a number.
         code: our answer.
         why: the explanation of it, Markdown.
         given: the code that the learner is given to repair, or "".
+        above: the notebook's other cells of code, down to the check.
     """
 
+    name: str
     code: str
-    why: str
-    given: str
+    why: str = ""
+    given: str = ""
+    above: tuple[str, ...] = ()
+
+    def defines(self, name: str) -> bool:
+        """Does the answer consist of this function or class, among others?"""
+        return bool(re.search(rf"^(class|def) {name}\b", self.code, re.MULTILINE))
+
+    @property
+    def is_class(self) -> bool:
+        """Is the answer a class?"""
+        return bool(re.search(rf"^class {self.name}\b", self.code, re.MULTILINE))
 
 
 def reference(task_id: str) -> Reference:
@@ -67,21 +83,26 @@ def reference(task_id: str) -> Reference:
         OSError: the notebook cannot be read.
     """
     path = lesson_of(task_id).solution
-    code, why, given = [], [], []
+    check = re.compile(rf'check\("{re.escape(task_id)}", (\w+)')
+    name, code, why, given, above = "", [], [], [], []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        tags = cell["metadata"].get("tags", ())
-        if task_id not in tags:
-            continue
-        source = "".join(cell["source"])
-        if "solution" in tags or MARKER.search(source):
+        tags, source = cell["metadata"].get("tags", ()), "".join(cell["source"])
+        mine = task_id in tags
+        if mine and ("solution" in tags or MARKER.search(source)):
             code.append(MARKER.sub("", source).strip())
-        elif "why" in tags:
+        elif mine and "why" in tags:
             why.append(source.strip())
-        elif "given" in tags:
-            given.append(source.strip())
+        elif found := check.match(source):
+            name = found[1]
+        elif cell["cell_type"] == "code":
+            if mine and "given" in tags:
+                given.append(source.strip())
+            if not name:
+                above.append(MARKER.sub("", source))
     if not code or not why:
         raise LookupError(f"{path.name} has no solution and explanation of {task_id}.")
-    return Reference("\n\n\n".join(code), "\n\n".join(why), "\n\n\n".join(given))
+    texts = "\n\n\n".join(code), "\n\n".join(why), "\n\n\n".join(given)
+    return Reference(name, *texts, tuple(above))
 
 
 # ------------------------------------------------------------------------- building
@@ -167,8 +188,6 @@ def execute_notebooks(paths: list[Path]) -> None:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
-    from course_utils import ROOT
-
     for path in paths:
         notebook = _read(path)
         client = NotebookClient(
@@ -187,7 +206,11 @@ def execute_notebooks(paths: list[Path]) -> None:
         with tempfile.TemporaryDirectory() as state:
             # PYTHONPATH: the kernel finds course_utils before it is installed.
             # CI: the output of ranks is grouped by rank and not drawn again and again.
-            own = {"COURSE_STATE": state, "PYTHONPATH": str(ROOT), "CI": "1"}
+            own = {
+                "COURSE_STATE": state,
+                "PYTHONPATH": str(course_utils.ROOT),
+                "CI": "1",
+            }
             ctrl_c = signal.getsignal(signal.SIGINT)
             try:
                 client.execute(env=os.environ | own)
@@ -200,20 +223,13 @@ def execute_notebooks(paths: list[Path]) -> None:
                 data = output.get("data", {})
                 if len(data) > 1:  # the text form stays; the id means nothing later
                     data.pop(WIDGET, None)
-        _write(path, _as_text(notebook))
+        replace_file(path, _as_text(notebook))
 
 
 def _leave_ctrl_c_to_python(notebook) -> None:
     """Else nbclient takes the kernel from under the cell that waits for it."""
     with contextlib.suppress(RuntimeError, NotImplementedError):  # Windows, a thread
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    new = path.with_suffix(".new")
-    new.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(new, path)
 
 
 # ----------------------------------------------------------------- the command line
@@ -234,8 +250,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
 
-    from course_utils import ROOT
-
+    root = course_utils.ROOT
     try:
         if options.execute is not None:
             chosen = [path.resolve() for path in options.execute]
@@ -243,15 +258,15 @@ def main(argv: list[str] | None = None) -> int:
                 if not path.is_file():
                     raise ValueError(f"There is no notebook {path}.")
             for path in chosen or [
-                *sorted(ROOT.glob("notebooks/*.ipynb")),
-                *sorted(ROOT.glob("solutions/*.ipynb")),
+                *sorted(root.glob("notebooks/*.ipynb")),
+                *sorted(root.glob("solutions/*.ipynb")),
             ]:
                 print(f"running {path.name} in {path.parent.name}/", flush=True)
                 execute_notebooks([path])
-        (ROOT / "exercises").mkdir(exist_ok=True)
-        for solution in sorted(ROOT.glob("solutions/*.ipynb")):
-            exercise = ROOT / "exercises" / f"ex_{solution.name}"
-            _write(exercise, build(solution))
+        (root / "exercises").mkdir(exist_ok=True)
+        for solution in sorted(root.glob("solutions/*.ipynb")):
+            exercise = root / "exercises" / f"ex_{solution.name}"
+            replace_file(exercise, build(solution))
             print(f"exercises/{exercise.name}")
     except (OSError, RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import course_utils
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -33,22 +35,22 @@ class Lesson:
     @property
     def notebook(self) -> Path:
         """The lesson itself."""
-        return _root() / "notebooks" / f"{self.slug}.ipynb"
+        return course_utils.ROOT / "notebooks" / f"{self.slug}.ipynb"
 
     @property
     def in_depth(self) -> Path:
         """What goes beyond the lesson, if there is such a notebook."""
-        return _root() / "notebooks" / f"{self.slug}_in_depth.ipynb"
+        return course_utils.ROOT / "notebooks" / f"{self.slug}_in_depth.ipynb"
 
     @property
     def exercise(self) -> Path:
         """The tasks to solve."""
-        return _root() / "exercises" / f"ex_{self.slug}.ipynb"
+        return course_utils.ROOT / "exercises" / f"ex_{self.slug}.ipynb"
 
     @property
     def solution(self) -> Path:
         """The tasks solved: the file that the exercise is made from."""
-        return _root() / "solutions" / f"{self.slug}.ipynb"
+        return course_utils.ROOT / "solutions" / f"{self.slug}.ipynb"
 
     @property
     def exists(self) -> bool:
@@ -69,12 +71,6 @@ class Lesson:
         tags = [tag for cell in cells for tag in cell["metadata"].get("tags", ())]
         ids = (tag for tag in tags if tag.startswith(f"{self.number}."))
         return tuple(dict.fromkeys(ids))
-
-
-def _root() -> Path:
-    from course_utils import ROOT
-
-    return ROOT
 
 
 LESSONS: tuple[Lesson, ...] = (

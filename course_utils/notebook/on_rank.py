@@ -13,6 +13,7 @@ import pkgutil
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -56,6 +57,10 @@ def call_on_rank(
     seed_here(seed + rank)
     # In a notebook it is there without an import, and shows what print shows.
     vars(builtins).setdefault("display", print)
+    # What PyTorch will change in future helps nobody here. Of another warning its words
+    # are shown: the file is long and mostly PyTorch's.
+    warnings.simplefilter("ignore", FutureWarning)
+    warnings.formatwarning = lambda message, kind, *_: f"{kind.__name__}: {message}\n"
     args = pickle.loads(packed_inputs[rank])
     with own_keys(keys), Guards(forbids) as guards:
         answer = cloudpickle.loads(packed_answer)

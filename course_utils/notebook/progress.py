@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from course_utils import STATE
 from course_utils.notebook.lessons import LESSONS, Lesson, lesson_of
 
 VERSION = 1
@@ -125,9 +126,7 @@ def _update_task(task_id: str, change: Callable[[dict], None]) -> None:
 
 def progress_file() -> Path:
     """Where the progress is kept. The environment variable COURSE_STATE moves it."""
-    from course_utils import STATE
-
-    # Read at each call as well: a test or a notebook may set it after the import.
+    # Read at each call: a test or a notebook may set it after the import.
     return Path(os.environ.get("COURSE_STATE") or STATE) / "progress.json"
 
 
@@ -228,18 +227,22 @@ def _load_or_begin(file: Path) -> dict:
 
 
 def _save(file: Path, state: dict) -> None:
+    replace_file(file, json.dumps(state, indent=1, sort_keys=True) + "\n")
+
+
+def replace_file(file: Path, text: str) -> None:
+    """Write a file, or replace it, in one step: never is half of it there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     # The name of the second file is fixed: whoever holds the lock is its only writer,
     # and what a killed process left of it is overwritten.
     new = file.with_name(f"{file.name}.new")
-    with open(new, "w", encoding="utf-8") as out:
-        json.dump(state, out, indent=1, sort_keys=True)
-        out.write("\n")
+    with open(new, "w", encoding="utf-8", newline="\n") as out:
+        out.write(text)
         out.flush()
         os.fsync(out.fileno())
-    _replace(new, file)
-
-
-def _replace(new: Path, file: Path) -> None:
     # On Windows a reader that has the file open makes the replacement fail. Readers
     # are done in well under a millisecond.
     for _ in range(50):

@@ -27,7 +27,6 @@ import contextlib
 import io
 import itertools
 import textwrap
-from dataclasses import dataclass
 from html import escape
 
 from course_utils.notebook import progress
@@ -99,12 +98,12 @@ def why(question_id: str, measured: float | None = None, title: str = "") -> Non
     Raises:
         QuestionError: there is no such question. Near names are listed.
     """
-    from IPython.display import display
-
     item = _quiz_of(question_id)
     item.restore()
     question, feedback = item.question, item.question.explain(item.value)
     if measured is not None:
+        from IPython.display import display
+
         from course_utils import pictures
 
         unit = getattr(question, "unit", "")
@@ -119,7 +118,7 @@ def why(question_id: str, measured: float | None = None, title: str = "") -> Non
             for note in feedback.notes
         )
         page += f"<ol>{''.join(notes)}</ol>"
-    display(_Shown("\n".join(_told(question, feedback)), page))
+    _display("\n".join(_told(question, feedback)), page)
 
 
 def _quiz_of(question_id: str) -> Quiz:
@@ -192,7 +191,7 @@ class Quiz:
 
         # Two outputs: the text, which the notebook keeps, and the form, which lives as
         # long as the kernel. A viewer without widgets shows nothing for it.
-        display(_Shown(self.text(), self.html() + _STYLE))
+        _display(self.text(), self.html() + _STYLE)
         view = {"version_major": 2, "version_minor": 0, "model_id": self._form()}
         display({_VIEW: view, "text/html": ""}, raw=True)
         self._shown_by = _request(shell)
@@ -317,18 +316,14 @@ _quizzes: dict[str, Quiz] = {}  # those of this Python process, by id
 _serial = itertools.count()
 
 
-@dataclass
-class _Shown:
-    """A text, and the same for a page: `display` takes what can be shown."""
+def _display(text: str, page: str) -> None:
+    """Show a text, and in a notebook the same as HTML."""
+    if notebook_shell() is None:
+        print(text)
+        return
+    from IPython.display import display
 
-    text: str
-    html: str
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        return self.html
+    display({"text/plain": text, "text/html": page}, raw=True)
 
 
 def _score(lesson: str) -> str:

@@ -2,7 +2,11 @@
 
 One readable file a lesson (`lesson_00.py`, `lesson_01.py`, …). Each holds::
 
-    QUESTIONS = lesson("00", SingleChoice("00.ranks", "What is a rank?", […]), …)
+    QUESTIONS = lesson(
+        "00",
+        SingleChoice("00.ranks", "What is a rank?", Wrong("A GPU.", "…"), Right(…)),
+        …
+    )
 
 and the number that its exercise asks for, a `NumberTask`.
 
@@ -47,20 +51,20 @@ class Choice:
 
     text: str
     why: str
-    right: bool = False
+
+    right: ClassVar[bool]
 
 
-@dataclass(frozen=True)
-class Slip:
-    """A typical wrong number, and `why` a learner may have got it."""
+class Right(Choice):
+    """An option that is right, or a statement that is true."""
 
-    value: float
-    why: str
+    right = True
 
-    def is_near(self, answer: float) -> bool:
-        """Is it this number? Digits behind the point may be left out."""
-        whole = self.value == round(self.value)
-        return math.isclose(answer, self.value, rel_tol=1e-3 if whole else 1e-2)
+
+class Wrong(Choice):
+    """An option that is wrong, or a statement that is not true."""
+
+    right = False
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,10 @@ class Question(ABC):
         """The texts to choose from; none where the answer is a number."""
         return []
 
+    @abstractmethod
+    def explanations(self) -> list[str]:
+        """All that the learner may be told after an answer."""
+
     @property
     def button(self) -> str:
         """What the form's button does before there is an answer."""
@@ -177,17 +185,13 @@ class Question(ABC):
         """What is wrong with the definition."""
         if not re.fullmatch(r"\d\d\.[a-z0-9_]+", self.id):
             yield 'an id is "<lesson>.<name>" in small letters: "00.ranks"'
-        for text in self._texts():
+        for text in (self.prompt, *self.options, *self.explanations()):
             if not text.strip():
                 yield "a text or an explanation is empty"
             yield from filter(None, [problem(text)])
 
-    @abstractmethod
-    def _texts(self) -> list[str]:
-        """All that the learner may read of it."""
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class _ChoiceQuestion(Question):
     """A question with options. Its answers are option texts, not numbers.
 
@@ -195,22 +199,32 @@ class _ChoiceQuestion(Question):
     order, and is seen to be out of date once its option was reworded.
     """
 
-    choices: list[Choice]
+    choices: tuple[Choice, ...]
+
+    def __init__(
+        self,
+        id: str,
+        prompt: str,
+        *choices: Choice,
+        code: str = "",
+        measured: bool = False,
+    ) -> None:
+        object.__setattr__(self, "choices", choices)  # before all of it is checked
+        super().__init__(id, prompt, code=code, measured=measured)
 
     @property
     def options(self) -> list[str]:
         return [choice.text for choice in self.choices]
+
+    def explanations(self) -> list[str]:
+        return [choice.why for choice in self.choices]
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
         if len(set(self.options)) < max(2, len(self.choices)):
             yield "it needs two or more options, each with a text of its own"
         if not any(choice.right for choice in self.choices):
-            yield "no option is right; mark one with right=True"
-
-    def _texts(self) -> list[str]:
-        both = [(choice.text, choice.why) for choice in self.choices]
-        return [self.prompt, *(text for pair in both for text in pair)]
+            yield "no option is right; make one a Right(…)"
 
     def _repeated(self, answer: str | list[str]) -> str:
         chosen = _as_list(answer)
@@ -235,7 +249,6 @@ class _ChoiceQuestion(Question):
         return self.options[number - 1]
 
 
-@dataclass(frozen=True)
 class SingleChoice(_ChoiceQuestion):
     """Exactly one option is right."""
 
@@ -272,7 +285,6 @@ class SingleChoice(_ChoiceQuestion):
         return judged if judged.right else replace(judged, notes=())
 
 
-@dataclass(frozen=True)
 class MultipleChoice(_ChoiceQuestion):
     """Each option is true or false by itself; tick all that are true."""
 
@@ -328,7 +340,7 @@ class Number(Question):
         answer: the right number.
         why: why it is right.
         hint: what to think about, for a wrong number that no slip explains.
-        slips: typical wrong numbers, each with what went wrong.
+        slips: typical wrong numbers, and why a learner may have got each.
         tolerance: accepted distance from `answer`, in the same unit.
         relative_tolerance: the same as a share of `answer`: 0.1 accepts ±10 %.
         purpose: what the notebook does with the number, shown under the input.
@@ -338,7 +350,7 @@ class Number(Question):
     answer: float
     why: str = field(kw_only=True)
     hint: str = field(kw_only=True)
-    slips: list[Slip] = field(default_factory=list, kw_only=True)
+    slips: dict[float, str] = field(default_factory=dict, kw_only=True)
     unit: str = field(default="", kw_only=True)
     tolerance: float = field(default=0.0, kw_only=True)
     relative_tolerance: float = field(default=0.0, kw_only=True)
@@ -357,13 +369,12 @@ class Number(Question):
             yield f"its answer is {self.answer}"
         if min(self.tolerance, self.relative_tolerance) < 0:
             yield "a tolerance is negative"
-        for slip in self.slips:
-            if self._accepts(slip.value):
-                yield f"the slip {slip.value:g} is within the tolerance"
+        yield from filter(None, [problem(self.purpose)])
+        for value in filter(self._accepts, self.slips):
+            yield f"the slip {value:g} is within the tolerance"
 
-    def _texts(self) -> list[str]:
-        texts = [self.prompt, self.why, self.hint, *(slip.why for slip in self.slips)]
-        return [*texts, self.purpose] if self.purpose else texts
+    def explanations(self) -> list[str]:
+        return [self.why, self.hint, *self.slips.values()]
 
     def read(self, given: object) -> float:
         """A number from `6`, `"1.5"`, `"1,5"`, `"1.5 GB"`, `"1 500"`, `"3/8"`, `"1e9"`.
@@ -414,9 +425,9 @@ class Number(Question):
             value = f"The answer is {self._with_unit(self.answer)}. "
             why = self.why if answer == self.answer else value + self.why
             return Feedback(True, _WORDS[True], why)
-        near = [slip for slip in self.slips if slip.is_near(answer)]
+        near = [value for value in self.slips if _is_near(answer, value)]
         if near:
-            way_on = min(near, key=lambda slip: abs(answer - slip.value)).why
+            way_on = self.slips[min(near, key=lambda value: abs(answer - value))]
         elif self.unit == "%" and self._accepts(100 * answer):
             way_on = "Is that a share? In percent, please."
         else:
@@ -453,6 +464,12 @@ class NumberTask(Number):
     stars: int
     hints: tuple[str, str, str]
     relative_tolerance: float = 1e-5  # float32 has no more digits
+
+
+def _is_near(answer: float, slip: float) -> bool:
+    """Is it this number? Digits behind the point may be left out."""
+    whole = slip == round(slip)
+    return math.isclose(answer, slip, rel_tol=1e-3 if whole else 1e-2)
 
 
 def _shortened(text: str) -> str:

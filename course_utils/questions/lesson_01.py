@@ -1,12 +1,12 @@
 """Lesson 01, GPUs, nodes and ranks: who is where, and how long bytes take."""
 
 from course_utils.questions import (
-    Choice,
     MultipleChoice,
     Number,
     NumberTask,
+    Right,
     SingleChoice,
-    Slip,
+    Wrong,
     lesson,
 )
 
@@ -24,15 +24,13 @@ QUESTIONS = lesson(
         why="2 + 2 + 4 + 4 + 4 = 16 bytes for each parameter. 7.5 billion × 16 bytes = "
         "120 billion bytes, and a GB is a billion bytes. The activations come on top.",
         hint="Add up the bytes of the five numbers. A GB is 10⁹ bytes.",
-        slips=[
-            Slip(15, "15 GB are the 16-bit weights alone: 2 bytes for each parameter."),
-            Slip(
-                30, "30 GB are the weights and gradients. The optimizer needs 12 more."
-            ),
-            Slip(90, "90 GB are for the optimizer. Weights and gradients are missing."),
-            Slip(960, "960 is the number of gigabits: a byte has 8 bits."),
-            Slip(111.76, "112 is the number of GiB, of 2³⁰ bytes. A GB has 10⁹."),
-        ],
+        slips={
+            15: "15 GB are the 16-bit weights alone: 2 bytes for each parameter.",
+            30: "30 GB are the weights and gradients. The optimizer needs 12 more.",
+            90: "90 GB are for the optimizer. Weights and gradients are missing.",
+            960: "960 is the number of gigabits: a byte has 8 bits.",
+            111.76: "112 is the number of GiB, of 2³⁰ bytes. A GB has 10⁹.",
+        },
         purpose="The next cell draws your number beside the memory of one GPU.",
         measured=True,
     ),
@@ -41,32 +39,29 @@ QUESTIONS = lesson(
         "Model parallel splits the model over the GPUs, data parallel splits each "
         "batch. The weights, gradients and optimizer of a model need 120 GB, and a GPU "
         "has 80. Which of the two lets you train it on two such GPUs?",
-        [
-            Choice(
-                "Data parallel: with half of the batch, a GPU needs half of it.",
-                why="A smaller batch has fewer activations. The weights, gradients and "
-                "optimizer stay the same: with plain data parallel every GPU holds all "
-                "120 GB. (FSDP, in lesson 08, is data parallel that stores the model "
-                "in parts.)",
-            ),
-            Choice(
-                "Model parallel: each GPU holds only some of the weights.",
-                right=True,
-                why="Each GPU holds a part of the model: some of the layers, or a "
-                "slice of each. Gradients and optimizer belong to the weights, so they "
-                "are split with them.",
-            ),
-            Choice(
-                "Both: the two GPUs have 160 GB, whichever way they are used.",
-                why="With plain data parallel each GPU needs the whole model: 120 GB, "
-                "and it has 80.",
-            ),
-            Choice(
-                "Neither: a backward pass needs the whole model in one place.",
-                why="A layer's gradient is computed where the layer is. The backward "
-                "pass then goes on to the other GPU.",
-            ),
-        ],
+        Wrong(
+            "Data parallel: with half of the batch, a GPU needs half of it.",
+            "A smaller batch has fewer activations. The weights, gradients and "
+            "optimizer stay the same: with plain data parallel every GPU holds all 120 "
+            "GB. (FSDP, in lesson 08, is data parallel that stores the model in "
+            "parts.)",
+        ),
+        Right(
+            "Model parallel: each GPU holds only some of the weights.",
+            "Each GPU holds a part of the model: some of the layers, or a slice of "
+            "each. Gradients and optimizer belong to the weights, so they are split "
+            "with them.",
+        ),
+        Wrong(
+            "Both: the two GPUs have 160 GB, whichever way they are used.",
+            "With plain data parallel each GPU needs the whole model: 120 GB, and it "
+            "has 80.",
+        ),
+        Wrong(
+            "Neither: a backward pass needs the whole model in one place.",
+            "A layer's gradient is computed where the layer is. The backward pass then "
+            "goes on to the other GPU.",
+        ),
     ),
     Number(
         "01.gil_speedup",
@@ -79,132 +74,111 @@ QUESTIONS = lesson(
         why="Only one thread of a process can run Python code at a time, so the two "
         "take turns. Together they take about as long as one.",
         hint="How many threads of a process may run Python code at the same moment?",
-        slips=[
-            Slip(
-                2,
-                "Twice as fast is what two processes can reach. The threads of one "
-                "process share one interpreter, and take turns.",
-            ),
-            Slip(
-                0.5,
-                "Half as fast would mean that taking turns doubles the work. It costs "
-                "much less than that.",
-            ),
-        ],
+        slips={
+            2: "Twice as fast is what two processes can reach. The threads of one "
+            "process share one interpreter, and take turns.",
+            0.5: "Half as fast would mean that taking turns doubles the work. It costs "
+            "much less than that.",
+        },
         purpose="Answer before you run the next cells: they measure it, and draw your "
         "number beside it.",
         measured=True,
     ),
     Number(
         "01.second_server",
-        "Two nodes with 4 GPUs each run one job, one process for each GPU. What is "
-        "the rank (the global rank) of local rank 1 on the second node?",
+        "Two nodes with 4 GPUs each run one job, one process for each GPU. What is the "
+        "rank (the global rank) of local rank 1 on the second node?",
         answer=5,
         is_name=True,
-        why="The first node holds ranks 0 to 3. On the second, local rank 0 is rank "
-        "4 and local rank 1 is rank 5: 1 × 4 + 1.",
+        why="The first node holds ranks 0 to 3. On the second, local rank 0 is rank 4 "
+        "and local rank 1 is rank 5: 1 × 4 + 1.",
         hint="Write the ranks of both nodes in two rows. All counts begin at 0.",
-        slips=[
-            Slip(1, "1 is its local rank. Rank 1 is on the first node."),
-            Slip(4, "4 is the first rank of the second node, its local rank 0."),
-            Slip(6, "6 is one too many: ranks and local ranks both count from 0."),
-            Slip(9, "9 would be on a third node. The second one is node 1."),
-            Slip(
-                2,
-                "2 is node 1 + local rank 1. But node 0 holds 4 ranks, not one.",
-            ),
-        ],
+        slips={
+            1: "1 is its local rank. Rank 1 is on the first node.",
+            4: "4 is the first rank of the second node, its local rank 0.",
+            6: "6 is one too many: ranks and local ranks both count from 0.",
+            9: "9 would be on a third node. The second one is node 1.",
+            2: "2 is node 1 + local rank 1. But node 0 holds 4 ranks, not one.",
+        },
         purpose="The next cell marks your number among the GPUs.",
         measured=True,
     ),
     MultipleChoice(
         "01.three_servers",
-        "Three nodes with 8 GPUs each run one job, one process for each GPU. "
-        "Which statements are true?",
-        [
-            Choice(
-                "Rank 8 runs on node 1.",
-                right=True,
-                why="Node 0 holds ranks 0 to 7, so rank 8 is the first one of node 1.",
-            ),
-            Choice(
-                "The local world size is 3.",
-                why="It counts the processes on one node: 8. There are 3 nodes.",
-            ),
-            Choice(
-                "Rank 23 is the last one.",
-                right=True,
-                why="The world size is 3 × 8 = 24, and ranks count from 0.",
-            ),
-            Choice(
-                "Three processes have local rank 7.",
-                right=True,
-                why="Local ranks begin at 0 on every node, so each node has a local "
-                "rank 7: ranks 7, 15 and 23.",
-            ),
-            Choice(
-                "On the last node, local ranks go from 16 to 23.",
-                why="16 to 23 are the ranks there. The local ranks are 0 to 7, so that "
-                "`torch.cuda.set_device(local_rank)` finds a GPU.",
-            ),
-        ],
+        "Three nodes with 8 GPUs each run one job, one process for each GPU. Which "
+        "statements are true?",
+        Right(
+            "Rank 8 runs on node 1.",
+            "Node 0 holds ranks 0 to 7, so rank 8 is the first one of node 1.",
+        ),
+        Wrong(
+            "The local world size is 3.",
+            "It counts the processes on one node: 8. There are 3 nodes.",
+        ),
+        Right(
+            "Rank 23 is the last one.",
+            "The world size is 3 × 8 = 24, and ranks count from 0.",
+        ),
+        Right(
+            "Three processes have local rank 7.",
+            "Local ranks begin at 0 on every node, so each node has a local rank 7: "
+            "ranks 7, 15 and 23.",
+        ),
+        Wrong(
+            "On the last node, local ranks go from 16 to 23.",
+            "16 to 23 are the ranks there. The local ranks are 0 to 7, so that "
+            "`torch.cuda.set_device(local_rank)` finds a GPU.",
+        ),
     ),
     SingleChoice(
         "01.master",
         "You start a job on two nodes, `node0` and `node1`, with torchrun. What do you "
         "type for `--master-addr` on `node1`?",
-        [
-            Choice(
-                "`node1`: its own address.",
-                why="Then the two nodes would wait at two meeting points, each for "
-                "processes that never arrive.",
-            ),
-            Choice(
-                "`localhost`: torchrun starts local processes.",
-                why="`localhost` means a different machine on each node. On `node1`, "
-                "no process is listening there.",
-            ),
-            Choice(
-                "`node0`: the same as on the other node.",
-                right=True,
-                why="All processes meet at one place. That is node 0, where rank 0 "
-                "runs.",
-            ),
-            Choice(
-                "Nothing: `node0` finds the other nodes.",
-                why="`node1` would not know where the others are. Without the option, "
-                "torchrun takes 127.0.0.1: the machine itself.",
-            ),
-        ],
+        Wrong(
+            "`node1`: its own address.",
+            "Then the two nodes would wait at two meeting points, each for processes "
+            "that never arrive.",
+        ),
+        Wrong(
+            "`localhost`: torchrun starts local processes.",
+            "`localhost` means a different machine on each node. On `node1`, no "
+            "process is listening there.",
+        ),
+        Right(
+            "`node0`: the same as on the other node.",
+            "All processes meet at one place. That is node 0, where rank 0 runs.",
+        ),
+        Wrong(
+            "Nothing: `node0` finds the other nodes.",
+            "`node1` would not know where the others are. Without the option, torchrun "
+            "takes 127.0.0.1: the machine itself.",
+        ),
     ),
     SingleChoice(
         "01.backend",
         "Four nodes, 8 GPUs each, joined by Ethernet. Each process trains on a GPU of "
         "its own. Which backend do you choose?",
-        [
-            Choice(
-                "gloo, because Ethernet joins the nodes",
-                why="NCCL also works over Ethernet. PyTorch's documentation names gloo "
-                "for GPUs only as the fallback, because it is slower there.",
-            ),
-            Choice(
-                "mpi, because there are several nodes",
-                why="NCCL and gloo also work between nodes. PyTorch's packages do not "
-                "contain MPI: you would have to build PyTorch from source.",
-            ),
-            Choice(
-                "nccl inside the nodes, gloo between them",
-                why="A process group has one backend for its GPU tensors. NCCL finds a "
-                "way for each pair of GPUs by itself, inside nodes and between them.",
-            ),
-            Choice(
-                "nccl, inside the nodes and between them",
-                right=True,
-                why="It sends from GPU to GPU, by NVLink and PCIe inside a node and by "
-                "the network between nodes. PyTorch's documentation names it for GPU "
-                "training, with InfiniBand and with Ethernet.",
-            ),
-        ],
+        Wrong(
+            "gloo, because Ethernet joins the nodes",
+            "NCCL also works over Ethernet. PyTorch's documentation names gloo for "
+            "GPUs only as the fallback, because it is slower there.",
+        ),
+        Wrong(
+            "mpi, because there are several nodes",
+            "NCCL and gloo also work between nodes. PyTorch's packages do not contain "
+            "MPI: you would have to build PyTorch from source.",
+        ),
+        Wrong(
+            "nccl inside the nodes, gloo between them",
+            "A process group has one backend for its GPU tensors. NCCL finds a way for "
+            "each pair of GPUs by itself, inside nodes and between them.",
+        ),
+        Right(
+            "nccl, inside the nodes and between them",
+            "It sends from GPU to GPU, by NVLink and PCIe inside a node and by the "
+            "network between nodes. PyTorch's documentation names it for GPU training, "
+            "with InfiniBand and with Ethernet.",
+        ),
     ),
     Number(
         "01.nvlink_one_way",
@@ -213,22 +187,19 @@ QUESTIONS = lesson(
         "least?",
         answer=20,
         unit="ms",
-        why="The 900 GB/s count both directions. One direction has 450 GB/s, and "
-        "9 / 450 = 0.02 seconds.",
+        why="The 900 GB/s count both directions. One direction has 450 GB/s, and 9 / "
+        "450 = 0.02 seconds.",
         hint="The figure adds up what goes out and what comes in. How much of it can "
         "one direction have?",
-        slips=[
-            Slip(
-                10,
-                "That uses all of the 900 GB/s. They count both directions, and "
-                "this message uses one.",
-            ),
-            Slip(5, "The 900 GB/s are the sum of both directions already."),
-            Slip(80, "That takes the 900 for gigabits. It is GB/s, with a large B."),
-            Slip(160, "The 900 are bytes already: divide by the directions only."),
-            Slip(0.02, "That is the time in seconds. The question asks for ms."),
-            Slip(0.01, "Half of 900 GB/s, and milliseconds instead of seconds."),
-        ],
+        slips={
+            10: "That uses all of the 900 GB/s. They count both directions, and this "
+            "message uses one.",
+            5: "The 900 GB/s are the sum of both directions already.",
+            80: "That takes the 900 for gigabits. It is GB/s, with a large B.",
+            160: "The 900 are bytes already: divide by the directions only.",
+            0.02: "That is the time in seconds. The question asks for ms.",
+            0.01: "Half of 900 GB/s, and milliseconds instead of seconds.",
+        },
         purpose="Answer before you read on: the text below says what 900 GB/s mean.",
         measured=True,
     ),
@@ -240,19 +211,17 @@ QUESTIONS = lesson(
         answer=0.28,
         unit="s",
         relative_tolerance=0.02,
-        why="7 billion × 2 bytes = 14 GB. 400 Gb/s are 400 / 8 = 50 GB/s. "
-        "14 / 50 = 0.28.",
+        why="7 billion × 2 bytes = 14 GB. 400 Gb/s are 400 / 8 = 50 GB/s. 14 / 50 = "
+        "0.28.",
         hint="Convert both to bytes first: how many bytes does the model have, and how "
         "many bytes a second does the port move?",
-        slips=[
-            Slip(0.035, "You took 400 Gb/s for 400 GB/s. A small b is a bit."),
-            Slip(0.14, "Each parameter has 2 bytes: 14 GB, not 7."),
-            Slip(0.56, "A port of 400 Gb/s has 400 each way, and not 200."),
-            Slip(2.24, "Divide the 400 by 8 once: it becomes 50 GB/s, not 6.25."),
-            Slip(
-                280, "That is the time in milliseconds. The question asks for seconds."
-            ),
-        ],
+        slips={
+            0.035: "You took 400 Gb/s for 400 GB/s. A small b is a bit.",
+            0.14: "Each parameter has 2 bytes: 14 GB, not 7.",
+            0.56: "A port of 400 Gb/s has 400 each way, and not 200.",
+            2.24: "Divide the 400 by 8 once: it becomes 50 GB/s, not 6.25.",
+            280: "That is the time in milliseconds. The question asks for seconds.",
+        },
         purpose="Answer before you go on. A cell below draws your number among the "
         "links.",
         measured=True,
@@ -268,18 +237,12 @@ QUESTIONS = lesson(
         "does not depend on the size.",
         hint="Time = latency + size / bandwidth. Which part is larger for a few "
         "thousand bytes?",
-        slips=[
-            Slip(
-                1024,
-                "The bytes are 1,024 times as many, but most of the time is the "
-                "latency, which is the same for both.",
-            ),
-            Slip(
-                1000,
-                "The bytes are about a thousand times as many, but most of the time is "
-                "the latency, which is the same for both.",
-            ),
-        ],
+        slips={
+            1024: "The bytes are 1,024 times as many, but most of the time is the "
+            "latency, which is the same for both.",
+            1000: "The bytes are about a thousand times as many, but most of the time "
+            "is the latency, which is the same for both.",
+        },
         purpose="Answer before you run the next cells: they measure it, and draw your "
         "number beside it.",
         measured=True,
@@ -288,28 +251,24 @@ QUESTIONS = lesson(
         "01.pinned",
         "In an ordinary copy over PCIe, the GPU does not read pageable memory "
         "directly. Why not?",
-        [
-            Choice(
-                "The system may move ordinary memory during the copy.",
-                right=True,
-                why="It may move the bytes, or write them to disk. A GPU that reads by "
-                "itself needs an address that stays valid: pinned memory is host "
-                "memory that is locked in its place.",
-            ),
-            Choice(
-                "Ordinary memory belongs to the process, not to the GPU.",
-                why="Pinned memory belongs to one process as well.",
-            ),
-            Choice(
-                "The newest values may still be in the CPU's caches.",
-                why="The hardware takes care of that, for both kinds of memory.",
-            ),
-            Choice(
-                "Ordinary memory has pages, which PCIe cannot address.",
-                why="Pinned memory consists of pages as well, and PCIe can address "
-                "both.",
-            ),
-        ],
+        Right(
+            "The system may move ordinary memory during the copy.",
+            "It may move the bytes, or write them to disk. A GPU that reads by itself "
+            "needs an address that stays valid: pinned memory is host memory that is "
+            "locked in its place.",
+        ),
+        Wrong(
+            "Ordinary memory belongs to the process, not to the GPU.",
+            "Pinned memory belongs to one process as well.",
+        ),
+        Wrong(
+            "The newest values may still be in the CPU's caches.",
+            "The hardware takes care of that, for both kinds of memory.",
+        ),
+        Wrong(
+            "Ordinary memory has pages, which PCIe cannot address.",
+            "Pinned memory consists of pages as well, and PCIe can address both.",
+        ),
     ),
 )
 
@@ -328,19 +287,19 @@ PREDICT_RANK = NumberTask(
     "its own node has five ranks before local rank 5.",
     hint="A rank is the number of ranks that come before it: all those on earlier "
     "nodes, and the earlier ones on its own node.",
-    slips=[
-        Slip(29, "That would be on a fourth node. Three nodes are 0, 1 and 2."),
-        Slip(22, "Ranks count from 0, and so do local ranks."),
-        Slip(20, "Local rank 5 has five others before it on its node."),
-        Slip(13, "That is on the node in the middle. The last one is node 2."),
-        Slip(5, "That is its local rank, and every node has a local rank 5."),
-        Slip(17, "You went across the nodes. The ranks go node by node."),
-        Slip(7, "Each node before this one holds 8 ranks, not one."),
-        Slip(42, "Node and local rank are swapped: there are only 24 ranks."),
-        Slip(16, "That is the first rank on the last node: its local rank is 0."),
-        Slip(23, "That is the last rank of all: its local rank is 7."),
-        Slip(24, "That is the world size. The ranks go from 0 to one less."),
-    ],
+    slips={
+        29: "That would be on a fourth node. Three nodes are 0, 1 and 2.",
+        22: "Ranks count from 0, and so do local ranks.",
+        20: "Local rank 5 has five others before it on its node.",
+        13: "That is on the node in the middle. The last one is node 2.",
+        5: "That is its local rank, and every node has a local rank 5.",
+        17: "You went across the nodes. The ranks go node by node.",
+        7: "Each node before this one holds 8 ranks, not one.",
+        42: "Node and local rank are swapped: there are only 24 ranks.",
+        16: "That is the first rank on the last node: its local rank is 0.",
+        23: "That is the last rank of all: its local rank is 7.",
+        24: "That is the world size. The ranks go from 0 to one less.",
+    },
     hints=(
         "What is the number of the last node, when the first one is node 0?",
         "Two full nodes come before it. How many ranks are on them?",

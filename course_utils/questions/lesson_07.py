@@ -1,12 +1,12 @@
 """Lesson 07, ring all-reduce: chunks, bytes, steps, and who wins when."""
 
 from course_utils.questions import (
-    Choice,
     MultipleChoice,
     Number,
     NumberTask,
+    Right,
     SingleChoice,
-    Slip,
+    Wrong,
     lesson,
 )
 
@@ -21,12 +21,12 @@ QUESTIONS = lesson(
         why="It sends the whole sum to each of the three others. Before that it "
         "received three whole tensors.",
         hint="Who gets what from rank 0 once it has added everything up?",
-        slips=[
-            Slip(1200, "That is what each of the others sends. Rank 0 answers three."),
-            Slip(4800, "Rank 0 sends nothing to itself."),
-            Slip(7200, "That is what it sends and receives, taken together."),
-            Slip(300, "Each of the others gets the whole sum, not a part of it."),
-        ],
+        slips={
+            1200: "That is what each of the others sends. Rank 0 answers three.",
+            4800: "Rank 0 sends nothing to itself.",
+            7200: "That is what it sends and receives, taken together.",
+            300: "Each of the others gets the whole sum, not a part of it.",
+        },
         purpose="The next cell counts.",
         measured=True,
     ),
@@ -41,14 +41,14 @@ QUESTIONS = lesson(
         "moved on to ranks 0 and 1.",
         hint="Which chunk travels to rank 1 in step 1? Follow it back to where it "
         "started: one rank for each step.",
-        slips=[
-            Slip(-1, "1 - 2 is right, but the chunks are 0 to 5: count in a circle."),
-            Slip(3, "The chunk moves forwards, so its number falls: r - k, not r + k."),
-            Slip(2, "That is the step. Which chunk has reached rank 1 by then?"),
-            Slip(1, "Chunk 1 leaves rank 1 in step 0."),
-            Slip(0, "Chunk 0 is what rank 1 sends in step 1."),
-            Slip(4, "Chunk 4 is what rank 1 sends in step 3."),
-        ],
+        slips={
+            -1: "1 - 2 is right, but the chunks are 0 to 5: count in a circle.",
+            3: "The chunk moves forwards, so its number falls: r - k, not r + k.",
+            2: "That is the step. Which chunk has reached rank 1 by then?",
+            1: "Chunk 1 leaves rank 1 in step 0.",
+            0: "Chunk 0 is what rank 1 sends in step 1.",
+            4: "Chunk 4 is what rank 1 sends in step 3.",
+        },
         purpose="The next cell records it.",
         measured=True,
     ),
@@ -62,14 +62,14 @@ QUESTIONS = lesson(
         "all-gather. 2(n - 1)/n · S = 2 · 3 / 4 · 1,200.",
         hint="How large is a chunk, how many steps are there, and how many chunks does "
         "a rank send in each?",
-        slips=[
-            Slip(900, "That is the reduce-scatter. The all-gather sends it again."),
-            Slip(2400, "There are n - 1 = 3 steps in each half, not 4."),
-            Slip(3600, "In each step it sends one chunk, not the whole tensor."),
-            Slip(1200, "Six steps, and in each of them a quarter of the tensor."),
-            Slip(7200, "That is all four ranks together. How much is it for one?"),
-            Slip(300, "That is one chunk. In how many steps does a rank send one?"),
-        ],
+        slips={
+            900: "That is the reduce-scatter. The all-gather sends it again.",
+            2400: "There are n - 1 = 3 steps in each half, not 4.",
+            3600: "In each step it sends one chunk, not the whole tensor.",
+            1200: "Six steps, and in each of them a quarter of the tensor.",
+            7200: "That is all four ranks together. How much is it for one?",
+            300: "That is one chunk. In how many steps does a rank send one?",
+        },
         purpose="The next cell counts, for 2 to 5 ranks.",
         measured=True,
     ),
@@ -77,36 +77,30 @@ QUESTIONS = lesson(
         "07.lower_bound",
         "The lower bound is 2(n - 1)/n · S bytes from each rank on average. Which of "
         "these follow from what you have read?",
-        [
-            Choice(
-                "With 1,000 ranks, a ring sends hardly more from each rank than with "
-                "10.",
-                right=True,
-                why="1.998·S and 1.8·S. What stops rings from growing is not the "
-                "number of bytes but the number of steps.",
-            ),
-            Choice(
-                "No algorithm can be faster than a ring.",
-                why="The bound is about bytes, not about steps. For small tensors the "
-                "time is latency, and a tree has fewer steps.",
-            ),
-            Choice(
-                "With twice the ranks, each rank of a ring sends about half the bytes.",
-                why="The chunks are half as large, but there are twice as many steps.",
-            ),
-            Choice(
-                "With SHARP and 100 ranks, each rank sends about half of what a ring "
-                "needs.",
-                right=True,
-                why="It sends its tensor once, S bytes, and not 1.98·S. The bound does "
-                "not hold there, because a switch adds.",
-            ),
-            Choice(
-                "A gradient in bfloat16 needs half the bytes of one in float32.",
-                right=True,
-                why="The bound counts numbers. S is how many bytes they take.",
-            ),
-        ],
+        Right(
+            "With 1,000 ranks, a ring sends hardly more from each rank than with 10.",
+            "1.998·S and 1.8·S. What stops rings from growing is not the number of "
+            "bytes but the number of steps.",
+        ),
+        Wrong(
+            "No algorithm can be faster than a ring.",
+            "The bound is about bytes, not about steps. For small tensors the time is "
+            "latency, and a tree has fewer steps.",
+        ),
+        Wrong(
+            "With twice the ranks, each rank of a ring sends about half the bytes.",
+            "The chunks are half as large, but there are twice as many steps.",
+        ),
+        Right(
+            "With SHARP and 100 ranks, each rank sends about half of what a ring "
+            "needs.",
+            "It sends its tensor once, S bytes, and not 1.98·S. The bound does not "
+            "hold there, because a switch adds.",
+        ),
+        Right(
+            "A gradient in bfloat16 needs half the bytes of one in float32.",
+            "The bound counts numbers. S is how many bytes they take.",
+        ),
     ),
     Number(
         "07.tutorial_ring",
@@ -116,13 +110,13 @@ QUESTIONS = lesson(
         unit="bytes",
         why="Three steps, and in each of them a whole tensor: (n - 1)·S.",
         hint="How often does the loop run, and what does each `isend` send?",
-        slips=[
-            Slip(1800, "That is a ring with chunks. Does this code cut anything?"),
-            Slip(4800, "range(size - 1) has three steps, not four."),
-            Slip(1200, "It sends a whole tensor in each step of the loop."),
-            Slip(7200, "There is no second half here: each rank adds up everything."),
-            Slip(900, "The buffers are clones of the whole tensor."),
-        ],
+        slips={
+            1800: "That is a ring with chunks. Does this code cut anything?",
+            4800: "range(size - 1) has three steps, not four.",
+            1200: "It sends a whole tensor in each step of the loop.",
+            7200: "There is no second half here: each rank adds up everything.",
+            900: "The buffers are clones of the whole tensor.",
+        },
         purpose="The next cell counts.",
         measured=True,
     ),
@@ -131,32 +125,32 @@ QUESTIONS = lesson(
         "How many pieces does `torch.arange(5).chunk(4)` make?",
         answer=3,
         unit="pieces",
-        why="Each piece has ceil(5 / 4) = 2 numbers, and the last one has the rest: "
-        "2 + 2 + 1.",
+        why="Each piece has ceil(5 / 4) = 2 numbers, and the last one has the rest: 2 "
+        "+ 2 + 1.",
         hint="Each piece has ceil(5 / 4) numbers, until none is left.",
-        slips=[
-            Slip(4, "You would think so. But each piece has ceil(5 / 4) numbers."),
-            Slip(5, "There are five numbers. How many go into each piece?"),
-            Slip(2, "Each piece has two numbers. How many pieces is that?"),
-        ],
+        slips={
+            4: "You would think so. But each piece has ceil(5 / 4) numbers.",
+            5: "There are five numbers. How many go into each piece?",
+            2: "Each piece has two numbers. How many pieces is that?",
+        },
         purpose="The next cell shows them.",
         measured=True,
     ),
     Number(
         "07.tree_steps",
-        "A tree of 8 ranks: sums go up to rank 0, then the total comes down. "
-        "In how many steps, if in each a rank can send one message and receive one?",
+        "A tree of 8 ranks: sums go up to rank 0, then the total comes down. In how "
+        "many steps, if in each a rank can send one message and receive one?",
         answer=6,
         unit="steps",
         why="Up: 8 ranks become 4, 2, 1, so three steps. Down: three again.",
         hint="In each step up, half of the remaining ranks hand in their sum.",
-        slips=[
-            Slip(3, "That is the way up. The total must come down again."),
-            Slip(14, "That is a ring: 2(n - 1)."),
-            Slip(7, "That many messages go up. But several go in the same step."),
-            Slip(8, "Each step up halves the number of ranks that still hold a sum."),
-            Slip(4, "log2 of 8 is 3, and there are two ways."),
-        ],
+        slips={
+            3: "That is the way up. The total must come down again.",
+            14: "That is a ring: 2(n - 1).",
+            7: "That many messages go up. But several go in the same step.",
+            8: "Each step up halves the number of ranks that still hold a sum.",
+            4: "log2 of 8 is 3, and there are two ways.",
+        },
         purpose="The next cell counts the steps of all four algorithms.",
         measured=True,
     ),
@@ -165,30 +159,27 @@ QUESTIONS = lesson(
         "α and B are measured by ping-pong: two ranks send to each other, the others "
         "wait. On a machine with 2 cores, how long will a ring of 4 ranks really take, "
         "compared with what the formula predicts from these numbers?",
-        [
-            Choice(
-                "As predicted: a message costs the same in both.",
-                why="Its cost depends on what else the machine does. During a "
-                "ping-pong it does nothing else.",
-            ),
-            Choice(
-                "Less than predicted: in a ring the ranks share the work.",
-                why="They share the adding. Each sends and receives as in the "
-                "ping-pong, but now all of them do so at once.",
-            ),
-            Choice(
-                "Much longer: all four ranks send at the same time.",
-                right=True,
-                why="In the ping-pong each of the two ranks had a core to itself. In a "
-                "ring four ranks share two cores. A ring shift, where all ranks send "
-                "at once, measures what a ring needs.",
-            ),
-            Choice(
-                "A little longer: a ring also has to add the numbers up.",
-                why="The formula does leave that out. But it is not what counts here: "
-                "the ranks share cores and memory.",
-            ),
-        ],
+        Wrong(
+            "As predicted: a message costs the same in both.",
+            "Its cost depends on what else the machine does. During a ping-pong it "
+            "does nothing else.",
+        ),
+        Wrong(
+            "Less than predicted: in a ring the ranks share the work.",
+            "They share the adding. Each sends and receives as in the ping-pong, but "
+            "now all of them do so at once.",
+        ),
+        Right(
+            "Much longer: all four ranks send at the same time.",
+            "In the ping-pong each of the two ranks had a core to itself. In a ring "
+            "four ranks share two cores. A ring shift, where all ranks send at once, "
+            "measures what a ring needs.",
+        ),
+        Wrong(
+            "A little longer: a ring also has to add the numbers up.",
+            "The formula does leave that out. But it is not what counts here: the "
+            "ranks share cores and memory.",
+        ),
         measured=True,
     ),
     MultipleChoice(
@@ -196,35 +187,30 @@ QUESTIONS = lesson(
         "Which all-reduce is faster with a tree than with a ring? One step on "
         "InfiniBand takes 9.6 µs plus the bytes at 50 GB/s, one on NVLink 3.4 µs plus "
         "the bytes at 450 GB/s.",
-        [
-            Choice(
-                "The loss, 4 bytes, on 1,024 GPUs, linked by InfiniBand.",
-                right=True,
-                why="Only latencies count: 20 steps of a tree against 2,046 of a ring.",
-            ),
-            Choice(
-                "A bucket of 26 MB on 1,024 GPUs, linked by InfiniBand.",
-                right=True,
-                why="The tree takes 20 steps of 9.6 + 520 µs, about 10.6 ms. The ring "
-                "takes 2,046 steps of 9.6 + 0.5 µs, about 20.7 ms.",
-            ),
-            Choice(
-                "A gradient of 1 GB on 1,024 GPUs, linked by InfiniBand.",
-                why="A tree sends the whole tensor in each step: 20 steps of 20 ms, "
-                "about 400 ms. The ring takes 2,046 steps of 9.6 + 19.5 µs, about "
-                "60 ms.",
-            ),
-            Choice(
-                "A bucket of 26 MB on 8 GPUs, linked by NVLink.",
-                why="The tree takes 6 steps of 3.4 + 57.8 µs, about 367 µs. The ring "
-                "takes 14 steps of 3.4 + 7.2 µs, about 149 µs.",
-            ),
-            Choice(
-                "The loss, 4 bytes, on 3 GPUs, linked by NVLink.",
-                why="With two or three ranks a ring has no more steps than a tree, and "
-                "smaller messages: the tree never wins.",
-            ),
-        ],
+        Right(
+            "The loss, 4 bytes, on 1,024 GPUs, linked by InfiniBand.",
+            "Only latencies count: 20 steps of a tree against 2,046 of a ring.",
+        ),
+        Right(
+            "A bucket of 26 MB on 1,024 GPUs, linked by InfiniBand.",
+            "The tree takes 20 steps of 9.6 + 520 µs, about 10.6 ms. The ring takes "
+            "2,046 steps of 9.6 + 0.5 µs, about 20.7 ms.",
+        ),
+        Wrong(
+            "A gradient of 1 GB on 1,024 GPUs, linked by InfiniBand.",
+            "A tree sends the whole tensor in each step: 20 steps of 20 ms, about 400 "
+            "ms. The ring takes 2,046 steps of 9.6 + 19.5 µs, about 60 ms.",
+        ),
+        Wrong(
+            "A bucket of 26 MB on 8 GPUs, linked by NVLink.",
+            "The tree takes 6 steps of 3.4 + 57.8 µs, about 367 µs. The ring takes 14 "
+            "steps of 3.4 + 7.2 µs, about 149 µs.",
+        ),
+        Wrong(
+            "The loss, 4 bytes, on 3 GPUs, linked by NVLink.",
+            "With two or three ranks a ring has no more steps than a tree, and smaller "
+            "messages: the tree never wins.",
+        ),
     ),
     Number(
         "07.ten_thousand",
@@ -236,14 +222,14 @@ QUESTIONS = lesson(
         why="2(n - 1) = 19,998 steps, one after the other: 79.99 ms.",
         hint="2(n - 1) steps, as with four ranks, and each has to wait for the "
         "previous one.",
-        slips=[
-            Slip(40, "That is one half."),
-            Slip(0.08, "Those are seconds."),
-            Slip(79_992, "Those are microseconds."),
-            Slip(0.112, "That would be a tree, with 2 · log2 n steps."),
-            Slip(0.004, "That is one step. How many are there?"),
-            Slip(0.008, "That is one step in each half. How many are there?"),
-        ],
+        slips={
+            40: "That is one half.",
+            0.08: "Those are seconds.",
+            79_992: "Those are microseconds.",
+            0.112: "That would be a tree, with 2 · log2 n steps.",
+            0.004: "That is one step. How many are there?",
+            0.008: "That is one step in each half. How many are there?",
+        },
         purpose="The next cell simulates it, with 3.4 µs inside a node and 9.6 µs "
         "between nodes.",
         measured=True,
@@ -259,14 +245,14 @@ QUESTIONS = lesson(
         why="Nearly 10: every chunk passes over every link, so all of them wait for "
         "the slowest. Only the latencies stay as they were.",
         hint="How many of the chunks have to pass over that one link?",
-        slips=[
-            Slip(1, "One of many links, but every chunk has to pass over it."),
-            Slip(1.1, "Each chunk uses all of the links, not only some of them."),
-            Slip(1.14, "That is the mean of 64 links. But no chunk can go around it."),
-            Slip(2.125, "That is the mean of 8 links. But no chunk can go around it."),
-            Slip(2, "Every chunk has to pass over it, nearly all in both halves."),
-            Slip(64, "The link is ten times slower, so it cannot be worse than ten."),
-        ],
+        slips={
+            1: "One of many links, but every chunk has to pass over it.",
+            1.1: "Each chunk uses all of the links, not only some of them.",
+            1.14: "That is the mean of 64 links. But no chunk can go around it.",
+            2.125: "That is the mean of 8 links. But no chunk can go around it.",
+            2: "Every chunk has to pass over it, nearly all in both halves.",
+            64: "The link is ten times slower, so it cannot be worse than ten.",
+        },
         purpose="The next cell simulates it.",
         measured=True,
     ),
@@ -283,15 +269,15 @@ PREDICT_BYTES = NumberTask(
     stars=1,
     why="A rank sends 2 × 15 chunks of 4,000,000 / 16 = 250,000 bytes.",
     hint="In each of 2(n - 1) steps a rank sends one n-th of the tensor.",
-    slips=[
-        Slip(3_750_000, "That is the reduce-scatter. The all-gather sends the same."),
-        Slip(1_875_000, "That is how many numbers are sent. A float32 has 4 bytes."),
-        Slip(8_000_000, "That would be 32 chunks. Each half has n - 1 steps, not n."),
-        Slip(120_000_000, "That is what all ranks send together. And each of them?"),
-        Slip(250_000, "Those are the bytes of one step. How many steps are there?"),
-        Slip(30, "Those are the steps. How many bytes does a rank send in each?"),
-        Slip(7.5, "That is in MB. Give it in bytes."),
-    ],
+    slips={
+        3_750_000: "That is the reduce-scatter. The all-gather sends the same.",
+        1_875_000: "That is how many numbers are sent. A float32 has 4 bytes.",
+        8_000_000: "That would be 32 chunks. Each half has n - 1 steps, not n.",
+        120_000_000: "That is what all ranks send together. And each of them?",
+        250_000: "Those are the bytes of one step. How many steps are there?",
+        30: "Those are the steps. How many bytes does a rank send in each?",
+        7.5: "That is in MB. Give it in bytes.",
+    },
     hints=(
         "Two halves. How many steps does each have on 16 ranks?",
         "A rank sends one chunk in each step. How many bytes are all chunks together, "

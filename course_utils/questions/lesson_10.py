@@ -1,12 +1,12 @@
 """Lesson 10, pipeline schedules: orders, bubbles, memory, sends that cross."""
 
 from course_utils.questions import (
-    Choice,
     MultipleChoice,
     Number,
     NumberTask,
+    Right,
     SingleChoice,
-    Slip,
+    Wrong,
     lesson,
 )
 
@@ -16,28 +16,24 @@ QUESTIONS = lesson(
         "10.what_comes_back",
         "Two ranks, a stage on each. Rank 1 has computed the loss of a micro-batch and "
         "called `backward()`. What does rank 0 need from it to go on?",
-        [
-            Choice(
-                "The gradient of the loss with respect to rank 1's weights",
-                "These stay on rank 1, whose optimizer uses them.",
-            ),
-            Choice(
-                "The gradient of the loss with respect to rank 1's input",
-                "That input is rank 0's output. Its gradient is where rank 0's own "
-                "backward begins.",
-                right=True,
-            ),
-            Choice(
-                "The loss itself, from which rank 0 computes its own gradients",
-                "Rank 0 cannot: the layers between its output and the loss are on rank "
-                "1.",
-            ),
-            Choice(
-                "The output of rank 1, so that autograd sees the whole chain",
-                "Autograd ends where a tensor leaves the process. A gradient has to be "
-                "sent back.",
-            ),
-        ],
+        Wrong(
+            "The gradient of the loss with respect to rank 1's weights",
+            "These stay on rank 1, whose optimizer uses them.",
+        ),
+        Right(
+            "The gradient of the loss with respect to rank 1's input",
+            "That input is rank 0's output. Its gradient is where rank 0's own "
+            "backward begins.",
+        ),
+        Wrong(
+            "The loss itself, from which rank 0 computes its own gradients",
+            "Rank 0 cannot: the layers between its output and the loss are on rank 1.",
+        ),
+        Wrong(
+            "The output of rank 1, so that autograd sees the whole chain",
+            "Autograd ends where a tensor leaves the process. A gradient has to be "
+            "sent back.",
+        ),
     ),
     Number(
         "10.gpipe_kept",
@@ -47,11 +43,11 @@ QUESTIONS = lesson(
         why="Its first backward comes after its last forward, so it has to keep all "
         "eight until then. So does every other rank.",
         hint="When does rank 0 let go of the activations of micro-batch 0?",
-        slips=[
-            Slip(4, "That is the number of ranks. It has no part in this schedule."),
-            Slip(1, "The next micro-batch comes long before the first one's backward."),
-            Slip(7, "The last micro-batch counts as well."),
-        ],
+        slips={
+            4: "That is the number of ranks. It has no part in this schedule.",
+            1: "The next micro-batch comes long before the first one's backward.",
+            7: "The last micro-batch counts as well.",
+        },
         purpose="The next cell counts.",
         measured=True,
     ),
@@ -64,18 +60,13 @@ QUESTIONS = lesson(
         "with a forward: four are kept, however many micro-batches there are.",
         hint="Three ranks are behind rank 0. What does it do until the first gradient "
         "comes back?",
-        slips=[
-            Slip(
-                8,
-                "It would be, if rank 0 ran ahead while it waits for the first "
-                "gradient. 1F1B does not let it.",
-            ),
-            Slip(
-                3, "Three come before the turns. A turn begins with one more forward."
-            ),
-            Slip(1, "That is the last rank: a backward follows each of its forwards."),
-            Slip(5, "The first backward lets go of micro-batch 0 before the fifth."),
-        ],
+        slips={
+            8: "It would be, if rank 0 ran ahead while it waits for the first "
+            "gradient. 1F1B does not let it.",
+            3: "Three come before the turns. A turn begins with one more forward.",
+            1: "That is the last rank: a backward follows each of its forwards.",
+            5: "The first backward lets go of micro-batch 0 before the fifth.",
+        },
         purpose="The next cell counts.",
         measured=True,
     ),
@@ -83,70 +74,60 @@ QUESTIONS = lesson(
         "10.same_bubble",
         "All stages take equally long. How does the time of a step with 1F1B compare "
         "with that of GPipe, for the same number of micro-batches?",
-        [
-            Choice(
-                "It is shorter, because backwards begin before all forwards are done",
-                "They begin earlier, but then they wait for forwards that come later.",
-            ),
-            Choice(
-                "It is longer, because a rank has to switch between forward and "
-                "backward",
-                "Switching costs nothing: each rank does the same work as before.",
-            ),
-            Choice(
-                "It is the same, because the first and the last stage wait as before",
-                "The last rank still begins after p - 1 forwards, and the first one "
-                "still ends p - 1 backwards after it. 1F1B saves memory, not time.",
-                right=True,
-            ),
-        ],
+        Wrong(
+            "It is shorter, because backwards begin before all forwards are done",
+            "They begin earlier, but then they wait for forwards that come later.",
+        ),
+        Wrong(
+            "It is longer, because a rank has to switch between forward and backward",
+            "Switching costs nothing: each rank does the same work as before.",
+        ),
+        Right(
+            "It is the same, because the first and the last stage wait as before",
+            "The last rank still begins after p - 1 forwards, and the first one still "
+            "ends p - 1 backwards after it. 1F1B saves memory, not time.",
+        ),
         measured=True,
     ),
     SingleChoice(
         "10.crossing",
         "With gloo, rank 0 calls `send` with an activation for rank 1. At the same "
         "moment rank 1 calls `send` with a gradient for rank 0. What happens?",
-        [
-            Choice(
-                "Both messages pass each other, and both ranks go on",
-                "With gloo, `send` returns only when the other side receives, and "
-                "neither does.",
-            ),
-            Choice(
-                "Each waits for the other to receive, and neither goes on",
-                "Neither comes to its `recv`. The order of the schedule is right, and "
-                "still it hangs: one of the two must not block.",
-                right=True,
-            ),
-            Choice(
-                "The ranks receive each other's tensor in place of their own",
-                "Nothing is received here. Both still wait in `send`.",
-            ),
-        ],
+        Wrong(
+            "Both messages pass each other, and both ranks go on",
+            "With gloo, `send` returns only when the other side receives, and neither "
+            "does.",
+        ),
+        Right(
+            "Each waits for the other to receive, and neither goes on",
+            "Neither comes to its `recv`. The order of the schedule is right, and "
+            "still it hangs: one of the two must not block.",
+        ),
+        Wrong(
+            "The ranks receive each other's tensor in place of their own",
+            "Nothing is received here. Both still wait in `send`.",
+        ),
         measured=True,
     ),
     SingleChoice(
         "10.slow_stage",
         "One of four stages takes twice as long as the others. There are many "
         "micro-batches. What happens to the time of a step?",
-        [
-            Choice(
-                "It grows by a quarter, as one stage in four takes twice as long",
-                "The stages do not take turns. All work at the same time, and all wait "
-                "for the slowest.",
-            ),
-            Choice(
-                "It hardly changes, as the slow stage's work hides in the bubble",
-                "The bubble does not grow with the micro-batches. The slow stage "
-                "delays every one of them.",
-            ),
-            Choice(
-                "It nearly doubles, as every micro-batch passes the slow stage",
-                "The slow stage works without a break, and the others wait for it. So "
-                "layers are shared out by time, not by number.",
-                right=True,
-            ),
-        ],
+        Wrong(
+            "It grows by a quarter, as one stage in four takes twice as long",
+            "The stages do not take turns. All work at the same time, and all wait for "
+            "the slowest.",
+        ),
+        Wrong(
+            "It hardly changes, as the slow stage's work hides in the bubble",
+            "The bubble does not grow with the micro-batches. The slow stage delays "
+            "every one of them.",
+        ),
+        Right(
+            "It nearly doubles, as every micro-batch passes the slow stage",
+            "The slow stage works without a break, and the others wait for it. So "
+            "layers are shared out by time, not by number.",
+        ),
         measured=True,
     ),
     Number(
@@ -160,60 +141,53 @@ QUESTIONS = lesson(
         why="(p - 1) / (m v) = 3 / (8 · 2) = 18.75 %: the next rank begins after half "
         "a stage.",
         hint="A rank still waits for p - 1 others, but each of them takes less time.",
-        slips=[
-            Slip(37.5, "That is without interleaving: with v stages, divide by v."),
-            Slip(27.3, "That is the share of the *whole* time, without interleaving."),
-            Slip(9.4, "Divided by 4. There are two stages on each rank."),
-            Slip(15.8, "That is the share of the whole time. The ideal time has none."),
-        ],
+        slips={
+            37.5: "That is without interleaving: with v stages, divide by v.",
+            27.3: "That is the share of the *whole* time, without interleaving.",
+            9.4: "Divided by 4. There are two stages on each rank.",
+            15.8: "That is the share of the whole time. The ideal time has none.",
+        },
         purpose="The next cell simulates it.",
         measured=True,
     ),
     MultipleChoice(
         "10.price",
         "What does interleaving with v stages on each rank cost, compared with 1F1B?",
-        [
-            Choice(
-                "about v times as many messages between the ranks",
-                "There are pv - 1 boundaries instead of p - 1.",
-                right=True,
-            ),
-            Choice(
-                "v times as many parameters on each rank",
-                "The layers are the same ones, cut in another way.",
-            ),
-            Choice(
-                "more activations that are kept at once",
-                "A rank begins with more forwards before its first backward.",
-                right=True,
-            ),
-            Choice(
-                "a different result, as the layers run in another order",
-                "Each micro-batch still passes all layers in their order.",
-            ),
-        ],
+        Right(
+            "about v times as many messages between the ranks",
+            "There are pv - 1 boundaries instead of p - 1.",
+        ),
+        Wrong(
+            "v times as many parameters on each rank",
+            "The layers are the same ones, cut in another way.",
+        ),
+        Right(
+            "more activations that are kept at once",
+            "A rank begins with more forwards before its first backward.",
+        ),
+        Wrong(
+            "a different result, as the layers run in another order",
+            "Each micro-batch still passes all layers in their order.",
+        ),
     ),
     SingleChoice(
         "10.who_waits",
         "A backward computes the gradient of a stage's input, and those of its "
         "weights. For which of the two does another rank wait?",
-        [
-            Choice(
-                "For that of the input: the rank before starts from it",
-                "So it is computed first and sent, and the weights' gradients fill a "
-                "gap later.",
-                right=True,
-            ),
-            Choice(
-                "For those of the weights: the optimizer needs them all",
-                "The optimizer runs on this rank, at the end of the step. They are "
-                "needed, but not soon.",
-            ),
-            Choice(
-                "For both: autograd computes and hands them over together",
-                "It usually does, but the two are separate products of matrices.",
-            ),
-        ],
+        Right(
+            "For that of the input: the rank before starts from it",
+            "So it is computed first and sent, and the weights' gradients fill a gap "
+            "later.",
+        ),
+        Wrong(
+            "For those of the weights: the optimizer needs them all",
+            "The optimizer runs on this rank, at the end of the step. They are needed, "
+            "but not soon.",
+        ),
+        Wrong(
+            "For both: autograd computes and hands them over together",
+            "It usually does, but the two are separate products of matrices.",
+        ),
     ),
 )
 
@@ -227,13 +201,13 @@ PREDICT_KEPT = NumberTask(
     why="Five ranks are behind rank 2: five forwards come first, and each turn begins "
     "with one more.",
     hint="How many ranks are behind rank 2? It does a forward for each of them first.",
-    slips=[
-        Slip(32, "That is GPipe, where all forwards come first."),
-        Slip(8, "That is rank 0, which has seven ranks behind it."),
-        Slip(5, "Five come before the turns. A turn begins with one more forward."),
-        Slip(3, "Count the ranks behind it, not those before."),
-        Slip(2, "Count the ranks behind it, not those before."),
-    ],
+    slips={
+        32: "That is GPipe, where all forwards come first.",
+        8: "That is rank 0, which has seven ranks behind it.",
+        5: "Five come before the turns. A turn begins with one more forward.",
+        3: "Count the ranks behind it, not those before.",
+        2: "Count the ranks behind it, not those before.",
+    },
     hints=(
         "What does a rank do while the first gradient is on its way back?",
         "Rank r of p has p - r - 1 ranks behind it. For each it does a forward first.",

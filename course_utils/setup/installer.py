@@ -187,6 +187,7 @@ class _Setup:
 
     def run(self, why: str, dev: bool, build: str) -> None:
         began, received = time.monotonic(), _received()
+        requirements(self.root)  # or else it is said before anything takes minutes
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir(parents=True)
         try:

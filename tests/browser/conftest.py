@@ -1,8 +1,8 @@
 """A real browser on a real JupyterLab, for the tests in this folder.
 
-One server serves all of them, and each file has one browser. The server keeps its
-configuration, its kernels' files and the learner's progress in a temporary folder, and
-listens on 127.0.0.1 only. The browser is the Chromium or Chrome of this machine
+One server and one browser serve all of them. The server keeps its configuration, its
+kernels' files and the learner's progress in a temporary folder, and listens on
+127.0.0.1 only. The browser is the Chromium or Chrome of this machine
 (COURSE_BROWSER names another); nothing is downloaded. Screenshots are for people: they
 go to the folder that COURSE_SCREENSHOTS names, if it names one.
 """
@@ -203,9 +203,9 @@ def _stop(server: subprocess.Popen) -> None:
     server.wait()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser(lab: Lab) -> Iterator[Browser]:
-    """The browser of one test file.
+    """The browser that all browser tests share.
 
     Not of the whole session: while Playwright runs, this thread has a running event
     loop, and other tests (nbval) need one of their own.
@@ -219,9 +219,9 @@ def browser(lab: Lab) -> Iterator[Browser]:
         chromium.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def window(browser: Browser) -> Iterator[BrowserContext]:
-    """What the pages of one test file share: a cache, so that each opens sooner."""
+    """What the pages of all tests share: a cache, so that each opens sooner."""
     context = browser.new_context(viewport={"width": 1100, "height": 900})
     yield context
     context.close()
@@ -235,8 +235,8 @@ def open_notebook(
 
     It takes the sources of the cells, or the path of a notebook, which is copied. The
     learner's progress is empty at the start of each test. When the test is over, no
-    page may have sent a request beyond the server. The next test of the file goes on
-    in the same page, unless this one leaves a question of JupyterLab unanswered.
+    page may have sent a request beyond the server. The next test goes on in the same
+    page, unless this one leaves a question of JupyterLab unanswered.
     """
     shutil.rmtree(lab.state, ignore_errors=True)
     opened: list[Notebook] = []

@@ -12,6 +12,7 @@ NUMBER = 'from course_utils import quiz\nguess = quiz("00.all_reduce")'
 RIGHT = "The number of a process"
 WRONG = "A thread inside"
 FORM = ".course-quiz"
+ACTIVE = re.compile("jp-mod-active")
 
 
 def status(cell: Locator) -> Locator:
@@ -80,37 +81,39 @@ def test_by_keyboard_only(open_notebook) -> None:
     assert not notebook.errors
 
 
-@pytest.mark.parametrize("inside", ["radio", "textbox", "checkbox", "button"])
-def test_the_keys_of_the_notebook_lead_out_of_a_form(open_notebook, inside) -> None:
-    cells = {
+def test_the_keys_of_the_notebook_lead_out_of_a_form(open_notebook) -> None:
+    inside = {  # the role of an element, and a question whose form has it
         "radio": 'quiz("00.ranks")',
         "textbox": 'quiz("00.all_reduce")',
         "checkbox": 'quiz("00.variables")',
         "button": 'quiz("00.skipped")',
     }
     imports = "from course_utils import quiz"
-    notebook = open_notebook(imports, cells[inside], "x = 1", "x = 2")
+    notebook = open_notebook(imports, *inside.values(), "x = 1", "x = 2")
     notebook.run_all()
-    keyboard, form = notebook.page.keyboard, notebook.cell(1).locator(FORM)
-    element = form.get_by_role(inside).last
-    for key, active, runs in (
-        ("Escape", 1, False),
-        ("Shift+Enter", 2, True),
-        ("Control+Enter", 1, True),
-    ):
-        prompt = notebook.cell(1).locator(".jp-InputPrompt")
-        before = prompt.inner_text()
-        element.focus()
-        keyboard.press("ArrowDown")  # the form's own: it leads to no other cell
-        keyboard.press(key)
-        expect(notebook.cell(active)).to_have_class(re.compile("jp-mod-active"))
-        if runs:
-            expect(prompt).not_to_have_text(re.compile(rf"{re.escape(before)}|\[\*\]:"))
-        keyboard.press("j")
-        expect(notebook.cell(active + 1)).to_have_class(re.compile("jp-mod-active"))
-        keyboard.press("ArrowUp")
-        expect(notebook.cell(active)).to_have_class(re.compile("jp-mod-active"))
-    expect(notebook.panel.locator(".jp-Cell")).to_have_count(4)
+    keyboard = notebook.page.keyboard
+    for here, role in enumerate(inside, 1):
+        cell = notebook.cell(here)
+        element = cell.locator(FORM).get_by_role(role).last
+        for key, active, runs in (
+            ("Escape", here, False),
+            ("Shift+Enter", here + 1, True),
+            ("Control+Enter", here, True),
+        ):
+            prompt = cell.locator(".jp-InputPrompt")
+            before = prompt.inner_text()
+            element.focus()
+            keyboard.press("ArrowDown")  # the form's own: it leads to no other cell
+            keyboard.press(key)
+            expect(notebook.cell(active)).to_have_class(ACTIVE)
+            if runs:
+                running = rf"{re.escape(before)}|\[\*\]:"
+                expect(prompt).not_to_have_text(re.compile(running))
+            keyboard.press("j")
+            expect(notebook.cell(active + 1)).to_have_class(ACTIVE)
+            keyboard.press("ArrowUp")
+            expect(notebook.cell(active)).to_have_class(ACTIVE)
+    expect(notebook.panel.locator(".jp-Cell")).to_have_count(7)
     assert not notebook.errors
 
 

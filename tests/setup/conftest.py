@@ -363,13 +363,20 @@ def ready(made: Clone, clone: Clone) -> Clone:
     return clone
 
 
+def lose_all_but_pip(clone: Clone) -> Clone:
+    """Have its next start install everything, but not make ``.venv``: that takes most
+    of the time.
+    """
+    for name in ("torch*", "jupyterlab*", "uv*"):
+        for path in clone.site.glob(name):
+            shutil.rmtree(path)
+    return clone
+
+
 @pytest.fixture
 def begun(ready: Clone) -> Clone:
     """A clone whose ``.venv`` has lost all but pip."""
-    for name in ("torch*", "jupyterlab*", "uv*"):
-        for path in ready.site.glob(name):
-            shutil.rmtree(path)
-    return ready
+    return lose_all_but_pip(ready)
 
 
 def error_of(result: subprocess.CompletedProcess) -> str:

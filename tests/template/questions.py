@@ -1,11 +1,11 @@
 """Lesson NN, the norm of a sharded vector: what can be added up over ranks."""
 
 from course_utils.questions import (
-    Choice,
     Number,
     NumberTask,
+    Right,
     SingleChoice,
-    Slip,
+    Wrong,
     lesson,
 )
 
@@ -18,11 +18,11 @@ QUESTIONS = lesson(
         answer=5,
         why="1 + 4 + 16 + 4 = 25, and the root of 25 is 5.",
         hint="Square the four numbers, add up, take the root.",
-        slips=[
-            Slip(9, "9 is the sum of the numbers. A norm adds up their squares."),
-            Slip(25, "25 is the sum of the squares: the root is missing."),
-            Slip(4, "4 is the largest of the numbers, which is another norm."),
-        ],
+        slips={
+            9: "9 is the sum of the numbers. A norm adds up their squares.",
+            25: "25 is the sum of the squares: the root is missing.",
+            4: "4 is the largest of the numbers, which is another norm.",
+        },
         purpose="The next cells measure it.",
         measured=True,
     ),
@@ -30,29 +30,26 @@ QUESTIONS = lesson(
         "NN.what_to_send",
         "Each rank holds a million numbers of a vector. All ranks need its norm. What "
         "must an `all_reduce` add up?",
-        [
-            Choice(
-                "The parts themselves: a million numbers.",
-                why="That adds the parts to each other, number by number: another "
-                "vector, of another norm.",
-            ),
-            Choice(
-                "The squares of the parts: a million numbers.",
-                why="A rank can add up its own squares first. Then one number is sent "
-                "instead of a million.",
-            ),
-            Choice(
-                "The sum of the squares of each part: one number.",
-                right=True,
-                why="Sums of sums are sums: each rank adds up its own squares, "
-                "`all_reduce` adds up the results, and the root comes last.",
-            ),
-            Choice(
-                "The norm of each part: one number.",
-                why="The root does not add up: parts of norm 3 and 4 make a vector of "
-                "norm 5, not 3 + 4.",
-            ),
-        ],
+        Wrong(
+            "The parts themselves: a million numbers.",
+            "That adds the parts to each other, number by number: another vector, of "
+            "another norm.",
+        ),
+        Wrong(
+            "The squares of the parts: a million numbers.",
+            "A rank can add up its own squares first. Then one number is sent instead "
+            "of a million.",
+        ),
+        Right(
+            "The sum of the squares of each part: one number.",
+            "Sums of sums are sums: each rank adds up its own squares, `all_reduce` "
+            "adds up the results, and the root comes last.",
+        ),
+        Wrong(
+            "The norm of each part: one number.",
+            "The root does not add up: parts of norm 3 and 4 make a vector of norm 5, "
+            "not 3 + 4.",
+        ),
     ),
 )
 
@@ -64,11 +61,11 @@ PREDICT_NORM = NumberTask(
     stars=1,
     why="The squares add up to 4 × 25 = 100, and the root of that is 10.",
     hint="Add up eight squares, then take the root.",
-    slips=[
-        Slip(5, "That is the norm of one part. There are four of them."),
-        Slip(20, "That is the sum of four norms. Norms do not add up, squares do."),
-        Slip(100, "That is the sum of all squares: the root is missing."),
-    ],
+    slips={
+        5: "That is the norm of one part. There are four of them.",
+        20: "That is the sum of four norms. Norms do not add up, squares do.",
+        100: "That is the sum of all squares: the root is missing.",
+    },
     hints=(
         "Write down all eight numbers of the vector.",
         "Each part has 9 + 16 as the sum of its squares.",

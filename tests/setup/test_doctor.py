@@ -16,6 +16,7 @@ import pytest
 from course_utils import ROOT
 from course_utils.measure.machine import Gpu, Link, Machine
 from course_utils.setup import doctor
+from tests.setup.conftest import Clone
 
 MACHINE = Machine(
     system="Linux",
@@ -30,18 +31,6 @@ MACHINE = Machine(
 TORCH = {"torch": "2.14.1", "gloo": True, "nccl": True, "cuda": "13.0", "gpus": 0}
 
 
-def run_doctor(*arguments: str, prefix: tuple = (), **env: str):
-    return subprocess.run(
-        [*prefix, sys.executable, "-m", "course_utils", "doctor", *arguments],
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "88", **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 @pytest.fixture
 def examined(monkeypatch):
     """What the doctor finds on a machine, by topic, if torch says this of itself."""
@@ -53,45 +42,53 @@ def examined(monkeypatch):
     return found
 
 
-def test_the_report_on_this_machine() -> None:
-    done = run_doctor()
+def test_a_laptop_that_is_ready_does_what_lessons_do() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "course_utils", "doctor", "--room"],
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "88"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
+    *report, last = done.stdout.splitlines()
+    assert all(len(line) <= 88 for line in report)
     marked = r"^ +(?:ok|note)  (\w+) +"
-    topics = re.findall(marked, done.stdout, re.MULTILINE)
+    topics = re.findall(marked, done.stdout.partition("lesson data")[0], re.MULTILINE)
     expected = ["Python", "packages", "processor", "memory", "disk", "GPUs", "ranks"]
     assert [topic for topic in topics if topic != "shared"] == [*expected, "loopback"]
     assert "load together" in done.stdout
-    assert done.stdout.endswith("Nothing keeps the course from running.\n")
-    assert all(len(line) <= 88 for line in done.stdout.splitlines())
-
-
-def test_a_laptop_that_is_ready_does_what_lessons_do() -> None:
-    done = run_doctor("--room")
-    assert done.returncode == 0, done.stdout + done.stderr
     works = re.findall(r"^      ok  (.+?) +works$", done.stdout, re.MULTILINE)
     assert works == ["lesson data", "virtual GPUs", "ranks", "a stuck rank", "pictures"]
-    last = done.stdout.splitlines()[-1]
     assert re.match(r"room: ready \| .+ \| \d+ cores \| \d+ GB \(.+ free\) \|", last)
 
 
-def test_what_does_not_work_is_named() -> None:
-    done = run_doctor("--room", RANKS_START_METHOD="by magic")
-    assert done.returncode == 1
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith("room: NOT ready | ranks -> "), last
-    assert "close other programs" in last and str(ROOT) not in last
-    assert "by magic" in done.stdout
+def test_what_does_not_work_in_a_room_is_named(tmp_path, monkeypatch, capsys) -> None:
+    """A kernel that finds another `course_utils`, which fails."""
+    monkeypatch.setattr(doctor, "examine", lambda *_: [])
+    (tmp_path / "course_utils.py").write_text("raise RuntimeError('by magic')")
+    assert doctor.main(["--room"], tmp_path) == 1
+    said = capsys.readouterr().out
+    last = said.splitlines()[-1]
+    assert last.startswith("room: NOT ready | lesson data -> "), last
+    assert "close other programs" in last and str(tmp_path) not in last
+    assert "by magic" in said
+    assert doctor.main([], tmp_path) == 0
+    assert capsys.readouterr().out == "\nNothing keeps the course from running.\n"
 
 
-def test_no_loopback() -> None:
-    own = ["unshare", "-n" if os.geteuid() == 0 else "-rn"]
+def test_no_packages_and_no_loopback(clone: Clone) -> None:
+    own = ("unshare", "-n" if os.geteuid() == 0 else "-rn")
     if not shutil.which("unshare") or subprocess.run([*own, "true"]).returncode:
         pytest.skip("this system does not let us have a network of our own")
-    done = run_doctor(prefix=tuple(own))
+    done = clone.run("doctor", prefix=own)
     assert done.returncode == 1
+    assert re.search(r"PROBLEM  packages +\.venv: not made yet", done.stdout)
     assert re.search(r"PROBLEM  loopback +127\.0\.0\.1 does not carry", done.stdout)
     assert "sudo ip link set lo up" in done.stdout
-    assert done.stdout.endswith("Put right first: loopback.\n")
+    assert done.stdout.endswith("Put right first: packages, loopback.\n")
 
 
 @pytest.mark.parametrize(
