@@ -1,7 +1,7 @@
 """The mistakes of learners, and where each can be made: the table of the fault matrix.
 
 ``test_fault_matrix.py`` causes every one of them for real, and compares what is shown
-with the texts here; ``FAULTS.md`` lists what it saw.
+with the texts here.
 
 One code for several places runs as a cell on four ranks, in the function of a check on
 two ranks, and in a script under ``launch``. It finds ``torch``, ``dist``, ``rank`` and
