@@ -213,6 +213,17 @@ mistake(
     ranks=seen("Ranks 0 to 3 raised Odd: (its message could not be read)", GROUP_STAYS),
 )
 mistake(
+    "a value that cannot be shown",
+    "class Odd:\n    def __repr__(self): raise ValueError('no picture')\n"
+    "Odd() if rank == 1 else None",
+    ranks=seen("Rank 1 raised ValueError: no picture", GROUP_STAYS),
+)
+mistake(
+    "an interrupt of its own",
+    "if rank == 1: raise KeyboardInterrupt('mine')",
+    ranks=seen("Rank 1 raised KeyboardInterrupt: mine", GROUP_STAYS),
+)
+mistake(
     "a recursion without end",
     "def down(): down()\ndown()",
     ranks=seen("raised RecursionError: maximum recursion depth", "more calls ..."),
