@@ -102,7 +102,7 @@ def test_slices_on_a_mesh_train_like_one_process(run, sliced, n, dp, words):
 
 def test_a_run_goes_on_with_another_mesh(run, sliced, tmp_path):
     saved = (*TP, "--checkpoint", tmp_path / "run")
-    first = run(4, *saved, "--dp", 2, "--steps", 2).curve()
+    first = run(4, *saved, "--dp", 2, "--steps", 2, "--async-save").curve()
     then = run(4, *saved, "--dp", 4, "--steps", 4, "--resume").curve()
     last = run(2, *saved, "--resume").curve()
     assert first + then + last == approx(sliced)
