@@ -1,7 +1,7 @@
 """The mistakes of learners, and where each can be made: the table of the fault matrix.
 
 ``test_fault_matrix.py`` causes every one of them for real, and compares what is shown
-with the texts here; ``FAULTS.md`` lists what it saw.
+with the texts here.
 
 One code for several places runs as a cell on four ranks, in the function of a check on
 two ranks, and in a script under ``launch``. It finds ``torch``, ``dist``, ``rank`` and
@@ -211,6 +211,17 @@ mistake(
     "an exception whose text fails",
     "class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd",
     ranks=seen("Ranks 0 to 3 raised Odd: (its message could not be read)", GROUP_STAYS),
+)
+mistake(
+    "a value that cannot be shown",
+    "class Odd:\n    def __repr__(self): raise ValueError('no picture')\n"
+    "Odd() if rank == 1 else None",
+    ranks=seen("Rank 1 raised ValueError: no picture", GROUP_STAYS),
+)
+mistake(
+    "an interrupt of its own",
+    "if rank == 1: raise KeyboardInterrupt('mine')",
+    ranks=seen("Rank 1 raised KeyboardInterrupt: mine", GROUP_STAYS),
 )
 mistake(
     "a recursion without end",

@@ -6,8 +6,6 @@ import contextlib
 import ipaddress
 import os
 import re
-import socket
-import struct
 import sys
 import threading
 import time
@@ -20,7 +18,8 @@ import psutil
 import pytest
 
 from course_utils.ranks import Ranks, RanksError
-from course_utils.ranks.zygote import IDLE_SECONDS
+from course_utils.ranks.processes import Zygote, start_method
+from course_utils.ranks.zygote import LATER_IMPORTS, join_pages
 
 # Whatever a test starts inherits this, also what leaves its session and its parent.
 MARK = "RANKS_TEST_MARK"
@@ -57,6 +56,21 @@ def within(seconds: float) -> Iterator[None]:
     yield
     taken = time.monotonic() - started
     assert taken < seconds * LOAD, f"took {taken:.2f} s instead of {seconds:g} s"
+
+
+class Screen:
+    """Standard output that makes a file as soon as a text has been shown."""
+
+    def __init__(self, text: str, file: Path) -> None:
+        self.text, self.file, self.all = text, file, ""
+
+    def write(self, part: str) -> None:
+        self.all += part
+        if self.text in self.all:
+            self.file.touch()
+
+    def flush(self) -> None:
+        pass
 
 
 def failure_of(ranks: Ranks, cell: Any, *args: Any, **options: Any) -> RanksError:
@@ -100,7 +114,6 @@ def ranks_up_to(
         started = {1: start(1)}
         if optimizers:
             settle(started[1])
-            started[1].restart()
         yield started | {n: start(n) for n in range(2, most + 1)}
 
 
@@ -141,7 +154,7 @@ class Watch:
         self.descriptors = own_descriptors()
         self.memory = self._shared_memory()
         self.exposed: list[str] = []
-        self.known_sockets = set(listening_beyond_loopback())
+        self.known = listening_beyond_loopback()
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._look_for_listeners, daemon=True)
         self.thread.start()
@@ -153,13 +166,15 @@ class Watch:
         return {n for n in names if not re.match(r"sem\.mp-(?!rank-)", n)}
 
     def _look_for_listeners(self) -> None:
-        while not self.stopped.wait(0.1):
-            for inode, address in listening_beyond_loopback().items():
-                if inode not in self.known_sockets:
-                    self.known_sockets.add(inode)  # others use this machine too
-                    owner = owner_of_socket(inode)
-                    if owner:
-                        self.exposed.append(f"{owner} listens at {address}")
+        while not self.stopped.wait(0.3):
+            if new := listening_beyond_loopback() - self.known:
+                self.known |= new  # others use this machine, too
+                own = {os.getpid(): "the tests", **marked_processes()}
+                self.exposed += [
+                    f"{own[pid]} listens at {address} port {port}"
+                    for pid, address, port in new
+                    if pid in own
+                ]
 
     def strays(self) -> dict[int, str]:
         """Processes of these tests that belong to no open ``Ranks``."""
@@ -224,48 +239,16 @@ def shared_memory_of_others() -> set[str]:
     return found
 
 
-def listening_beyond_loopback() -> dict[str, str]:
-    """inode -> address of every TCP socket that listens not only on loopback.
-
-    Asked of the kernel (sock_diag(7)), for sockets that listen: /proc/net/tcp walks
-    through its whole table of connections, which takes 300 times as long. And this is
-    asked ten times a second.
-    """
-    found = {}
-    if not LINUX:
-        return found
-    dump, done, listening = 20, 3, 1 << 10
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:
-        for family, size in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
-            ask = (72, dump, 0x301, 0, 0, family, socket.IPPROTO_TCP, 0, 0, listening)
-            kernel.send(struct.pack("=IHHIIBBBBI48x", *ask))
-            kind = None
-            while kind != done:
-                data = kernel.recv(1 << 16)
-                while data and kind != done:
-                    length, kind = struct.unpack_from("=IH", data)
-                    if kind == dump:
-                        (port,) = struct.unpack_from("!H", data, 20)
-                        address = ipaddress.ip_address(data[24 : 24 + size])
-                        (inode,) = struct.unpack_from("=I", data, 84)
-                        inner = getattr(address, "ipv4_mapped", None) or address
-                        if str(inner) not in ("127.0.0.1", "::1"):
-                            found[str(inode)] = f"{inner} port {port}"
-                    elif kind != done:
-                        raise OSError(f"the kernel does not say who listens: {data!r}")
-                    data = data[-(-length // 4) * 4 :]
+def listening_beyond_loopback() -> set[tuple[int | None, str, int]]:
+    """Process, address and port of TCP sockets that listen not only on loopback."""
+    found = set()
+    for socket in psutil.net_connections("tcp") if LINUX else []:
+        if socket.status == psutil.CONN_LISTEN:
+            address = ipaddress.ip_address(socket.laddr.ip)
+            inner = getattr(address, "ipv4_mapped", None) or address
+            if str(inner) not in ("127.0.0.1", "::1"):
+                found.add((socket.pid, str(inner), socket.laddr.port))
     return found
-
-
-def owner_of_socket(inode: str) -> str:
-    """Which process of these tests has this socket open, if one has."""
-    for pid, text in {**marked_processes(), os.getpid(): "the tests"}.items():
-        with contextlib.suppress(OSError):
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    if os.readlink(f"/proc/{pid}/fd/{name}") == f"socket:[{inode}]":
-                        return text
-    return ""
 
 
 @pytest.fixture(scope="module")
@@ -283,24 +266,28 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
             watch.stop()
 
 
+@pytest.fixture(scope="module")
+def helper() -> Iterator[None]:
+    """One helper process for all launches of a module: each would import torch."""
+    if start_method() != "fork":
+        yield
+        return
+    zygote = Zygote.acquire()
+    yield
+    zygote.release()
+
+
 def settle(ranks: Ranks) -> None:
-    """Wait until the helper process has imported what it imports while it is idle.
+    """Have the helper process do now what it does when it is idle for a moment.
 
     It can't start a rank meanwhile, and a rank that was started before has to import
     that by itself; neither is what the time bounds are about.
     """
-    if ranks.team.zygote is None:
-        return
-    helper = psutil.Process(ranks.team.zygote.process.pid)
-    at_first = used = sum(helper.cpu_times()[:2])
-    idle_since, give_up = time.monotonic(), time.monotonic() + 30
-    while time.monotonic() < give_up:
-        time.sleep(0.05)
-        if (now := sum(helper.cpu_times()[:2])) > used:
-            idle_since, used = time.monotonic(), now
-        enough = 0.5 if used > at_first + 0.3 else IDLE_SECONDS + 0.5
-        if time.monotonic() > idle_since + enough:
-            return
+    if (zygote := ranks.team.zygote) is not None:
+        for module in LATER_IMPORTS:
+            zygote.import_first(module)
+        zygote.call_first(join_pages)
+    ranks.restart()
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +295,6 @@ def four(watch: Watch) -> Iterator[Ranks]:
     """Four ranks that all tests of a module share: each leaves them usable."""
     with Ranks(4, output="grouped", quiet=True, timeout=30) as ranks:
         settle(ranks)
-        ranks.restart()
         yield ranks
 
 

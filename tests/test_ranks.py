@@ -9,13 +9,13 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks_support import (
     GROUP_STAYS,
+    Screen,
     failure_of,
     four,  # noqa: F401 - a fixture
     ranks,  # noqa: F401 - a fixture
@@ -226,21 +226,6 @@ def test_no_line_is_left_out_in_silence(shown, more):
     if more:
         value = "class L:\n  def __repr__(s): return '\\n' * 9999\nL()"
         assert len(shown(value, only=[0]).splitlines()) == HEAD_LINES + 101
-
-
-class Screen:
-    """Standard output that makes a file as soon as a text has been shown."""
-
-    def __init__(self, text: str, file: Path) -> None:
-        self.text, self.file, self.all = text, file, ""
-
-    def write(self, part: str) -> None:
-        self.all += part
-        if self.text in self.all:
-            self.file.touch()
-
-    def flush(self) -> None:
-        pass
 
 
 WAIT = "import os, time\nwhile not os.path.exists({0!r}): time.sleep(0.01)\n"

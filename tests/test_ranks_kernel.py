@@ -93,15 +93,6 @@ def kernel(shared):
     shared.works()
 
 
-@pytest.fixture
-def fresh(watch):  # noqa: F811
-    """A notebook of its own, with two ranks."""
-    with Notebook() as kernel:
-        kernel.load(2)
-        yield kernel
-    watch.assert_nothing_left_but_kernels()
-
-
 def running_after(seconds: float, family: list[psutil.Process]) -> list[psutil.Process]:
     """Who of them still runs. One that has ended may wait for init to notice it."""
     _, left = psutil.wait_procs(family, seconds)
@@ -191,34 +182,28 @@ def test_functions_and_classes_of_the_notebook(kernel):
 
 
 # -------------------------------------------------------------------- restart and death
-@pytest.mark.parametrize(
-    "now", thorough_after(1, [False, True]), ids=["restart", "restart at once"]
-)
-def test_a_restarted_kernel_leaves_no_ranks(fresh, now):
-    old = fresh.family()
-    assert len(old) == 3
-    fresh.restart(now)
-    assert running_after(GONE_SECONDS, old) == []
-    fresh.load(2)
-    fresh.works(2)
+ENDS = [  # how it is restarted, and what the ranks do when it is killed
+    (False, "dist.recv(torch.ones(1), 1 - rank)"),
+    (True, "sum(range(10**15))"),
+    (True, "import subprocess; subprocess.run(['setsid', 'sleep', '1000'])"),
+    (False, "while True: print('x' * 1000)"),
+]
 
 
 @pytest.mark.parametrize(
-    "cell",
-    thorough_after(
-        1,
-        [
-            "dist.recv(torch.ones(1), 1 - rank)",
-            "sum(range(10**15))",
-            "import subprocess; subprocess.run(['setsid', 'sleep', '1000'])",
-            "while True: print('x' * 1000)",
-        ],
-    ),
+    "now, cell",
+    thorough_after(1, ENDS),
     ids=["recv", "loop in C", "a child in a session of its own", "printing"],
 )
-def test_a_killed_kernel_leaves_nothing(watch, tmp_path, cell):  # noqa: F811
+def test_a_restarted_and_a_killed_kernel_leave_nothing(watch, tmp_path, now, cell):  # noqa: F811
     with Notebook() as kernel:
         kernel.load(2)
+        family = kernel.family()
+        assert len(family) == 3
+        kernel.restart(now)
+        assert running_after(GONE_SECONDS, family) == []
+        kernel.load(2)
+        kernel.works(2)
         kernel.send(f"%%ranks\nopen(f'{tmp_path}/{{rank}}', 'w').close()\n{cell}")
         eventually(lambda: len(list(tmp_path.iterdir())) == 2)
         if "sleep'" in cell:
@@ -261,16 +246,17 @@ def test_the_magic_alone_makes_four_ranks(watch):  # noqa: F811
     watch.assert_nothing_left_but_kernels()
 
 
-def test_a_file_that_hides_a_package_is_named(fresh, tmp_path):
-    fresh.run_well(f"import os; os.chdir({str(tmp_path)!r})")
+def test_a_file_that_hides_a_package_is_named(kernel, tmp_path):
+    kernel.run_well(f"import os; before = os.getcwd(); os.chdir({str(tmp_path)!r})")
     for inside, name in (("numpy/__init__.py", "numpy"), ("torch.py", "torch")):
         file = tmp_path / inside
         file.parent.mkdir(exist_ok=True)
         file.write_text("notes = 'of a learner'\n")
-        text = fresh.run("%reload_ext course_utils").text
+        text = kernel.run("%reload_ext course_utils").text
         assert text.endswith(
             f": {file} takes the place of the package {name}. "
             "Rename it, then restart the kernel."
         )
         file.rename(tmp_path / "mine.py")
-        fresh.run_well("%reload_ext course_utils")
+        kernel.run_well("%reload_ext course_utils")
+    kernel.run_well("os.chdir(before)")

@@ -6,35 +6,105 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from ranks_support import helper  # noqa: F401 - a fixture
 
 from course_utils import ROOT, launch
 from course_utils.ranks.launch import workers
 
 WORKERS = ROOT / "course_utils" / "workers"
+# What torchrun starts here: each rank runs all scripts, one after the other, in a fork
+# of itself. So torch is imported once. A group finds those of before in the agent's
+# store, if nobody removes them.
+ALL_SCRIPTS = """
+import json, os, pathlib, runpy, sys
+import torch, torch._dynamo
+from torch.distributed import TCPStore, set_debug_level_from_env
+
+rank, folder = os.environ["RANK"], pathlib.Path(sys.argv[1])
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+store = TCPStore(*address, is_master=False)
+agents = set(store.list_keys())
+for number, (words, variables) in enumerate(json.loads(sys.argv[2])):
+    if rank == "0":
+        if number > 0:
+            store.wait([f"done {number - 1}"])
+        for key in set(store.list_keys()) - agents:
+            store.delete_key(key)
+        store.set(f"go {number}", "")
+    store.wait([f"go {number}"])
+    if os.fork() == 0:
+        for stream in (1, 2):
+            file = open(folder / f"{number} {rank} {stream}", "w")
+            os.dup2(file.fileno(), stream)
+        sys.argv[:], sys.path[0] = words, os.path.dirname(words[0])
+        os.environ.update(variables)
+        set_debug_level_from_env()
+        runpy.run_path(words[0], run_name="__main__")
+        break  # and end as Python does
+    _, status = os.wait()
+    (folder / f"{number} {rank} end").write_text(str(status))
+    if rank == "1":
+        store.set(f"done {number}", "")
+"""
+DIFFERENT_CALLS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier() if dist.get_rank() else dist.all_reduce(torch.ones(1))
+"""
+FSDP = {"every": 2, "batch_size": 8, "width": 16, "layers": 1, "heads": 2}
+RUNS = {  # the second time, a script goes on from the checkpoint of the first
+    "train_sgd": [{"epochs": 1}],
+    "train_ddp": [{"epochs": 1}, {"epochs": 2}],
+    "train_fsdp": [{**FSDP, "steps": 2}, {**FSDP, "steps": 4}],
+    "train_tp": [{**FSDP, "dp": 2, "steps": 2}, {**FSDP, "dp": 2, "steps": 4}],
+    "train_pipeline": [{"steps": 2, "every": 1}],
+    "collectives": [{}],
+    "bench_all_reduce": [{"minbytes": 64, "maxbytes": 256}],
+    "spawn_hello": [],  # starts its processes itself
+}
 
 
-@pytest.fixture
-def torchrun(tmp_path):
-    """Run a script on 2 ranks; what it has printed."""
+def words_of(options: dict[str, object]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
 
-    def run(script, *words, fails=False, **variables) -> str:
-        command = [sys.executable, "-m", "torch.distributed.run"]
-        done = subprocess.run(
-            [*command, "--nproc-per-node", "2", script, *map(str, words)],
-            cwd=ROOT,
-            env=os.environ
-            | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            | variables,
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert (done.returncode != 0) == fails, done.stderr
-        return done.stderr if fails else done.stdout
 
-    return run
+def torchrun(script: Path, *words: object, options: tuple = (), **variables) -> str:
+    """What a script has printed on 2 ranks, which must all end well."""
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    done = subprocess.run(
+        [*command, *map(str, options or ("--nproc-per-node", 2)), script, *words],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where all scripts have run under torchrun, and what each rank has printed."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    (folder / "different.py").write_text(DIFFERENT_CALLS)
+    commands = []
+    for name, runs in RUNS.items():
+        for number, options in enumerate(runs):
+            words = [str(WORKERS / f"{name}.py"), *words_of(options)]
+            if len(runs) > 1:
+                words += [f"--checkpoint={folder / name}", *["--resume"][:number]]
+            commands.append((words, {}))
+    detail = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    commands.append(([str(folder / "different.py")], detail))
+    (folder / "all_scripts.py").write_text(ALL_SCRIPTS)
+    torchrun(
+        folder / "all_scripts.py", folder, json.dumps(commands), TMPDIR=str(folder)
+    )
+    return folder
 
 
 def losses(output: str) -> list[float]:
@@ -42,94 +112,47 @@ def losses(output: str) -> list[float]:
     return [line["loss"] for line in lines]
 
 
-DDP = {"epochs": 1, "batch_size": 64}
-FSDP = {"steps": 4, "every": 2, "batch_size": 8, "width": 16, "layers": 1, "heads": 2}
-RUNS = {
-    "train_sgd": {"epochs": 1},
-    "train_ddp": {**DDP, "checkpoint": "run"},
-    "train_fsdp": {**FSDP, "checkpoint": "run"},
-    "train_tp": {**FSDP, "dp": 2, "checkpoint": "run"},
-    "train_pipeline": {"steps": 2, "every": 1},
-    "collectives": {},
-    "bench_all_reduce": {"-b": 64, "-e": 256},
-    "spawn_hello": None,  # starts its processes itself
-}
-
-
 def test_there_is_a_run_of_every_script():
     assert sorted(RUNS) == workers()
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, how in RUNS.items() if how is not None]
-)
-def test_a_script_prints_what_it_prints_when_launched(torchrun, tmp_path, name):
-    words = []
-    for option, value in RUNS[name].items():
-        option = option if option.startswith("-") else "--" + option.replace("_", "-")
-        words += [option, tmp_path / value if value == "run" else value]
-    printed = torchrun(WORKERS / f"{name}.py", *words)
+@pytest.mark.parametrize("name", [name for name, runs in RUNS.items() if runs])
+def test_a_script_prints_what_it_prints_when_launched(folder, helper, name):  # noqa: F811
+    before = sum(len(runs) for runs in list(RUNS.values())[: list(RUNS).index(name)])
+    printed = ""
+    for number in range(before, before + len(RUNS[name])):
+        for rank in (0, 1):
+            ended = (folder / f"{number} {rank} end").read_text()
+            assert ended == "0", (folder / f"{number} {rank} 2").read_text()
+            printed += (folder / f"{number} {rank} 1").read_text()
+    launched = launch(name, *words_of(RUNS[name][-1]), quiet=True)
     assert printed
-    if "checkpoint" in RUNS[name]:
-        folder = tmp_path / "launched"
-        words = [folder if word == tmp_path / "run" else word for word in words]
-    launched = launch(name, *words, quiet=True)
     if name.startswith("train"):
-        assert losses(printed) == [line["loss"] for line in launched.metrics]
+        expected = [line["loss"] for line in launched.metrics]
+        assert losses(printed) == pytest.approx(expected, abs=1e-5)
     elif name == "collectives":
-        text = launched.output.replace("[rank 0] ", "")
-        assert printed.splitlines() == text.splitlines()
+        assert printed == launched.output.replace("[rank 0] ", "")
     else:
         assert len(printed.splitlines()) == len(launched.output.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "options"),
-    [
-        ("train_ddp", {"epochs": 2}, DDP),
-        ("train_fsdp", {"steps": 8}, FSDP),
-    ],
-)
-def test_what_was_launched_goes_on_under_torchrun(
-    torchrun, tmp_path, name, more, options
-):
-    whole = launch(name, quiet=True, **(options | more))
-    launch(name, quiet=True, checkpoint=tmp_path / "run", **options)
-    words = [f"--{k.replace('_', '-')}={v}" for k, v in (options | more).items()]
-    resumed = losses(
-        torchrun(
-            WORKERS / f"{name}.py", *words, f"--checkpoint={tmp_path}/run", "--resume"
-        )
-    )
-    expected = [line["loss"] for line in whole.metrics]
-    assert resumed == pytest.approx(expected[-len(resumed) :], abs=1e-5)
-    assert len(resumed) == len(expected) // 2
+def test_detail_compares_the_calls(folder):
+    number = sum(map(len, RUNS.values()))
+    assert (folder / f"{number} 0 end").read_text() != "0"
+    said = (folder / f"{number} 0 2").read_text()
+    assert "Detected mismatch between collectives" in said
 
 
-def test_two_nodes_find_each_other_and_train_like_one(torchrun):
-    words = [f"--{k.replace('_', '-')}={v}" for k, v in (FSDP | {"dp": 2}).items()]
+def test_two_nodes_find_each_other(tmp_path, helper):  # noqa: F811
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    meet = ["--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", address]
-    script = [*meet, WORKERS / "train_tp.py", *words]
+    meet = ("--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", address)
 
     def node(_: int) -> str:  # gloo would look up the machine's own name
-        return torchrun(*script, GLOO_SOCKET_IFNAME="lo")
+        variables = {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path)}
+        return torchrun(WORKERS / "collectives.py", options=meet, **variables)
 
     with ThreadPoolExecutor(2) as nodes:
         printed = "".join(nodes.map(node, range(2)))
-    launched = launch("train_tp", *words, nproc=4, quiet=True)
-    expected = [line["loss"] for line in launched.metrics]
-    assert losses(printed) == pytest.approx(expected, abs=1e-5)
-
-
-def test_detail_compares_the_calls(torchrun, tmp_path):
-    (tmp_path / "script.py").write_text(
-        "import torch, torch.distributed as dist\n"
-        'dist.init_process_group("gloo")\n'
-        "dist.barrier() if dist.get_rank() else dist.all_reduce(torch.ones(1))\n"
-    )
-    said = torchrun(
-        tmp_path / "script.py", fails=True, TORCH_DISTRIBUTED_DEBUG="DETAIL"
-    )
-    assert "Detected mismatch between collectives" in said
+    launched = launch("collectives", quiet=True)
+    assert printed == launched.output.replace("[rank 0] ", "")

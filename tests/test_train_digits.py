@@ -38,15 +38,7 @@ def alone(batch_size: int, epochs: int, drop_last: bool) -> dict[str, list[float
     """The same training without anything distributed: the reference."""
     images, labels, test_images, test_labels = load_data()
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(512, 10),
-    )
+    model = train_ddp.make_model(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     curves = {"loss": [], "train_accuracy": [], "test_accuracy": []}
     for epoch in range(1, epochs + 1):

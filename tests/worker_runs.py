@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from ranks_support import settle
 
-from course_utils.measure.language import Language, Transformer, next_symbol_loss
 from course_utils.ranks import Ranks, RanksError
 from course_utils.ranks.launch import WORKERS
 from course_utils.ranks.team import hold_port
@@ -96,7 +95,6 @@ def ranks_for_scripts() -> Iterator[Callable[..., Run]]:
         def run(n: int, script: str, *words: object, before: Any = None) -> Run:
             if not started:  # each rank would import for a second otherwise
                 settle(started.setdefault(1, start(1)))
-                started[1].restart()
             ranks = started.get(n) or started.setdefault(n, start(n))
             path = str(WORKERS / f"{script}.py")
             try:
@@ -119,23 +117,3 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def losses_of_one_process(batch_size: int, steps: int, **shape: int) -> list[float]:
-    """A transformer's losses without anything distributed: the mean of every two steps.
-
-    `shape` is what the `Transformer` is made with.
-    """
-    with one_thread():
-        language, losses = Language(), []
-        torch.manual_seed(0)
-        model = Transformer(**shape)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
-        for step in range(1, steps + 1):
-            batch = language.sample(batch_size, 33, torch.Generator().manual_seed(step))
-            loss = next_symbol_loss(model, batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    return [sum(losses[i : i + 2]) / 2 for i in range(0, steps, 2)]

@@ -134,19 +134,9 @@ class Ranks:
         init: bool = True,
         quiet: bool = False,
     ) -> None:
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_RANKS:
-            raise ValueError(
-                f"n is {n!r}; it must be a whole number from 1 to {MAX_RANKS}"
-            )
-        if backend not in ("auto", "gloo", "nccl"):
-            raise ValueError(
-                f"backend is {backend!r}; it must be 'auto', 'gloo' or 'nccl'"
-            )
-        if output not in ("auto", "stream", "grouped"):
-            raise ValueError(
-                f"output is {output!r}; it must be 'auto', 'stream' or 'grouped'"
-            )
-        self.n = n
+        one_of("backend", backend, "auto", "gloo", "nccl")
+        one_of("output", output, "auto", "stream", "grouped")
+        self.n = number_of_ranks("n", n)
         self.timeout = positive_seconds(timeout)
         self.output = output
         self.init = bool(init)
@@ -575,6 +565,23 @@ class Ranks:
             for rank in which:
                 self.team.processes[rank].kill()
             self.team.start(which)
+
+
+def number_of_ranks(name: str, n: int) -> int:
+    """Check an argument: a number of ranks that this system can start."""
+    if type(n) is not int or not 1 <= n <= MAX_RANKS:
+        must = f"it must be a whole number from 1 to {MAX_RANKS}"
+        raise ValueError(f"{name} is {n!r}; {must}")
+    return n
+
+
+def one_of(name: str, word: str, *words: str) -> None:
+    """Check an argument: one of these words."""
+    if word not in words:
+        *others, last = map(repr, words)
+        raise ValueError(
+            f"{name} is {word!r}; it must be {', '.join(others)} or {last}"
+        )
 
 
 def positive_seconds(timeout: float) -> float:

@@ -29,7 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_utils import ROOT, STATE, shown
-from course_utils.ranks.driver import MAX_RANKS, Ranks
+from course_utils.ranks.driver import (
+    Ranks,
+    number_of_ranks,
+    one_of,
+    positive_seconds,
+)
 from course_utils.ranks.output import Printer, choose_output
 from course_utils.ranks.report import RanksError
 
@@ -117,7 +122,9 @@ def launch(
 
     Cost: that of ``Ranks(nproc)``, half a second once torch is imported.
     """
-    _check(nproc, timeout, show)
+    number_of_ranks("nproc", nproc)
+    positive_seconds(timeout)
+    one_of("show", show, "all", "epochs", "none")
     path = _find(worker)
     words = _arguments(args, options)
     command = ["torchrun", "--nproc-per-node", str(nproc), shown(path), *words]
@@ -259,18 +266,6 @@ def _launch_error(error: RanksError, lines: _Lines, quiet: bool) -> LaunchError:
 
 
 # ------------------------------------------------------------------ what is asked for
-def _check(nproc: int, timeout: float, show: str) -> None:
-    whole = isinstance(nproc, int) and not isinstance(nproc, bool)
-    if not whole or not 1 <= nproc <= MAX_RANKS:
-        raise ValueError(
-            f"nproc is the number of ranks, 1 to {MAX_RANKS}, not {nproc!r}"
-        )
-    if not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise ValueError(f"timeout is a number of seconds above 0, not {timeout!r}")
-    if show not in ("all", "epochs", "none"):
-        raise ValueError(f'show is "all", "epochs" or "none", not {show!r}')
-
-
 def _find(worker: str | Path) -> Path:
     """The script that is meant, or a :class:`LaunchError` with those there are."""
     if not isinstance(worker, (str, Path)):

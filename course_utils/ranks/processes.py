@@ -32,6 +32,7 @@ from course_utils.ranks import guard
 from course_utils.ranks.guard import kill_family
 from course_utils.ranks.output import MARK, MARK_BYTES
 from course_utils.ranks.report import RanksError
+from course_utils.ranks.zygote import import_all
 
 PACKAGE_FOLDER = str(Path(__file__).resolve().parent.parent.parent)
 # torch asks for the name of 127.0.0.1 when a TCPStore connects; where no name server
@@ -282,8 +283,7 @@ class Zygote:
         """
         if module not in self.imported:
             self.imported.add(module)
-            with contextlib.suppress(OSError):  # the next fork tells what is wrong
-                self.socket.sendall(pickle.dumps({"import": module}))
+            self.call_first(import_all, [module])
 
     def call_first(self, function: Callable[..., Any], *args: Any) -> None:
         """Call this before the next fork: the ranks have what it remembers.
@@ -292,9 +292,9 @@ class Zygote:
             function: of a module that was imported with :meth:`import_first`.
             args: plain data.
         """
-        name = (function.__module__, function.__name__)
-        with contextlib.suppress(OSError):
-            self.socket.sendall(pickle.dumps({"call": name, "args": args}))
+        with contextlib.suppress(OSError):  # the next fork tells what is wrong
+            call = pickle.dumps((function, *args))
+            self.socket.sendall(pickle.dumps({"call": call}))
 
     def pump(self) -> None:
         """Read what it has to say, without waiting."""
@@ -342,6 +342,14 @@ class Zygote:
         )
 
 
+def read_without_waiting(pipe: int) -> bytes:
+    """What is in a pipe that does not block; ``b""`` if nothing, or if it is closed."""
+    try:
+        return os.read(pipe, 1 << 16)
+    except OSError:
+        return b""
+
+
 class ForkedRank(RankProcess):
     """A rank that the zygote has forked."""
 
@@ -381,16 +389,10 @@ class ForkedRank(RankProcess):
         self.pid = self.zygote.wait_forked(self.token)
 
     def read_output(self) -> bytes:
-        try:
-            return os.read(self.output, 1 << 16)
-        except (BlockingIOError, OSError):
-            return b""
+        return read_without_waiting(self.output)
 
     def last_dump(self) -> str:
-        try:
-            return os.read(self.dump, 1 << 16).decode(errors="replace")
-        except (BlockingIOError, OSError):
-            return ""
+        return read_without_waiting(self.dump).decode(errors="replace")
 
     def exit_status(self, wait: float = 0.0) -> int | None:
         deadline = time.monotonic() + wait

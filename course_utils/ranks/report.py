@@ -375,6 +375,11 @@ def rank_list(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
+def were(ranks: list[int]) -> str:
+    """``rank 1 was``, ``ranks 0 and 2 were``."""
+    return f"{rank_list(ranks)} {'was' if len(ranks) == 1 else 'were'}"
+
+
 def sentences(lines: Iterable[str]) -> str:
     """These lines, each with a capital letter."""
     return "\n".join(line[:1].upper() + line[1:] for line in lines)
@@ -478,23 +483,20 @@ def describe_failures(
     # One that is kept may be waited for later. But it also takes the next message.
     parts += request_lines(u for u in unwaited if not u.kept or stuck and u.earlier)
     for ranks, failure in group_same(stuck):
-        verb = "was" if len(ranks) == 1 else "were"
         if not failure.where:
-            parts.append(f"{rank_list(ranks)} {verb} still running.")
+            parts.append(f"{were(ranks)} still running.")
         elif failure.error == "waiting":
-            parts.append(f"{rank_list(ranks)} {verb} stuck in {failure.where}")
+            parts.append(f"{were(ranks)} stuck in {failure.where}")
         else:
-            parts.append(f"{rank_list(ranks)} {verb} still running: {failure.where}")
+            parts.append(f"{were(ranks)} still running: {failure.where}")
     peers = by_kind["peer"]
     for ranks, failure in group_same([] if only_peers else peers):
         waiting = f" in {failure.where}" if failure.where else ""
-        verb = "was" if len(ranks) == 1 else "were"
-        parts.append(f"{rank_list(ranks)} {verb} waiting{waiting}")
+        parts.append(f"{were(ranks)} waiting{waiting}")
     if finished and (stuck or peers):
         parts.append(f"{rank_list(finished)} finished the {work}.")
     if left_out and (stuck or peers):
-        verb = "was" if len(left_out) == 1 else "were"
-        parts.append(f"{rank_list(left_out)} {verb} left out of this cell.")
+        parts.append(f"{were(left_out)} left out of this cell.")
     if any(f.where.startswith("init_process_group") for f in stuck):
         parts.append(
             "A process group is ready when all ranks have called init_process_group, "
@@ -580,11 +582,8 @@ def what_now(restarted: list[int], n: int, init: bool, group_stays: bool) -> str
         return f"({kept} and their process group.)" if init else f"({kept}.)"
     if restarted:
         others = "" if len(restarted) == n else "; the other ranks keep theirs"
-        kept = (
-            f"{rank_list(restarted).capitalize()} "
-            f"{'was' if len(restarted) == 1 else 'were'} started afresh, without "
-            f"variables{others}."
-        )
+        fresh = f"{were(restarted)} started afresh, without variables"
+        kept = f"{fresh.capitalize()}{others}."
     else:
         kept = "All ranks keep their variables."
     group = (

@@ -21,7 +21,7 @@ import socket
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -87,6 +87,12 @@ def import_all(names: Iterable[str]) -> None:
         gc.enable()
 
 
+def call_pickled(call: bytes) -> None:
+    """Call a function that comes with its arguments."""
+    function, *args = pickle.loads(call)
+    function(*args)
+
+
 class Zygote:
     """The loop of the helper process.
 
@@ -122,7 +128,9 @@ class Zygote:
             idle = IDLE_SECONDS if self.later else None
             readable, _, _ = select.select(watched, [], [], idle)
             if not readable:
-                self._import_one()
+                self._call(import_all, [self.later.pop(0)])
+                if not self.later:
+                    self._call(join_pages)
             if self.kernel_process in readable:
                 self.end()
             if self.wake_read in readable:
@@ -137,12 +145,8 @@ class Zygote:
                 if not data:
                     self.end()
                 request = pickle.loads(data)
-                if "import" in request:
-                    self._import(request["import"])
-                elif "call" in request:
-                    module, function = request["call"]
-                    with contextlib.suppress(Exception):  # a rank then does it itself
-                        getattr(sys.modules[module], function)(*request["args"])
+                if "call" in request:
+                    self._call(call_pickled, request["call"])
                 else:
                     self._fork(request, files)
 
@@ -152,23 +156,13 @@ class Zygote:
         except OSError:
             self.end()
 
-    def _import_one(self) -> None:
-        self._import(self.later.pop(0))
-        if not self.later:
-            with self._reporting():
-                join_pages()
-
-    def _import(self, name: str) -> None:
-        with contextlib.suppress(Exception), self._reporting():
-            import_all([name])
-
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """What is inside takes seconds: report at once which ranks end meanwhile."""
+    def _call(self, function: Callable[..., Any], *args: Any) -> None:
+        """It may take seconds: report at once which ranks end meanwhile."""
         nothing = signal.signal(signal.SIGCHLD, lambda *_: self._report_ended())
         try:
             self._report_ended()
-            yield
+            with contextlib.suppress(Exception):  # a rank then does it itself
+                function(*args)
         finally:
             signal.signal(signal.SIGCHLD, nothing)
 

@@ -52,7 +52,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from course_utils.theory import costs
-from course_utils.workers.group import RANK, WORLD_SIZE, join_group, stop
+from course_utils.workers.group import RANK, WORLD_SIZE, Options, join_group, stop
 
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
@@ -241,9 +241,7 @@ def run(args: argparse.Namespace, device: torch.device, file) -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], allow_abbrev=False
-    )
+    parser = Options(__doc__, minbytes=4, factor=2, warmup=0)
     add = parser.add_argument
     add("-b", "--minbytes", type=parse_size, default="1K", help="first size: 8, 64K")
     add("-e", "--maxbytes", type=parse_size, default="4M", help="largest size: 4M, 1G")
@@ -252,7 +250,6 @@ def parse_arguments() -> argparse.Namespace:
     add("-w", "--warmup", type=int, default=5, help="calls before those")
     add("--collective", choices=COLLECTIVES, default="all_reduce")
     add("-o", "--op", choices=tuple(OPS), help="of a reduction (default: sum)")
-    add("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     add("--json", nargs="?", const="-", metavar="FILE", help="lines of JSON")
     args = parser.parse_args()
     if args.minbytes > args.maxbytes:
@@ -260,9 +257,6 @@ def parse_arguments() -> argparse.Namespace:
             f"--minbytes {args.minbytes} is more than --maxbytes {args.maxbytes}: "
             "there is no size to measure"
         )
-    for name, least in (("minbytes", 4), ("factor", 2), ("iters", 1), ("warmup", 0)):
-        if getattr(args, name) < least:
-            stop(f"--{name} is {getattr(args, name)}: expected {least} or more")
     if args.op and args.collective not in REDUCING:
         stop(f"--op is for {', '.join(REDUCING)}: {args.collective} reduces nothing")
     return args

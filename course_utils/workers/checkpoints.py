@@ -22,10 +22,13 @@ All ranks must see the folder: with several machines it is on a disk that they s
 DCP's files are pickles, which can run code: load only those that you trust.
 """
 
+import argparse
 import json
 import os
 import re
 import shutil
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,39 @@ from course_utils.workers.group import RANK, stop
 KEPT = 2
 SETTINGS = "settings.json"
 PARTIAL = ".partial"
+
+
+def add_checkpoint_options(options: argparse.ArgumentParser) -> None:
+    """What `open_checkpoints` has to know."""
+    add = options.add_argument
+    add("--checkpoint", type=Path, metavar="DIR", help="save here with each line")
+    add("--resume", action="store_true", help="go on from there")
+    add("--async-save", action="store_true", help="write while training goes on")
+
+
+def open_checkpoints(
+    args: argparse.Namespace, names: Iterable[str]
+) -> tuple["Checkpoints | None", int]:
+    """The checkpoints that the options ask for, if they do, and their last step, or 0.
+
+    `names` are the options in which a run must be like the one that it goes on from.
+    """
+    if not args.checkpoint:
+        for name in ("resume", "async_save"):
+            if vars(args)[name]:
+                stop(f"--{name.replace('_', '-')} needs --checkpoint DIR")
+        return None, 0
+    settings = {name: vars(args)[name] for name in names}
+    checkpoints = Checkpoints(args.checkpoint, settings, args.async_save)
+    last, message = checkpoints.open(args.resume), None
+    if args.resume and not last:
+        message = f"--resume: there is no checkpoint in {args.checkpoint} yet, so it "
+        message += "begins anew"
+    elif last >= args.steps:
+        message = f"step {last} is done: nothing is left of --steps {args.steps}"
+    if RANK == 0 and message:  # what is printed otherwise are JSON lines
+        print(message, file=sys.stderr)
+    return checkpoints, last
 
 
 class Checkpoints:

@@ -36,7 +36,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from course_utils.from_scratch import collectives as by_hand
 from course_utils.theory import costs
-from course_utils.workers.group import RANK, WORLD_SIZE, join_group, stop
+from course_utils.workers.group import RANK, WORLD_SIZE, Options, join_group, stop
 
 
 def run_all(use: Any, device: torch.device) -> Iterator[tuple[str, Any, Any, Any]]:
@@ -167,10 +167,7 @@ def main_table(args: argparse.Namespace, device: torch.device) -> list[str]:
 
 @record  # torchrun's report of a failure then has the traceback
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], allow_abbrev=False
-    )
-    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
+    parser = Options(__doc__)
     parser.add_argument(
         "--by-hand", action="store_true", help="from_scratch/collectives.py, with gloo"
     )

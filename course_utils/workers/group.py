@@ -1,4 +1,4 @@
-"""What all worker scripts begin and end with: who am I, meet the others, give up."""
+"""What all worker scripts begin and end with: options, meet the others, give up."""
 
 import argparse
 import atexit
@@ -16,6 +16,38 @@ RANK = int(os.environ.get("RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # among the ranks of this machine
 LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+class Options(argparse.ArgumentParser):
+    """The options of a script: `--backend`, and those that it adds.
+
+    `doc` begins with what the script does. `least`: the smallest value of an option
+    that takes a whole number, by its name. Of those that are not named it is 1.
+    """
+
+    def __init__(self, doc: str, **least: int) -> None:
+        super().__init__(description=doc.splitlines()[0], allow_abbrev=False)
+        self.least = least
+        self.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
+
+    def parse_args(self) -> argparse.Namespace:
+        options = super().parse_args()
+        for name, value in vars(options).items():
+            least = self.least.get(name, 1)
+            if type(value) is int and value < least:
+                stop(f"--{name.replace('_', '-')} {value}: it is {least} or more")
+        return options
+
+
+def add_transformer_options(options: Options, **shape: int) -> None:
+    """The options of all that train a transformer; `shape`: more whole numbers."""
+    add = options.add_argument
+    add("--steps", type=int, default=200)
+    add("--every", type=int, default=20, help="steps from one line to the next")
+    add("--batch-size", type=int, default=32, help="of all ranks")
+    for name, default in shape.items():
+        add(f"--{name.replace('_', '-')}", type=int, default=default)
+    add("--lr", type=float, default=0.005, help="learning rate")
 
 
 def join_group(backend: str, *, bind: bool = False) -> torch.device:
@@ -67,10 +99,3 @@ def stop(message: str) -> NoReturn:
     if RANK != 0:
         time.sleep(30)
     sys.exit(f"{Path(sys.argv[0]).stem}: {message}")
-
-
-def stop_below_one(options: argparse.Namespace) -> None:
-    """Stop if a whole number among the options is below 1."""
-    for name, value in vars(options).items():
-        if type(value) is int and value < 1:
-            stop(f"--{name.replace('_', '-')} {value}: it is 1 or more")

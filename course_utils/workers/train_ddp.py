@@ -49,7 +49,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from course_utils.measure.data import NAMES, DataError, load_data
-from course_utils.workers.group import LOCAL_RANK, RANK, WORLD_SIZE, join_group, stop
+from course_utils.workers.group import (
+    LOCAL_RANK,
+    RANK,
+    WORLD_SIZE,
+    Options,
+    join_group,
+    stop,
+)
 
 
 def make_model(height: int, width: int) -> nn.Module:
@@ -210,21 +217,16 @@ def train(args: argparse.Namespace, data: tuple[Tensor, ...], device) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], allow_abbrev=False
-    )
+    parser = Options(__doc__, seed=0)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data", choices=NAMES, default="digits")
-    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     parser.add_argument("--checkpoint", type=Path, help="save here after each epoch")
     parser.add_argument("--resume", action="store_true", help="go on from there")
     args = parser.parse_args()
-    if args.epochs < 1:
-        stop(f"--epochs {args.epochs}: it is 1 or more")
-    if args.batch_size < 1 or args.batch_size % WORLD_SIZE:
+    if args.batch_size % WORLD_SIZE:
         stop(
             f"--batch-size {args.batch_size} cannot be shared equally by {WORLD_SIZE} "
             f"ranks. Use a multiple of {WORLD_SIZE}."

@@ -48,9 +48,7 @@ says so, and starts anew; after the last of --steps it says that nothing is left
 import argparse
 import contextlib
 import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,11 +70,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.from_scratch import fsdp
 from course_utils.measure.language import Language, Transformer, next_symbol_loss
-from course_utils.workers.checkpoints import Checkpoints, go_on_from, state_of
+from course_utils.workers.checkpoints import (
+    add_checkpoint_options,
+    go_on_from,
+    open_checkpoints,
+    state_of,
+)
 from course_utils.workers.group import (
     LOCAL_RANK,
     RANK,
     WORLD_SIZE,
+    Options,
+    add_transformer_options,
     join_group,
     leave_at_once,
     stop,
@@ -270,14 +275,7 @@ def count_bytes(tensors: list[Tensor]) -> int:
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
     """The whole training, the same on every rank."""
-    checkpoints, last = None, 0
-    if args.checkpoint:
-        settings = {name: vars(args)[name] for name in SETTINGS}
-        checkpoints = Checkpoints(args.checkpoint, settings, args.async_save)
-        last = checkpoints.open(args.resume)
-        if RANK == 0 and args.resume and not last:
-            message = f"there is no checkpoint in {args.checkpoint} yet"
-            print(f"--resume: {message}, so it begins anew", file=sys.stderr)
+    checkpoints, last = open_checkpoints(args, SETTINGS)
     job = STRATEGIES[args.strategy](args, device)
     if last:
         state = job.state()
@@ -287,9 +285,6 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     autocast = contextlib.nullcontext()
     if args.bf16 and args.strategy not in ("fsdp", "fsdp2"):  # these cast by themselves
         autocast = torch.autocast(device.type, torch.bfloat16)
-    if last >= args.steps and RANK == 0:
-        message = f"step {last} is done: nothing is left of --steps {args.steps}"
-        print(message, file=sys.stderr)  # what is printed otherwise are JSON lines
     losses, start = [], time.perf_counter()
     for step in range(last + 1, args.steps + 1):
         sentences = sentences_of(step, args).to(device)
@@ -331,34 +326,15 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], allow_abbrev=False
-    )
-    parser.add_argument("--strategy", choices=STRATEGIES, default="fsdp2")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument(
-        "--every", type=int, default=20, help="steps from one line and save to the next"
-    )
-    parser.add_argument("--batch-size", type=int, default=32, help="of all ranks")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=0.005, help="learning rate")
-    parser.add_argument("--clip", type=float, default=1.0, help="longest gradient")
-    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
-    parser.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="save in this folder"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from there")
-    parser.add_argument(
-        "--async-save", action="store_true", help="write while training goes on"
-    )
+    parser = Options(__doc__, seed=0)
+    add_transformer_options(parser, width=64, layers=2, heads=4)
+    add = parser.add_argument
+    add("--strategy", choices=STRATEGIES, default="fsdp2")
+    add("--clip", type=float, default=1.0, help="longest gradient")
+    add("--bf16", action="store_true", help="compute in bfloat16")
+    add("--seed", type=int, default=0)
+    add_checkpoint_options(parser)
     args = parser.parse_args()
-    for name in ("steps", "every", "width", "layers", "heads"):
-        if vars(args)[name] < 1:
-            stop(f"--{name} {vars(args)[name]}: it is 1 or more")
     if not args.lr >= 0:  # not a number, either
         stop(f"--lr {args.lr:g}: the learning rate is 0 or more")
     if not args.clip > 0:
@@ -368,14 +344,11 @@ def parse_arguments() -> argparse.Namespace:
             f"--width {args.width} cannot be shared equally by {args.heads} heads. "
             f"Use a multiple of {args.heads}."
         )
-    if args.batch_size < 1 or args.batch_size % WORLD_SIZE:
+    if args.batch_size % WORLD_SIZE:
         stop(
             f"--batch-size {args.batch_size} cannot be shared equally by {WORLD_SIZE} "
             f"ranks. Use a multiple of {WORLD_SIZE}."
         )
-    for name in ("resume", "async_save"):
-        if vars(args)[name] and not args.checkpoint:
-            stop(f"--{name.replace('_', '-')} needs --checkpoint DIR")
     return args
 
 

@@ -41,10 +41,11 @@ from course_utils.measure.language import Language, Transformer
 from course_utils.workers.group import (
     RANK,
     WORLD_SIZE,
+    Options,
+    add_transformer_options,
     join_group,
     leave_at_once,
     stop,
-    stop_below_one,
 )
 
 LANGUAGE, LENGTH = Language(), 32  # symbols that the model sees
@@ -123,16 +124,10 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    what = __doc__.splitlines()[0]
-    parser = argparse.ArgumentParser(description=what, allow_abbrev=False)
+    parser = Options(__doc__)
+    add_transformer_options(parser, micro_batches=8, width=64, layers=4)
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
-    whole = {"steps": 200, "every": 20, "batch_size": 32, "micro_batches": 8}
-    for name, default in (whole | {"width": 64, "layers": 4}).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
-    parser.add_argument("--lr", type=float, default=0.005, help="learning rate")
-    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     args = parser.parse_args()
-    stop_below_one(args)
     if args.width % 4:
         stop(f"--width {args.width}: it is a multiple of the 4 heads")
     if args.layers % WORLD_SIZE:

@@ -61,23 +61,8 @@ from course_utils.from_scratch.sgd import (
     warmup_lr,
 )
 from course_utils.measure.data import NAMES, DataError, load_data
-from course_utils.workers.group import RANK, WORLD_SIZE, join_group, stop
-
-
-def make_model(height: int, width: int) -> nn.Module:
-    """A CNN for images [N, 1, height, width] in ten classes, that of train_ddp.py.
-
-    No BatchNorm and no dropout: with them n ranks are not equal to one process.
-    """
-    return nn.Sequential(
-        nn.Conv2d(1, 16, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (height // 2) * (width // 2), 10),
-    )
+from course_utils.workers.group import RANK, WORLD_SIZE, Options, join_group, stop
+from course_utils.workers.train_ddp import make_model
 
 
 def combine_gradients(model: nn.Module, count: int, args: argparse.Namespace) -> None:
@@ -165,9 +150,7 @@ def train(args: argparse.Namespace, data: tuple[Tensor, ...], device) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], allow_abbrev=False
-    )
+    parser = Options(__doc__, seed=0)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
@@ -180,7 +163,7 @@ def parse_arguments() -> argparse.Namespace:
         help="--lr is for batches of this size (64): scale it to --batch-size",
     )
     parser.add_argument(
-        "--warmup", type=float, default=0, help="epochs from --lr to the scaled rate"
+        "--warmup", type=float, default=0.0, help="epochs from --lr to the scaled rate"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -188,17 +171,12 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--sum", action="store_true", help="add up, not average")
     parser.add_argument("--data", choices=NAMES, default="digits")
-    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     args = parser.parse_args()
-    if args.epochs < 1:
-        stop(f"--epochs {args.epochs}: it is 1 or more")
     if args.batch_size < WORLD_SIZE:
         stop(
             f"--batch-size {args.batch_size} is too small for {WORLD_SIZE} ranks. "
             f"Each works on one image or more: use {WORLD_SIZE} or more."
         )
-    if args.scale_lr is not None and args.scale_lr < 1:
-        stop(f"--scale-lr {args.scale_lr}: a batch has one image or more")
     if args.warmup < 0:
         stop(f"--warmup {args.warmup:g}: the number of epochs is 0 or more")
     if args.warmup and args.scale_lr is None:

@@ -40,7 +40,6 @@ import json
 import time
 import warnings
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -54,14 +53,20 @@ from torch.nn import functional as F
 
 from course_utils.from_scratch import tensor_parallel as own
 from course_utils.measure.language import Language, Transformer
-from course_utils.workers.checkpoints import Checkpoints, go_on_from, state_of
+from course_utils.workers.checkpoints import (
+    add_checkpoint_options,
+    go_on_from,
+    open_checkpoints,
+    state_of,
+)
 from course_utils.workers.group import (
     RANK,
     WORLD_SIZE,
+    Options,
+    add_transformer_options,
     join_group,
     leave_at_once,
     stop,
-    stop_below_one,
 )
 
 # Of no matter here: the scores, which the model returns, are a view of another tensor.
@@ -114,11 +119,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     # After slicing: until then the parameters were others.
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     parts = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-    checkpoints, last = None, 0
-    if args.checkpoint:
-        settings = {name: vars(args)[name] for name in SETTINGS}
-        checkpoints = Checkpoints(args.checkpoint, settings)
-        last = checkpoints.open(args.resume)
+    checkpoints, last = open_checkpoints(args, SETTINGS)
     if last:
         state = state_of(model, optimizer)
         checkpoints.load(state)
@@ -165,24 +166,19 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         if checkpoints:
             checkpoints.save(step, state_of(model, optimizer))
         losses, start = [], time.perf_counter()
+    if checkpoints:
+        checkpoints.wait()
 
 
 def parse_arguments() -> argparse.Namespace:
-    what = __doc__.splitlines()[0]
-    parser = argparse.ArgumentParser(description=what, allow_abbrev=False)
+    parser = Options(__doc__)
+    add_transformer_options(parser, width=64, layers=2, heads=8)
     add = parser.add_argument
     add("--own", action="store_true", help="the slices of the course")
     add("--dp", type=int, default=1, help="replicas; the other ranks are tp")
-    whole = {"steps": 200, "every": 20, "batch_size": 32}
-    for name, default in (whole | {"width": 64, "layers": 2, "heads": 8}).items():
-        add(f"--{name.replace('_', '-')}", type=int, default=default)
-    add("--lr", type=float, default=0.005, help="learning rate")
     add("--bf16", action="store_true", help="compute in bfloat16")
-    add("--checkpoint", type=Path, metavar="DIR", help="save in this folder")
-    add("--resume", action="store_true", help="go on from there, on any mesh")
-    add("--backend", choices=("auto", "gloo", "nccl"), default="auto")
+    add_checkpoint_options(parser)
     args = parser.parse_args()
-    stop_below_one(args)
     tp, left = divmod(WORLD_SIZE, args.dp)
     if left or args.batch_size % args.dp:
         stop(
@@ -196,8 +192,6 @@ def parse_arguments() -> argparse.Namespace:
         )
     if args.own and args.checkpoint:
         stop("--checkpoint: only PyTorch's slices can be saved. Leave out --own")
-    if args.resume and not args.checkpoint:
-        stop("--resume needs --checkpoint DIR")
     return args
 
 
