@@ -190,7 +190,7 @@ why("{NUMBER}.norm")
 quiz("{NUMBER}.what_to_send", answer=3)'
 python3 -m course_utils progress""")
     assert done.returncode == 0, done.stdout
-    assert f"{NUMBER} The norm of a sharded vector. Done" in done.stdout
+    assert f"{NUMBER} The norm of a sharded vector." in done.stdout
     assert f"{NUMBER}  The norm of a sharded vector  0 of 3 tasks done" in done.stdout
     text = " ".join(done.stdout.split())
     assert "Not quite. Too high. 9 is the sum of the numbers." in text
