@@ -5,14 +5,19 @@ the test with the rank's own message.
 """
 
 import contextlib
-import sys
 
-import cloudpickle
-import fsdp_jobs
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_jobs import (
+from thorough import thorough_after
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from course_utils.from_scratch import fsdp
+from course_utils.measure.tensor_bytes import record_tensor_bytes
+
+from .fsdp_jobs import (
     ADAM,
     MODELS,
     SGD,
@@ -23,29 +28,7 @@ from fsdp_jobs import (
     largest_difference,
     new,
 )
-from on_ranks import on_ranks, shared_ranks
-from thorough import thorough_after
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
-
-from course_utils.from_scratch import fsdp
-from course_utils.measure.tensor_bytes import record_tensor_bytes
-
-# The ranks get the functions below as they are, and need not import these files.
-for module in (fsdp_jobs, sys.modules[__name__]):
-    cloudpickle.register_pickle_by_value(module)
-
-
-started = shared_ranks(4, timeout=60, optimizers=True)
-SEVERAL = thorough_after(2, [2, 4, 1, 3])
-several = on_ranks(*SEVERAL)
-
-
-@pytest.fixture(params=SEVERAL)
-def ranks(request, started):
-    return started[request.param]
-
+from .on_ranks import on_ranks, several
 
 # ----------------------------------------------------------------------- the pieces
 

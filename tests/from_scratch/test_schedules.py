@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks, shared_ranks
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,7 +20,7 @@ from course_utils.from_scratch.schedules import (
 )
 from course_utils.theory import costs, simulator
 
-started = shared_ranks(4, timeout=60)
+from .on_ranks import on_ranks
 
 SIZES = [(1, 3), (2, 2), (2, 8), (3, 6), (4, 4), (4, 16), (8, 8), (8, 32)]
 

@@ -6,16 +6,10 @@ the test with the rank's own message.
 
 import contextlib
 import copy
-import sys
 
-import cloudpickle
-import fsdp_jobs
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_jobs import Transformer, largest_difference
-from on_ranks import on_ranks, shared_ranks
-from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,21 +17,10 @@ from course_utils.from_scratch import ddp
 from course_utils.measure.taps import tap
 from course_utils.theory import costs
 
-# The ranks get the functions below as they are, and need not import these files.
-for module in (fsdp_jobs, sys.modules[__name__]):
-    cloudpickle.register_pickle_by_value(module)
+from .fsdp_jobs import Transformer, largest_difference
+from .on_ranks import on_ranks, several
 
 TorchDDP = nn.parallel.DistributedDataParallel
-
-
-started = shared_ranks(4, timeout=60, optimizers=True)
-SEVERAL = thorough_after(2, [2, 4, 1, 3])
-several = on_ranks(*SEVERAL)
-
-
-@pytest.fixture(params=SEVERAL)
-def ranks(request, started):
-    return started[request.param]
 
 
 # --------------------------------------------------------------------------- the models

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks, shared_ranks
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,7 +12,7 @@ from course_utils.from_scratch.experts import mixture
 from course_utils.from_scratch.mesh import Mesh
 from course_utils.from_scratch.ring_attention import ring_attention
 
-started = shared_ranks(4, timeout=60)
+from .on_ranks import on_ranks
 
 
 # ----------------------------------------------------------------------------- the mesh

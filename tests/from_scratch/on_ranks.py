@@ -1,6 +1,4 @@
-"""Tests whose body runs on ranks that all tests of a module share.
-
-    started = shared_ranks(4, timeout=60)
+"""Tests whose body runs on ranks.
 
     @on_ranks(2, 3)
     def test_the_sum():
@@ -9,24 +7,13 @@
 An assertion that fails on a rank ends the test with the rank's own message.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from ranks_support import ranks_up_to
+from thorough import thorough_after
 
 from course_utils.ranks import Ranks
-
-
-def shared_ranks(most: int, timeout: float, *, optimizers: bool = False) -> Any:
-    """The fixture `started`: 1, 2, ... `most` ranks by their number."""
-
-    @pytest.fixture(scope="module")
-    def started() -> Iterator[dict[int, Ranks]]:
-        with ranks_up_to(most, timeout, optimizers=optimizers) as ranks:
-            yield ranks
-
-    return started
 
 
 def on_ranks(*numbers: Any) -> Callable[[Callable[[], None]], Callable]:
@@ -41,3 +28,7 @@ def on_ranks(*numbers: Any) -> Callable[[Callable[[], None]], Callable]:
         return test
 
     return as_test
+
+
+SEVERAL = thorough_after(2, [3, 4, 1, 2])
+several = on_ranks(*SEVERAL)

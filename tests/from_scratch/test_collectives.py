@@ -6,24 +6,19 @@ the test with the rank's own message.
 """
 
 import inspect
-import sys
 import time
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks, shared_ranks
-from reductions import OPS, numbers, reduced
-from thorough import thorough_after
 from torch.distributed import ReduceOp
 
 from course_utils.from_scratch import collectives
 from course_utils.measure.messages import in_steps, recorded
 from course_utils.theory import costs
 
-# The ranks get the functions below as they are, and need not import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from .on_ranks import on_ranks, several
+from .reductions import OPS, numbers, reduced
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -31,16 +26,6 @@ DTYPES = (
     *(torch.complex64, torch.complex128),
 )
 SHAPES = ((), (0,), (1,), (5,), (2, 3), (2, 0, 3))
-
-
-started = shared_ranks(5, timeout=30)
-SEVERAL = thorough_after(3, [1, 3, 4, 2, 5])
-several = on_ranks(*SEVERAL)
-
-
-@pytest.fixture(params=SEVERAL)
-def ranks(request, started):
-    return started[request.param]
 
 
 def with_gaps(tensor):

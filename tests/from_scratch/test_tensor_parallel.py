@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks, shared_ranks
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,10 +18,12 @@ from course_utils.from_scratch.tensor_parallel import (
     SequencePositions,
     VocabularyParallel,
 )
+from course_utils.measure.activations import Layer, kept_bytes
 from course_utils.measure.language import Transformer
 from course_utils.measure.traffic import Sent
+from course_utils.theory import costs
 
-started = shared_ranks(4, timeout=60, optimizers=True)
+from .on_ranks import on_ranks
 
 PLAN = {
     "embedding": VocabularyParallel,
@@ -153,6 +154,28 @@ def test_what_is_sent():
     assert forward == [("all-gather", half), ("reduce-scatter", half)]
     bias = ("all-reduce", 2 * (n - 1) / n * 32 * 4)
     assert sorted(backward) == sorted([*forward, bias])
+
+
+@on_ranks(2, 4)
+def test_slices_keep_what_the_formula_says():
+    n, (b, s, h, a) = dist.get_world_size(), (2, 128, 256, 4)
+    for sequence in (False, True):
+        layer = Layer(h, a).bfloat16()
+        column = partial(ColumnParallel, sequence=sequence)
+        row = partial(RowParallel, sequence=sequence)
+        plan = {"queries_keys_values": column, "out": row, "up": column, "down": row}
+        plan |= {"norm*": SequenceNorm} if sequence else {}
+        ours.parallelize(layer, plan)
+        layer.heads = a // n  # as many bytes as with whole heads
+        x = torch.randn(b, s // n if sequence else s, h, dtype=torch.bfloat16)
+        x.requires_grad_()
+        # The paper gathers these two inputs again in the backward pass. We keep them.
+        gathered = 2 * 2 * b * s * h * (1 - 1 / n) if sequence else 0
+        expected = costs.activation_bytes(
+            b, s, h, a, tensor_parallel=n, sequence_parallel=sequence
+        )
+        kept = kept_bytes(lambda: layer(x), layer)  # noqa: B023
+        assert kept == pytest.approx(expected + gathered, rel=0.01)
 
 
 @on_ranks(2)

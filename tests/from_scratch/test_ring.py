@@ -8,39 +8,24 @@ the test with the rank's own message.
 import glob
 import math
 import os
-import sys
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks, shared_ranks
-from reductions import OPS, numbers, reduced
-from thorough import thorough_after
 from torch.distributed import ReduceOp
 
 from course_utils.from_scratch import ring
 from course_utils.measure.messages import recorded
 from course_utils.theory import costs
 
-# The ranks get the functions below as they are, and need not import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from .on_ranks import on_ranks, several
+from .reductions import OPS, numbers, reduced
 
 SIZES = (0, 1, 2, 3, 4, 5, 7, 12, 101)
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     *(torch.int64, torch.int32, torch.uint8, torch.complex64),
 )
-
-
-started = shared_ranks(5, timeout=30)
-SEVERAL = thorough_after(3, [1, 3, 4, 2, 5])
-several = on_ranks(*SEVERAL)
-
-
-@pytest.fixture(params=SEVERAL)
-def ranks(request, started):
-    return started[request.param]
 
 
 def in_small_pieces(tensor, op=ReduceOp.SUM, group=None):
