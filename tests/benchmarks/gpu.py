@@ -121,14 +121,14 @@ def wrapper_rows(device: str, rounds: int) -> Iterator[Row]:
 
     backend = "nccl" if device == "cuda" else "gloo"
     with Ranks(1, backend=backend, quiet=True, timeout=300) as ranks:
-        for own, peer, name in (
-            ("our_ddp", "torch_ddp", "own DDP / torch DDP"),
-            ("our_fsdp", "torch_fsdp2", "own FSDP / FSDP2"),
-            ("torch_ddp", "plain", "torch DDP / plain model"),
+        for own, peer in (
+            ("own DDP", "torch DDP"),
+            ("own FSDP", "FSDP2"),
+            ("torch DDP", "plain model"),
         ):
             seconds, peers = ranks.run(in_turns, device, own, peer, rounds)[0]
             yield compared(seconds, peers).row(
-                f"{name}, transformer step, one rank, {backend}",
+                f"{own} / {peer}, transformer step, one rank, {backend}",
                 None,
                 "a rank alone sends nothing: this is what the wrapper costs",
             )
@@ -148,33 +148,14 @@ def in_turns(device: str, own: str, peer: str, rounds: int) -> tuple[list, list]
 
 def stepper(device: str, kind: str) -> Callable[[], None]:
     """A transformer in a wrapper, and a training step with it."""
-    import warnings
-
     import torch
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
 
-    from course_utils.from_scratch import ddp, fsdp
-    from tests.benchmarks._turns import transformer
+    from tests.benchmarks._turns import transformer, wrapped
 
-    # FSDP2 warns of outputs that are views: nothing here changes them.
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module")
     layers, width, tokens = (12, 768, 512) if device == "cuda" else (1, 32, 8)
-    bare = transformer(layers, width).to(device)
-    if kind == "our_ddp":
-        model: Any = ddp.DDP(bare)
-    elif kind == "torch_ddp":
-        model = DistributedDataParallel(bare)
-    elif kind == "our_fsdp":
-        model = fsdp.FSDP(bare, bare[0].layers)
-    elif kind == "torch_fsdp2":
-        mesh = init_device_mesh(device, (1,))
-        for unit in bare[0].layers:
-            fully_shard(unit, mesh=mesh)
-        model = fully_shard(bare, mesh=mesh)
-    else:
-        model = bare
+    options = {"mesh": init_device_mesh(device, (1,))} if kind == "FSDP2" else {}
+    model = wrapped(kind, transformer(layers, width).to(device), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs = torch.randn(8, tokens, width).to(device)
 
@@ -187,51 +168,14 @@ def stepper(device: str, kind: str) -> Callable[[], None]:
 
 
 # ---------------------------------------------------------------- the model of time
-def resnet_50(classes: int = 1000) -> Any:
-    """ResNet-50 with torch alone (He et al. 2015, the stride in the 3x3)."""
-    from torch import nn
-
-    def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
-        pad = size // 2
-        layer = nn.Conv2d(inputs, outputs, size, stride, pad, bias=False)
-        return [layer, nn.BatchNorm2d(outputs)]
-
-    class Bottleneck(nn.Module):
-        def __init__(self, inputs: int, width: int, stride: int) -> None:
-            super().__init__()
-            self.main = nn.Sequential(
-                *conv(inputs, width, 1),
-                nn.ReLU(inplace=True),
-                *conv(width, width, 3, stride),
-                nn.ReLU(inplace=True),
-                *conv(width, 4 * width, 1),
-            )
-            same = stride == 1 and inputs == 4 * width
-            self.short = nn.Sequential(
-                *([] if same else conv(inputs, 4 * width, 1, stride))
-            )
-            self.relu = nn.ReLU(inplace=True)
-
-        def forward(self, x: Any) -> Any:
-            return self.relu(self.main(x) + self.short(x))
-
-    layers = [*conv(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    inputs = 64
-    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for block in range(blocks):
-            layers.append(Bottleneck(inputs, width, stride if block == 0 else 1))
-            inputs = 4 * width
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
-    return nn.Sequential(*layers)
-
-
 def resnet_row(device: str, sheet: str, quick: bool, rounds: int) -> Row:
     """A real step over what virtual GPUs say, with the numbers of the data sheet."""
     import torch
+    from torchvision.models import resnet50
 
     batch, side = (2, 32) if quick else (32, 224)
     torch.manual_seed(0)
-    model = resnet_50()
+    model = resnet50()
     predicted = virtual_seconds(model, batch, side, *SHEETS[sheet])
     torch.backends.cudnn.allow_tf32 = False  # float32, as on the data sheet
     torch.backends.cudnn.benchmark = True
