@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from course_utils.from_scratch import fsdp
+from course_utils.measure.taps import tap
 from course_utils.measure.tensor_bytes import record_tensor_bytes
 
 from .fsdp_jobs import (
@@ -292,7 +293,7 @@ def test_tied_parameters_need_one_unit():
 
 def order_of_messages(**options):
     """Whose shards a rank sends in the second step, between the forward passes."""
-    module, seen, isend = new("perceptron"), [], dist.isend
+    module, seen = new("perceptron"), []
     model = fsdp.FSDP(module, [*module.layers, module.out], **options)
     names = {28: "0", 36: "1", 14: "out", 1: "root"}  # by the size of a shard
     for name, unit in zip("01", module.layers, strict=True):
@@ -300,19 +301,16 @@ def order_of_messages(**options):
             lambda *_, name=name: seen.append(f"forward {name}"), prepend=True
         )
 
-    def noted(tensor, *args, **kwargs):
-        seen.append(names[tensor.numel()])
-        return isend(tensor, *args, **kwargs)
+    def note(call):
+        seen.append(names[call.tensors[0].numel()])
+        return call.go()
 
-    dist.isend = noted
-    try:
+    with tap(note, ["send"]):
         for _ in range(2):
             seen.clear()
             output = model(batch_of("perceptron", 0)[0])
             seen.append("backward")
             output.sum().backward()
-    finally:
-        dist.isend = isend
     return ", ".join(seen)
 
 
@@ -335,27 +333,6 @@ AHEAD = "root, 0, 1, forward 0, out, forward 1, "
 def test_units_are_gathered_in_time(started, options, expected):
     """In backward each unit's parameters, or its gradients, or both are sent."""
     assert started[2].run(order_of_messages, **options) == [expected] * 2
-
-
-def reduces_at_a_time(max_reduces):
-    module = new("transformer")
-    model = fsdp.FSDP(module, module.layers, max_reduces=max_reduces)
-    seen = []
-
-    class Counting(type(model.reducer.under_way)):
-        def append(self, item):
-            super().append(item)
-            seen.append(len(self))
-
-    model.reducer.under_way = Counting()
-    model(batch_of("transformer", 0)[0]).sum().backward()
-    assert not model.reducer.under_way
-    return max(seen)
-
-
-def test_reduce_scatters_are_bounded(started):
-    for bound, most in ((0, 1), (1, 1), (2, 2), (None, 4)):
-        assert started[2].run(reduces_at_a_time, bound) == [most, most]
 
 
 LAYERS, WIDTH = 4, 24
@@ -414,7 +391,7 @@ def bytes_when_made():
 
 def test_only_shards_are_there_as_soon_as_it_is_made(started):
     # gloo's threads may still hold what was broadcast, for some milliseconds.
-    for _ in range(20):
+    for _ in range(8):
         for made, shards in started[4].run(bytes_when_made):
             assert made == shards
 

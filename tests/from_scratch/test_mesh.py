@@ -51,7 +51,7 @@ def test_a_mesh_that_does_not_fit_is_told():
 
 
 # ------------------------------------------------------------------ context parallelism
-@on_ranks(1, 2, 3, 4)
+@on_ranks(1, 3)
 def test_ring_attention_is_attention():
     rank, n = dist.get_rank(), dist.get_world_size()
     for causal in (False, True):
@@ -77,7 +77,7 @@ def perceptrons(total):
     return [nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(total)]
 
 
-@on_ranks(1, 2, 4)
+@on_ranks(1, 4)
 def test_a_mixture_is_that_of_one_process():
     rank, n, total = dist.get_rank(), dist.get_world_size(), 4
     whole, mine = perceptrons(total), perceptrons(total)

@@ -251,19 +251,15 @@ def test_many_in_a_row():
         assert torch.equal(shared.buffer, expected)
 
 
-def test_large_tensors(started):
-    def run():
-        rank, n = dist.get_rank(), dist.get_world_size()
-        expected = torch.arange(1_000_001, dtype=torch.float64) * (n * (n + 1) / 2)
-        for function in functions(n):
-            if function is in_small_pieces:
-                continue  # a million messages
+@on_ranks(3, 4)
+def test_large_tensors():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    expected = torch.arange(1_000_001, dtype=torch.float64) * (n * (n + 1) / 2)
+    for function in functions(n):
+        if function is not in_small_pieces:  # that would be a million messages
             tensor = torch.arange(1_000_001, dtype=torch.float64) * (rank + 1)
             function(tensor)
             assert torch.equal(tensor, expected), function.__name__
-
-    for n in (3, 4):
-        started[n].run(run)
 
 
 def test_shared_memory_leaves_nothing_behind(started):

@@ -122,12 +122,8 @@ def batch(step, m):
     return inputs, torch.randint(3, (2 * m,), generator=generator)
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_every_schedule_trains_like_one_process(started, n):
-    started[n].run(trains_like_one_process)
-
-
-def trains_like_one_process():
+@on_ranks(1, 2, 4)
+def test_every_schedule_trains_like_one_process():
     rank, n = dist.get_rank(), dist.get_world_size()
     m = 2 * n
     for schedule, chunks in ((gpipe, 1), (one_f_one_b, 1), (interleaved, 2)):

@@ -75,17 +75,17 @@ def slice_like(name: str, whole: torch.Tensor, n: int, rank: int) -> torch.Tenso
     return whole
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_slices_train_like_the_whole_model(started, n, sequence):
-    started[n].run(trains_like_the_whole_model, sequence)
+@on_ranks(1, 2, 4)
+def test_slices_train_like_the_whole_model():
+    for plan in (PLAN, SEQUENCE_PLAN):
+        trains_like_the_whole_model(plan)
 
 
-def trains_like_the_whole_model(sequence):
+def trains_like_the_whole_model(plan):
     n, rank = dist.get_world_size(), dist.get_rank()
     whole, batch = model_and_batch()
     sliced, _ = model_and_batch()
-    ours.parallelize(sliced, SEQUENCE_PLAN if sequence else PLAN)
+    ours.parallelize(sliced, plan)
     for steps in (1, 4):
         expected = losses(whole, batch, F.cross_entropy, steps)
         found = losses(sliced, batch, ours.cross_entropy, steps)
@@ -100,7 +100,7 @@ def trains_like_the_whole_model(sequence):
         assert not parameters
 
 
-@on_ranks(1, 2, 3)
+@on_ranks(1, 3)
 def test_f_and_g_are_each_others_backward():
     n, rank = dist.get_world_size(), dist.get_rank()
     x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -209,12 +209,8 @@ def test_scores_far_apart_have_a_finite_loss():
     assert loss.item() == 3e4
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_pytorchs_own_gives_the_same_losses(started, n):
-    started[n].run(pytorchs_own)
-
-
-def pytorchs_own():
+@on_ranks(2)
+def test_pytorchs_own_gives_the_same_losses():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import (
