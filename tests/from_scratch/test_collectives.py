@@ -11,13 +11,13 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from shared_ranks import on_ranks, several
 from torch.distributed import ReduceOp
 
 from course_utils.from_scratch import collectives
 from course_utils.measure.messages import in_steps, recorded
 from course_utils.theory import costs
 
-from .on_ranks import on_ranks, several
 from .reductions import OPS, numbers, reduced
 
 DTYPES = (

@@ -11,6 +11,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from shared_ranks import on_ranks, several
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,7 +20,6 @@ from course_utils.measure.taps import tap
 from course_utils.theory import costs
 
 from .fsdp_jobs import Convolutions, Transformer, largest_difference
-from .on_ranks import on_ranks, several
 
 TorchDDP = nn.parallel.DistributedDataParallel
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.distributed as dist
+from shared_ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
 from course_utils.from_scratch import fsdp
 
 from .fsdp_jobs import ADAM, Job, Transformer, largest_difference
-from .on_ranks import on_ranks
 
 
 def saved(kind, folder):

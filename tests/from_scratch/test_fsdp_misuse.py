@@ -4,12 +4,12 @@ import types
 
 import pytest
 import torch
+from shared_ranks import on_ranks
 from torch import nn
 
 from course_utils.from_scratch import fsdp
 
 from .fsdp_jobs import batch_of, new
-from .on_ranks import on_ranks
 
 
 @on_ranks(2)

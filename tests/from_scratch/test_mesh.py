@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from shared_ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
 from course_utils.from_scratch.experts import mixture
 from course_utils.from_scratch.mesh import Mesh
 from course_utils.from_scratch.ring_attention import ring_attention
-
-from .on_ranks import on_ranks
 
 
 # ----------------------------------------------------------------------------- the mesh

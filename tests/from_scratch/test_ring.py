@@ -12,19 +12,26 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from shared_ranks import on_ranks, several
+from thorough import thorough_after
 from torch.distributed import ReduceOp
 
 from course_utils.from_scratch import ring
 from course_utils.measure.messages import recorded
 from course_utils.theory import costs
 
-from .on_ranks import on_ranks, several
 from .reductions import OPS, numbers, reduced
 
 SIZES = (0, 1, 2, 3, 4, 5, 7, 12, 101)
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     *(torch.int64, torch.int32, torch.uint8, torch.complex64),
+)
+
+
+# Halving and doubling needs 4, and a tree has gaps with 3.
+odd_and_even = pytest.mark.parametrize(
+    "ranks", thorough_after(2, [3, 4, 1, 2]), indirect=True
 )
 
 
@@ -78,11 +85,13 @@ def check(shapes, dtypes, ops):
                     assert made.data_ptr() == where, "not in place"
 
 
+@odd_and_even
 def test_every_size(ranks):
     ranks.run(check, [(size,) for size in SIZES], [torch.float32], ["SUM"])
     ranks.run(check, [(), (2, 3), (3, 0), (4, 5, 3)], [torch.float32], ["SUM"])
 
 
+@odd_and_even
 def test_every_dtype_and_op(ranks):
     ranks.run(check, [(11,)], DTYPES, list(OPS))
 
@@ -200,6 +209,7 @@ def count(nbytes):
     return counts
 
 
+@odd_and_even
 def test_messages_and_bytes_are_those_of_the_docstrings(ranks):
     n, size = ranks.n, 240
     by_rank = ranks.run(count, size)

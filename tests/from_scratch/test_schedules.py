@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from shared_ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,8 +20,6 @@ from course_utils.from_scratch.schedules import (
     zero_bubble,
 )
 from course_utils.theory import costs, simulator
-
-from .on_ranks import on_ranks
 
 SIZES = [(1, 3), (2, 2), (2, 8), (3, 6), (4, 4), (4, 16), (8, 8), (8, 32)]
 

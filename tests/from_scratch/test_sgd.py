@@ -11,14 +11,13 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from shared_ranks import on_ranks
 from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from course_utils.from_scratch import sgd as ours
-
-from .on_ranks import on_ranks
 
 several = pytest.mark.parametrize("n", thorough_after(1, [3, 2, 4]))
 

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from shared_ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
@@ -22,8 +23,6 @@ from course_utils.measure.activations import Layer, kept_bytes
 from course_utils.measure.language import Transformer
 from course_utils.measure.traffic import Sent
 from course_utils.theory import costs
-
-from .on_ranks import on_ranks
 
 PLAN = {
     "embedding": VocabularyParallel,
