@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from shared_ranks import on_ranks, several
+from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -95,7 +96,7 @@ def test_every_rung_trains_like_one_process(ranks, name):
             assert largest_difference(state, expected) < 1e-12, rung
 
 
-@on_ranks(2, 4)
+@on_ranks(*thorough_after(2, [2, 3, 4]))
 def test_as_pytorchs_ddp():
     """To the last bit: sums of two numbers are the same in any order; else nearly."""
     least = 0.0 if dist.get_world_size() == 2 else 1e-5

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from shared_ranks import on_ranks
+from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -121,7 +122,7 @@ def batch(step, m):
     return inputs, torch.randint(3, (2 * m,), generator=generator)
 
 
-@on_ranks(1, 2, 4)
+@on_ranks(*thorough_after(1, [4, 1, 2]))
 def test_every_schedule_trains_like_one_process():
     rank, n = dist.get_rank(), dist.get_world_size()
     m = 2 * n

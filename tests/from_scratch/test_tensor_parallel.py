@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from shared_ranks import on_ranks
+from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -74,7 +75,7 @@ def slice_like(name: str, whole: torch.Tensor, n: int, rank: int) -> torch.Tenso
     return whole
 
 
-@on_ranks(1, 2, 4)
+@on_ranks(*thorough_after(1, [2, 1, 4]))
 def test_slices_train_like_the_whole_model():
     for plan in (PLAN, SEQUENCE_PLAN):
         trains_like_the_whole_model(plan)
@@ -126,7 +127,7 @@ def test_f_and_g_are_each_others_backward():
     assert x.grad.eq(n * (n + 1) / 2).all()
 
 
-@on_ranks(2, 4)
+@on_ranks(4)
 def test_what_is_sent():
     """A block sends four all-reduces of x; with slices of the sequence, the same."""
     n = dist.get_world_size()
@@ -155,7 +156,7 @@ def test_what_is_sent():
     assert sorted(backward) == sorted([*forward, bias])
 
 
-@on_ranks(2, 4)
+@on_ranks(4)
 def test_slices_keep_what_the_formula_says():
     n, (b, s, h, a) = dist.get_world_size(), (2, 128, 256, 4)
     for sequence in (False, True):
