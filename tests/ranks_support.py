@@ -95,28 +95,6 @@ def works(ranks: Ranks) -> None:
     assert ranks.pull("total") == [sum(range(ranks.n))] * ranks.n
 
 
-@contextlib.contextmanager
-def ranks_up_to(
-    most: int, timeout: float, *, optimizers: bool = False
-) -> Iterator[dict[int, Ranks]]:
-    """1, 2, ... ``most`` ranks by their number, for all tests of a module.
-
-    Args:
-        optimizers: they will make some. Each rank would import for a second at its
-            first one, if the helper process had not done it for all.
-    """
-    with contextlib.ExitStack() as stack:
-
-        def start(n: int) -> Ranks:
-            ranks = Ranks(n, output="grouped", quiet=True, timeout=timeout)
-            return stack.enter_context(ranks)
-
-        started = {1: start(1)}
-        if optimizers:
-            settle(started[1])
-        yield started | {n: start(n) for n in range(2, most + 1)}
-
-
 # ----------------------------------------------------------------------- what is left
 def marked_processes() -> dict[int, str]:
     """pid -> command line of all processes that come from these tests."""

@@ -1,7 +1,7 @@
 """The closed formulas: against what they describe, and against counted bytes.
 
 Against what others have published: see `test_published_numbers.py`. Against messages:
-see `test_simulator.py`, `test_collectives.py` and `test_ring.py`.
+see `test_simulator.py` and `from_scratch/`.
 """
 
 import doctest
@@ -10,18 +10,12 @@ import re
 import subprocess
 import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from course_utils.from_scratch import fsdp
-from course_utils.measure.tensor_bytes import record_tensor_bytes
-from course_utils.ranks import Ranks
 from course_utils.theory import costs, hardware, models
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 # ---------------------------------------------------------------- ranks and messages
 
@@ -259,34 +253,6 @@ def test_states_are_those_of_a_real_optimizer(optimizer, precision):
     assert nbytes_of(parameter.grad for parameter in parameters) == expected.gradients
     # Adam counts its steps in a number for each tensor.
     assert nbytes_of([*kept, *masters]) == pytest.approx(expected.optimizer, rel=0.01)
-
-
-WIDTHS = [128, 128, 640, 128, 384]
-UNITS = [a * b for a, b in zip(WIDTHS, WIDTHS[1:], strict=False)]
-
-
-def whole_and_shards(prefetch):
-    """Bytes that parameters take at most in a forward pass, and what stays of them."""
-    with record_tensor_bytes() as record:
-        pairs = zip(WIDTHS, WIDTHS[1:], strict=False)
-        module = nn.Sequential(*(nn.Linear(*pair, bias=False) for pair in pairs))
-        model = fsdp.FSDP(module, units=[*module], prefetch=prefetch)
-        with torch.no_grad():
-            model(torch.ones(1, 128))  # tells the order of the units
-            shards = record.end
-            with record.label("forward"):
-                model(torch.ones(1, 128))
-    return record.peak_of("forward"), shards
-
-
-def test_whole_parameters_are_those_of_real_ranks():
-    """From scratch, on gloo, to 2 %: the rest are activations of one row."""
-    with Ranks(4, quiet=True) as ranks:
-        for prefetch in (0, 1):
-            expected = costs.fsdp_memory(UNITS, 4, prefetch=prefetch)
-            for peak, shards in ranks.run(whole_and_shards, prefetch):
-                assert shards == expected.shards
-                assert peak == pytest.approx(expected.parameter_peak, rel=0.02)
 
 
 # ---------------------------------------------------------------- wrong arguments

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -77,9 +78,6 @@ class Promise:
             self.future.set_result(value)
 
 
-NO_VALUE_YET = "completed() INTERNAL ASSERT FAILED"  # what value() says then
-
-
 # Where collectives end whose results can be held back, as methods of a process group.
 REDUCING = ("allreduce", "allreduce_coalesced", "reduce", "broadcast")
 
@@ -100,23 +98,32 @@ class Log:
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
-            self._watch_works(stack)
-            self._watch_futures(stack)
+            self._wait = vars(dist.Work)["wait"]
+            stack.enter_context(tap(self._send, self.methods))
+            self._answer(
+                stack,
+                dist.Work,
+                wait=self._work_waits,
+                is_completed=self._work_is_completed,
+                get_future=self._work_gets_future,
+            )
+            self._answer(
+                stack,
+                torch._C.Future,
+                wait=self._future_waits,
+                done=self._future_is_done,
+                then=self._future_goes_on,
+            )
+            functions = stack.enter_context(put_back(torch._C, ["_collect_all"]))
+            torch._C._collect_all = partial(self._collect, *functions.values())
             self._open = stack.pop_all()
         return self
 
     def __exit__(self, *exception):
         self._open.close()
 
-    def _watch_works(self, stack):
-        self._wait = vars(dist.Work)["wait"]
-        stack.enter_context(tap(self._send, self.methods))
-        asked = {
-            "wait": self._work_waits,
-            "is_completed": self._work_is_completed,
-            "get_future": self._work_gets_future,
-        }
-        stack.enter_context(tap(lambda call: asked[call.name](call), asked, dist.Work))
+    def _answer(self, stack, owner, **asked):
+        stack.enter_context(tap(lambda call: asked[call.name](call), asked, owner))
 
     def _send(self, call):
         sent = Sent(self.step, call.tensors)
@@ -146,51 +153,42 @@ class Log:
             return call.go()
         return self._promise([sent], lambda: self._result(sent))
 
-    def _watch_futures(self, stack):
-        futures = stack.enter_context(
-            put_back(torch._C.Future, ("wait", "done", "then"))
-        )
-        collect = stack.enter_context(put_back(torch._C, ("_collect_all",)))
+    def _future_waits(self, call):
+        promise = self._promise_of(call.group)
+        if promise:
+            self._note_wait()
+            promise.keep()
+        return call.go()
 
-        def wait(future):
-            promise = self._promise_of(future)
-            if promise:
-                self._note_wait()
+    def _future_is_done(self, call):
+        promise = self._promise_of(call.group)
+        if promise and all(sent.work.is_completed() for sent in promise.sent):
+            promise.keep()
+        return call.go()
+
+    def _future_goes_on(self, call):
+        future, (callback,) = call.group, call.args
+        before = self._promise_of(future)
+        if before is None:
+            return call.go()
+
+        def make():
+            before.keep()
+            return callback(future)
+
+        return self._promise(before.sent, make, is_more=True)
+
+    def _collect(self, original, all_futures):
+        promises = [self._promise_of(future) for future in all_futures]
+        if None in promises or not promises:
+            return original(all_futures)
+
+        def make():
+            for promise in promises:
                 promise.keep()
-            return futures["wait"](future)
+            return list(all_futures)
 
-        def done(future):
-            promise = self._promise_of(future)
-            if promise and all(sent.work.is_completed() for sent in promise.sent):
-                promise.keep()
-            return futures["done"](future)
-
-        def then(future, callback):
-            before = self._promise_of(future)
-            if before is None:
-                return futures["then"](future, callback)
-
-            def make():
-                before.keep()
-                return callback(future)
-
-            return self._promise(before.sent, make, is_more=True)
-
-        def collect_all(all_futures):
-            promises = [self._promise_of(future) for future in all_futures]
-            if None in promises or not promises:
-                return collect["_collect_all"](all_futures)
-
-            def make():
-                for promise in promises:
-                    promise.keep()
-                return list(all_futures)
-
-            return self._promise([s for p in promises for s in p.sent], make)
-
-        torch._C.Future.wait, torch._C.Future.done = wait, done
-        torch._C.Future.then = then
-        torch._C._collect_all = collect_all
+        return self._promise([s for p in promises for s in p.sent], make)
 
     def _promise(self, sent, make, is_more=False):
         future = torch.futures.Future()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from course_utils.from_scratch import ddp, fsdp
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,27 @@ def transformer(layers: int, width: int, activation: str = "relu") -> nn.Sequent
     )
     encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
     return nn.Sequential(encoder, nn.Linear(width, 2))
+
+
+def wrapped(kind: str, bare: nn.Sequential, **options: Any) -> nn.Module:
+    """A `transformer` in a wrapper; the options are those of the wrapper.
+
+    Args:
+        kind: "own DDP", "torch DDP", "own FSDP" or "FSDP2"; else it stays as it is.
+    """
+    if kind == "own DDP":
+        return ddp.DDP(bare, **options)
+    if kind == "torch DDP":
+        return DistributedDataParallel(bare, **options)
+    if kind == "own FSDP":
+        return fsdp.FSDP(bare, bare[0].layers, **options)
+    if kind == "FSDP2":
+        # It warns of outputs that are views: nothing here changes them.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module")
+        for unit in bare[0].layers:
+            fully_shard(unit, **options)
+        return fully_shard(bare, **options)
+    return bare
 
 
 def stepper(

@@ -7,7 +7,7 @@ all ranks together, is the steadier of the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from course_utils.ranks import Ranks
@@ -18,6 +18,7 @@ from tests.benchmarks._turns import (
     largest_difference,
     stepper,
     transformer,
+    wrapped,
 )
 
 ROUNDS = 25
@@ -36,7 +37,7 @@ def rows(quick: bool = False) -> Iterator[Row]:
 
 def ddp_rows(ranks: Ranks, rounds: int) -> Iterator[Row]:
     """A step of our DDP over one of PyTorch's: CPU time, and time."""
-    turns, apart = ranks.run(train_in_turns, "own", "torch", rounds)[0]
+    turns, apart = ranks.run(train_in_turns, "own DDP", "torch DDP", rounds)[0]
     for what, values, peers, goal in (
         ("CPU time", turns.cpu, turns.peer_cpu, 1.0),
         ("time", turns.seconds, turns.peer_seconds, 1.08),
@@ -53,7 +54,7 @@ def ddp_rows(ranks: Ranks, rounds: int) -> Iterator[Row]:
 
 def naive_row(ranks: Ranks, rounds: int) -> Row:
     """A step that all-reduces each gradient after backward, over one of our DDP."""
-    turns, apart = ranks.run(train_in_turns, "naive", "own", rounds)[0]
+    turns, apart = ranks.run(train_in_turns, "naive", "own DDP", rounds)[0]
     return compared(turns.seconds, turns.peer_seconds).row(
         f"one all-reduce a parameter / own DDP, transformer step, {ranks.n} ranks",
         1.3,
@@ -64,20 +65,15 @@ def naive_row(ranks: Ranks, rounds: int) -> Row:
 
 
 # ---------------------------------------------------------------------- on the ranks
-def job(kind: str) -> tuple[Any, Any]:
+def job(kind: str) -> tuple[Any, Callable[[], None]]:
     """A model, and the function that does one step with it."""
     import torch
-    from torch.nn.parallel import DistributedDataParallel
 
     from course_utils.from_scratch import ddp
 
-    model = bare = transformer(LAYERS, WIDTH)
-    average = {}
-    if kind == "own":
-        model = ddp.DDP(bare)
-    elif kind == "torch":
-        model = DistributedDataParallel(bare)
-    else:
+    bare = transformer(LAYERS, WIDTH)
+    model, average = wrapped(kind, bare), {}
+    if kind == "naive":
         ddp.broadcast_module(bare)
         average = {"after_backward": lambda: ddp.average_gradients(bare)}
     optimizer = torch.optim.SGD(bare.parameters(), lr=0.01)

@@ -18,6 +18,7 @@ from tests.benchmarks._turns import (
     largest_difference,
     stepper,
     transformer,
+    wrapped,
 )
 
 ROUNDS = 10
@@ -27,7 +28,6 @@ SMALL = (4, 256, 64)  # for bytes: the model of the DDP benchmark
 # What is under way is bounded by one gathering, and one reduce-scatter that is awaited.
 PREFETCHING = {"prefetch": 1, "max_reduces": 0}
 FRUGAL = {"prefetch": 0, "max_reduces": 0}
-NAMES = {"fsdp2": "FSDP2", "ddp": "torch DDP"}
 
 GLOO = (
     "gloo's reduce-scatter, which FSDP2 uses, is an all-reduce and a slice, and its "
@@ -42,8 +42,8 @@ def rows(quick: bool = False) -> Iterator[Row]:
     rounds = 1 if quick else ROUNDS
     for n, goal in ((2, 0.75), (4, 0.60)):
         with Ranks(n, quiet=True, timeout=300) as ranks:
-            yield from time_rows(ranks, "fsdp2", goal, GLOO, rounds)
-            yield from time_rows(ranks, "ddp", None, DDP, rounds)
+            yield from time_rows(ranks, "FSDP2", goal, GLOO, rounds)
+            yield from time_rows(ranks, "torch DDP", None, DDP, rounds)
             yield from byte_rows(ranks)
 
 
@@ -57,7 +57,7 @@ def time_rows(
         ("CPU time", turns.cpu, turns.peer_cpu, None),
     ):
         yield compared(values, peers).row(
-            f"own FSDP / {NAMES[peer]}, transformer step, {what}, {ranks.n} ranks",
+            f"own FSDP / {peer}, transformer step, {what}, {ranks.n} ranks",
             limit,
             note,
             conditions=agreement(apart, ranks.n),
@@ -67,14 +67,14 @@ def time_rows(
 
 def byte_rows(ranks: Ranks) -> Iterator[Row]:
     """Bytes of a step at most, and between steps."""
-    peer, again = (ranks.run(bytes_of_steps, "fsdp2", {})[0]["peak"] for _ in "12")
+    peer, again = (ranks.run(bytes_of_steps, "FSDP2", {})[0]["peak"] for _ in "12")
     for what, options, goal in (
         ("without prefetch", FRUGAL, 0.90),
         ("with prefetch", PREFETCHING, 1.05),
         ("with prefetch, a reduce-scatter under way", {}, None),
         ("reduce-scatters piling up", {"max_reduces": None}, None),
     ):
-        own = ranks.run(bytes_of_steps, "own", options)[0]
+        own = ranks.run(bytes_of_steps, "own FSDP", options)[0]
         yield Row(
             f"own FSDP / FSDP2, peak bytes of tensors, {what}, {ranks.n} ranks",
             own["peak"] / peer,
@@ -103,38 +103,24 @@ def job(
     kind: str, options: dict, size: tuple[int, int, int], activation: str
 ) -> tuple[Callable[[], dict], Callable[[], None], Any]:
     """What gives a model's whole parameters, what does a step, and its optimizer."""
-    import warnings
-
     import torch
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
 
-    from course_utils.from_scratch import fsdp
-
-    # FSDP2 warns of outputs that are views: nothing here changes them.
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module")
     layers, width, tokens = size
     bare = transformer(layers, width, activation)
-    units = bare[0].layers
-    if kind == "own":
-        model = fsdp.FSDP(bare, units, **options)
-        state = model.state_dict
-    elif kind == "fsdp2":
-        for unit in units:
-            fully_shard(unit, **options)
-        model = fully_shard(bare, **options)
+    model = wrapped(kind, bare, **options)
 
-        def state() -> dict:
+    def state() -> dict:
+        if kind == "FSDP2":
             return {k: v.full_tensor() for k, v in model.state_dict().items()}
-    else:
-        model, state = DistributedDataParallel(bare), bare.state_dict
+        return (bare if kind == "torch DDP" else model).state_dict()
+
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     return state, stepper(model, optimizer, (2, tokens, width)), optimizer
 
 
 def train_in_turns(peer: str, rounds: int) -> tuple[Any, float]:
     """The turns, and how far the parameters are apart after as many steps of each."""
-    state, step, _ = job("own", PREFETCHING, LARGE, "gelu")
+    state, step, _ = job("own FSDP", PREFETCHING, LARGE, "gelu")
     peer_state, peer_step, _ = job(peer, {}, LARGE, "gelu")
     turns = in_turns(step, peer_step, rounds, warm_up=3)
     step()  # the peer's turn came once more

@@ -121,14 +121,14 @@ def wrapper_rows(device: str, rounds: int) -> Iterator[Row]:
 
     backend = "nccl" if device == "cuda" else "gloo"
     with Ranks(1, backend=backend, quiet=True, timeout=300) as ranks:
-        for own, peer, name in (
-            ("our_ddp", "torch_ddp", "own DDP / torch DDP"),
-            ("our_fsdp", "torch_fsdp2", "own FSDP / FSDP2"),
-            ("torch_ddp", "plain", "torch DDP / plain model"),
+        for own, peer in (
+            ("own DDP", "torch DDP"),
+            ("own FSDP", "FSDP2"),
+            ("torch DDP", "plain model"),
         ):
             seconds, peers = ranks.run(in_turns, device, own, peer, rounds)[0]
             yield compared(seconds, peers).row(
-                f"{name}, transformer step, one rank, {backend}",
+                f"{own} / {peer}, transformer step, one rank, {backend}",
                 None,
                 "a rank alone sends nothing: this is what the wrapper costs",
             )
@@ -148,33 +148,14 @@ def in_turns(device: str, own: str, peer: str, rounds: int) -> tuple[list, list]
 
 def stepper(device: str, kind: str) -> Callable[[], None]:
     """A transformer in a wrapper, and a training step with it."""
-    import warnings
-
     import torch
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
 
-    from course_utils.from_scratch import ddp, fsdp
-    from tests.benchmarks._turns import transformer
+    from tests.benchmarks._turns import transformer, wrapped
 
-    # FSDP2 warns of outputs that are views: nothing here changes them.
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module")
     layers, width, tokens = (12, 768, 512) if device == "cuda" else (1, 32, 8)
-    bare = transformer(layers, width).to(device)
-    if kind == "our_ddp":
-        model: Any = ddp.DDP(bare)
-    elif kind == "torch_ddp":
-        model = DistributedDataParallel(bare)
-    elif kind == "our_fsdp":
-        model = fsdp.FSDP(bare, bare[0].layers)
-    elif kind == "torch_fsdp2":
-        mesh = init_device_mesh(device, (1,))
-        for unit in bare[0].layers:
-            fully_shard(unit, mesh=mesh)
-        model = fully_shard(bare, mesh=mesh)
-    else:
-        model = bare
+    options = {"mesh": init_device_mesh(device, (1,))} if kind == "FSDP2" else {}
+    model = wrapped(kind, transformer(layers, width).to(device), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs = torch.randn(8, tokens, width).to(device)
 

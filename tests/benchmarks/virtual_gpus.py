@@ -128,15 +128,10 @@ def step_row(name: str, make: Callable, goal: float, rounds: int) -> Row:
         torch.equal(p, q)
         for p, q in zip(plain.parameters(), virtual.parameters(), strict=True)
     )
-    return Row(
+    return found.row(
         f"{name}: training step / plain CPU",
-        found.ratio,
-        "x",
-        found.aa,
         goal,
-        found.samples,
         conditions={"parameters_equal": equal},
-        detail={"virtual_s": found.measured, "plain_s": found.peer},
     )
 
 

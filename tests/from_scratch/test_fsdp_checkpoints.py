@@ -1,24 +1,15 @@
 """Checkpoints of ``from_scratch/fsdp``: whole ones, and shards."""
 
-import sys
-
-import cloudpickle
-import fsdp_jobs
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_jobs import ADAM, Job, Transformer, largest_difference
-from on_ranks import on_ranks, shared_ranks
+from shared_ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
 from course_utils.from_scratch import fsdp
 
-# The ranks get the functions below as they are, and need not import these files.
-for module in (fsdp_jobs, sys.modules[__name__]):
-    cloudpickle.register_pickle_by_value(module)
-
-started = shared_ranks(4, timeout=60, optimizers=True)
+from .fsdp_jobs import ADAM, Job, Transformer, largest_difference
 
 
 def saved(kind, folder):

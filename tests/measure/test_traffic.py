@@ -1,15 +1,10 @@
 """``traffic.py``: every collective is seen, with the bytes that a rank sends."""
 
-import sys
-
-import cloudpickle
 import torch
 import torch.distributed as dist
+from shared_ranks import on_ranks
 
 from course_utils.measure.traffic import Sent
-from course_utils.ranks import Ranks
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def functional_collectives():
@@ -18,7 +13,8 @@ def functional_collectives():
     return ops._c10d_functional
 
 
-def check_collectives():
+@on_ranks(3)
+def test_every_collective_is_seen_with_its_bytes():
     functional = functional_collectives()
     n, rank = dist.get_world_size(), dist.get_rank()
     part = torch.ones(6)  # 24 bytes
@@ -87,8 +83,3 @@ def check_collectives():
         assert part.double().sum().dtype is torch.float64
     assert sent.count("all-reduce") == 2 and sent.count("all-gather") == 0
     assert len(sent.calls) == 2 and sent.nbytes == round(2 * twice)
-
-
-def test_every_collective_is_seen_with_its_bytes():
-    with Ranks(3, quiet=True, timeout=60) as ranks:
-        ranks.run(check_collectives)

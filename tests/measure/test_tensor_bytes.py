@@ -8,12 +8,12 @@ import threading
 
 import pytest
 import torch
+from shared_ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
 from course_utils.measure import tensor_bytes
 from course_utils.measure.tensor_bytes import TensorBytes, record_tensor_bytes
-from course_utils.ranks import Ranks
 
 
 def test_tensors_count_as_long_as_their_memory_lives():
@@ -102,8 +102,9 @@ def test_all_is_put_back():
     assert torch.UntypedStorage.resize_ is resize and gc.isenabled()
 
 
-def sharded():
-    """FSDP2 makes DTensors: what is inside them counts."""
+@on_ranks(2)
+def test_what_is_inside_dtensors_counts():
+    """FSDP2 makes them."""
     from torch.distributed.fsdp import fully_shard
 
     with record_tensor_bytes() as record:
@@ -115,16 +116,10 @@ def sharded():
         with record.label("step"):
             F.mse_loss(model(torch.ones(2, 64)), torch.ones(2, 8)).backward()
     own = sum(p.to_local().nbytes for p in model.parameters())
-    return record, between, own
-
-
-def test_on_ranks_with_dtensors():
-    with Ranks(2, quiet=True, timeout=60) as ranks:
-        for record, between, own in ranks.run(sharded):
-            assert own == 4 * (64 * 64 + 64 * 8 + 8) / 2
-            assert own <= between <= own + 64, "and a few numbers of its own"
-            assert record.end >= 2 * own, "with the gradients"
-            assert record.peak_of("step") >= 2 * own + 64 * 64 * 4
+    assert own == 4 * (64 * 64 + 64 * 8 + 8) / 2
+    assert own <= between <= own + 64, "and a few numbers of its own"
+    assert record.end >= 2 * own, "with the gradients"
+    assert record.peak_of("step") >= 2 * own + 64 * 64 * 4
 
 
 def test_reading_a_record_needs_no_torch():

@@ -6,27 +6,20 @@ Each test goes through all wrappers and functions that send more than one tensor
 import copy
 import io
 import pickle
-import sys
 from multiprocessing.reduction import ForkingPickler
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_support import ranks_up_to
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from course_utils.from_scratch import ddp, fsdp, sgd
 
-# The ranks get the functions below as they are, and need not import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-
-@pytest.fixture(scope="module")
-def two():
-    with ranks_up_to(2, timeout=60, optimizers=True) as started:
-        yield started[2]
+@pytest.fixture
+def two(started):
+    return started[2]
 
 
 def zero1(module, **options):

@@ -4,17 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
-from on_ranks import on_ranks, shared_ranks
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from course_utils.from_scratch import tensor_parallel as slices
 from course_utils.measure.activations import Layer, kept_bytes
 from course_utils.theory import costs
-
-started = shared_ranks(4, timeout=60)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -61,28 +56,6 @@ def test_its_attention_is_that_of_torch(monkeypatch):
             theirs.copy_(ours)
     x = torch.randn(3, 5, 8)
     torch.testing.assert_close(layer(x), other(x))
-
-
-@on_ranks(2, 4)
-def test_slices_keep_what_the_formula_says():
-    n, (b, s, h, a) = dist.get_world_size(), (2, 128, 256, 4)
-    for sequence in (False, True):
-        layer = Layer(h, a).bfloat16()
-        column = partial(slices.ColumnParallel, sequence=sequence)
-        row = partial(slices.RowParallel, sequence=sequence)
-        plan = {"queries_keys_values": column, "out": row, "up": column, "down": row}
-        plan |= {"norm*": slices.SequenceNorm} if sequence else {}
-        slices.parallelize(layer, plan)
-        layer.heads = a // n  # as many bytes as with whole heads
-        x = torch.randn(b, s // n if sequence else s, h, dtype=torch.bfloat16)
-        x.requires_grad_()
-        # The paper gathers these two inputs again in the backward pass. We keep them.
-        gathered = 2 * 2 * b * s * h * (1 - 1 / n) if sequence else 0
-        expected = costs.activation_bytes(
-            b, s, h, a, tensor_parallel=n, sequence_parallel=sequence
-        )
-        kept = kept_bytes(lambda: layer(x), layer)  # noqa: B023
-        assert kept == pytest.approx(expected + gathered, rel=0.01)
 
 
 def test_what_needs_no_gradient_keeps_nothing():

@@ -4,15 +4,8 @@ import pytest
 
 from course_utils.measure import snapshots
 from course_utils.measure.snapshots import History, Moment, Taken
-from course_utils.ranks import Ranks
 
 SHAPES = [(1, 11), (2, 32), (3, 11), (4, 11), (4, 3)]
-
-
-@pytest.fixture(scope="module")
-def four():
-    with Ranks(4, output="grouped", quiet=True, timeout=30) as ranks:
-        yield ranks
 
 
 def ring(n, size):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
-import random
 from collections import Counter
 from itertools import product
 
@@ -11,24 +11,15 @@ import numpy
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_support import ranks_up_to
+from shared_ranks import on_ranks
+from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from course_utils.from_scratch import sgd as ours
 
-SIZES = (1, 2, 3, 4)
-every_number = pytest.mark.parametrize("n", SIZES)
-several = pytest.mark.parametrize("n", SIZES[1:])
-
-
-@pytest.fixture(scope="module")
-def on():
-    """A function: run something on n ranks. Ranks are started once for each n."""
-
-    with ranks_up_to(4, timeout=30, optimizers=True) as started:
-        yield lambda n, *args, **kwargs: started[n].run(*args, **kwargs)
+several = pytest.mark.parametrize("n", thorough_after(1, [3, 2, 4]))
 
 
 @pytest.fixture(autouse=True)
@@ -51,53 +42,44 @@ def test_a_partition_is_a_data_set():
         part[3]
 
 
-HALVES = [0.5, 0.5]
+def parts(*sizes):
+    return ours.DataPartitioner(range(10), sizes)
 
 
 @pytest.mark.parametrize(
-    ("error", "call", "says"),
+    ("call", "says"),
     [
-        (
-            ValueError,
-            lambda: ours.DataPartitioner(range(10), [0.33] * 3),
-            "sum to 0.99",
-        ),
-        (ValueError, lambda: ours.DataPartitioner(range(10), [3] * 3), "there are 10"),
-        (ValueError, lambda: ours.DataPartitioner(range(10), []), "one or more"),
-        (ValueError, lambda: ours.DataPartitioner(range(10), [1.5, -0.5]), "from 0 on"),
-        (ValueError, lambda: ours.DataPartitioner(range(10), [float("nan")]), "nan"),
-        (
-            IndexError,
-            lambda: ours.DataPartitioner(range(9), HALVES).use(2),
-            "for rank 2",
-        ),
-        (IndexError, lambda: ours.DataPartitioner(range(9), HALVES).use(-1), "rank -1"),
-        (ValueError, lambda: ours.rank_batch_size(8, 4, 4), "no rank 4 among 4"),
-        (ValueError, lambda: ours.strided_indices(8, 4, -1), "no rank -1 among 4"),
-        (ValueError, lambda: list(ours.rank_batches(8, 4, 4, 4)), "no rank 4 among 4"),
-        (ValueError, lambda: ours.rank_batch_size(3, 4, 0), "from 4 on"),
-        (ValueError, lambda: ours.rank_batch_size(128 / 4, 4, 0), "from 4 on"),
-        (ValueError, lambda: list(ours.rank_batches(10, 3, 4, 0)), "from 4 on"),
-        (ValueError, lambda: ours.linear_scaled_lr(0.1, 0, 256), "above 0"),
-        (ValueError, lambda: ours.linear_scaled_lr(0.1, 256, -1), "above 0"),
+        (lambda: parts(0.33, 0.33, 0.33), "sum to 0.99"),
+        (lambda: parts(3, 3, 3), "there are 10"),
+        (lambda: parts(), "one or more"),
+        (lambda: parts(1.5, -0.5), "from 0 on"),
+        (lambda: parts(float("nan")), "nan"),
+        (lambda: parts(0.5, 0.5).use(2), "for rank 2"),
+        (lambda: parts(0.5, 0.5).use(-1), "rank -1"),
+        (lambda: ours.rank_batch_size(8, 4, 4), "no rank 4 among 4"),
+        (lambda: ours.strided_indices(8, 4, -1), "no rank -1 among 4"),
+        (lambda: list(ours.rank_batches(8, 4, 4, 4)), "no rank 4 among 4"),
+        (lambda: ours.rank_batch_size(3, 4, 0), "from 4 on"),
+        (lambda: ours.rank_batch_size(128 / 4, 4, 0), "from 4 on"),
+        (lambda: list(ours.rank_batches(10, 3, 4, 0)), "from 4 on"),
+        (lambda: ours.linear_scaled_lr(0.1, 0, 256), "above 0"),
+        (lambda: ours.linear_scaled_lr(0.1, 256, -1), "above 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(error, call, says):
-    with pytest.raises(error, match=says):
+def test_what_makes_no_sense_is_refused(call, says):
+    with pytest.raises((ValueError, IndexError), match=says):
         call()
 
 
-def test_rows_of_no_rank_are_refused(on):
-    def refusals():
-        for call, says in (
-            (lambda: ours.average_gradients_weighted(nn.Linear(1, 1), 0), "No rank"),
-            (lambda: ours.average_gradients_weighted(nn.Linear(1, 1), -1), "0 or more"),
-            (lambda: ours.evaluate(nn.Linear(1, 1), []), "No rank has a row"),
-        ):
-            with pytest.raises(ValueError, match=says):
-                call()
-
-    on(2, refusals)
+@on_ranks(2)
+def test_rows_of_no_rank_are_refused():
+    for call, says in (
+        (lambda: ours.average_gradients_weighted(nn.Linear(1, 1), 0), "No rank"),
+        (lambda: ours.average_gradients_weighted(nn.Linear(1, 1), -1), "0 or more"),
+        (lambda: ours.evaluate(nn.Linear(1, 1), []), "No rank has a row"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -121,22 +103,18 @@ def test_sizes_are_fractions_or_counts(items, sizes, counts):
     assert sorted(sum(used, [])) == list(range(items))
 
 
-def test_the_seed_alone_decides_the_parts(on):
-    def parts(seed, world_seed=None):
-        if world_seed is not None:
-            torch.manual_seed(world_seed + dist.get_rank())
+def test_the_seed_alone_decides_the_parts():
+    def parts(seed):
         return ours.DataPartitioner(range(50), [0.5, 0.5], seed).partitions
 
-    here = parts(1)
-    assert on(2, parts, 1, world_seed=5) == [here, here]
-    assert parts(2) != here
+    torch.manual_seed(5)
+    before, here = torch.get_rng_state(), parts(1)
     assert here[0] != sorted(here[0])  # shuffled
-    before = torch.get_rng_state(), random.getstate()
-    parts(1)
     ours.strided_indices(9, 2, 0, seed=1)
     list(ours.rank_batches(9, 4, 2, 0, seed=1))
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1] == random.getstate()
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(6)
+    assert parts(1) == here != parts(2)
 
 
 def test_the_ranks_batches_add_up_to_the_batch():
@@ -184,7 +162,7 @@ def test_rank_batches_are_those_of_a_loader_with_the_sampler():
 
 
 # ------------------------------------------------------------------------ start alike
-def test_all_ranks_get_the_parameters_and_buffers_of_one(on):
+def test_all_ranks_get_the_parameters_and_buffers_of_one(started):
     def start(src):
         torch.manual_seed(dist.get_rank())
         model = nn.Sequential(
@@ -202,7 +180,7 @@ def test_all_ranks_get_the_parameters_and_buffers_of_one(on):
         return before, model.state_dict(), layout
 
     for src in ((), (2,)):
-        results = on(3, start, src)
+        results = started[3].run(start, src)
         wanted = results[src[0] if src else 0][0]
         for _, after, layout in results:
             assert all(torch.equal(after[name], wanted[name]) for name in wanted)
@@ -289,37 +267,37 @@ EXACT = {torch.float64: 1e-14, torch.float32: 1e-6}
 DIFFERENT = 1e-3
 
 
-@every_number
-def test_n_ranks_are_one_process_with_the_big_batch(on, n):
+@several
+def test_n_ranks_are_one_process_with_the_big_batch(started, n):
     start = alone(count=0)
     for dtype in EXACT:
         expected = alone(dtype)
         assert (expected - start).abs().max() > 0.05  # it has moved: that means much
         for average in (averaged, averaged_naively, ours.average_gradients_weighted):
-            results = on(n, on_rank, strided, average, dtype)
+            results = started[n].run(on_rank, strided, average, dtype)
             assert distance(results, expected) <= EXACT[dtype]
 
 
 @several
-def test_uneven_shares_need_weights(on, n):
+def test_uneven_shares_need_weights(started, n):
     """Else a row of a small share counts more than a row of a large one."""
     expected = alone()
     for average in (ours.average_gradients_weighted, weighted_naively):
-        results = on(n, on_rank, uneven, average)
+        results = started[n].run(on_rank, uneven, average)
         assert distance(results, expected) <= EXACT[torch.float64]
     for average in (averaged, averaged_naively):
-        assert distance(on(n, on_rank, uneven, average), expected) > DIFFERENT
+        assert distance(started[n].run(on_rank, uneven, average), expected) > DIFFERENT
 
 
 @several
-def test_a_rank_without_rows_takes_part(on, n):
+def test_a_rank_without_rows_takes_part(started, n):
     """It need not call backward, and if it does, with nan, that reaches nobody."""
 
     def first_ranks_only(rows):
         return rows[dist.get_rank() :: n - 1] if dist.get_rank() < n - 1 else rows[:0]
 
     weighted = ours.average_gradients_weighted
-    results = on(n, on_rank, first_ranks_only, weighted)
+    results = started[n].run(on_rank, first_ranks_only, weighted)
     assert distance(results, alone()) <= EXACT[torch.float64]
 
     def given_or_nan(given):
@@ -332,7 +310,7 @@ def test_a_rank_without_rows_takes_part(on, n):
 
     mean = sum(rank * rank for rank in range(n)) / sum(range(n))
     for given in (None, float("nan")):
-        results = on(n, given_or_nan, given)
+        results = started[n].run(given_or_nan, given)
         assert results == [results[0]] * n
         assert results[0] == pytest.approx(mean)
 
@@ -404,11 +382,11 @@ def odd_gradients(name):
 
 
 @several
-def test_every_kind_of_gradient_is_averaged(on, n):
+def test_every_kind_of_gradient_is_averaged(started, n):
     """In one message a parameter, or in one a dtype, with one number for each."""
     sent = []
     for name in ("average_gradients", "average_gradients_naive"):
-        results = on(n, odd_gradients, name)
+        results = started[n].run(odd_gradients, name)
         for key in results[0][0]:  # the other name of a tied one is not there
             befores = [before[key] for before, *_ in results]
             given = [grad for grad in befores if grad is not None]
@@ -432,54 +410,46 @@ def test_every_kind_of_gradient_is_averaged(on, n):
     assert sent[0][1] == sent[1][1]
 
 
-def test_no_gradients_and_large_ones(on):
+@on_ranks(4)
+def test_no_gradients_and_large_ones():
     """Nothing stays nothing, and float16 does not overflow in the sum."""
-
-    def averages():
-        model, large = mlp(), nn.Linear(1, 1, bias=False, dtype=torch.float16)
-        ours.average_gradients(model)
-        ours.average_gradients(nn.Flatten())
-        values = [parameter.grad for parameter in model.parameters()]
-        for average in (ours.average_gradients, ours.average_gradients_naive):
-            large.weight.grad = torch.full((1, 1), 60_000.0, dtype=torch.float16)
-            average(large)
-            values.append(large.weight.grad.item())
-        return values
-
-    assert on(4, averages) == [[None] * 4 + [60_000.0] * 2] * 4
+    model, large = mlp(), nn.Linear(1, 1, bias=False, dtype=torch.float16)
+    ours.average_gradients(model)
+    ours.average_gradients(nn.Flatten())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    for average in (ours.average_gradients, ours.average_gradients_naive):
+        large.weight.grad = torch.full((1, 1), 60_000.0, dtype=torch.float16)
+        average(large)
+        assert large.weight.grad.item() == 60_000.0
 
 
-def test_what_counts_is_the_values_and_not_how_they_lie_in_memory(on):
+@on_ranks(2)
+def test_what_counts_is_the_values_and_not_how_they_lie_in_memory():
     """gloo adds up what lies at the same place: without a word, the wrong numbers."""
-
-    def turned_on_rank_1():
-        for call in ("average_gradients", "average_gradients_naive"):
-            values = torch.arange(6.0).view(2, 3) + dist.get_rank()
-            if dist.get_rank() == 1:
-                values = values.t().contiguous().t()
-            model = nn.Linear(3, 2, bias=False)
-            model.weight.grad, model.weight.data = values.clone(), values
-            getattr(ours, call)(model)
-            assert model.weight.grad.flatten().tolist() == [k + 0.5 for k in range(6)]
-        ours.broadcast_parameters(model)
-        assert model.weight.flatten().tolist() == [*range(6)]
-
-    on(2, turned_on_rank_1)
+    for average in (ours.average_gradients, ours.average_gradients_naive):
+        values = torch.arange(6.0).view(2, 3) + dist.get_rank()
+        if dist.get_rank() == 1:
+            values = values.t().contiguous().t()
+        model = nn.Linear(3, 2, bias=False)
+        model.weight.grad, model.weight.data = values.clone(), values
+        average(model)
+        assert model.weight.grad.flatten().tolist() == [k + 0.5 for k in range(6)]
+    ours.broadcast_parameters(model)
+    assert model.weight.flatten().tolist() == [*range(6)]
 
 
 # --------------------------------------------------------------- count over all ranks
-def test_numbers_are_summed_exactly(on):
-    def total():
-        return ours.sum_over_ranks(2**51 + dist.get_rank(), 0.5)
-
-    assert on(2, total) == [[2.0**52 + 1, 1.0]] * 2
+@on_ranks(2)
+def test_numbers_are_summed_exactly():
+    sums = ours.sum_over_ranks(2**51 + dist.get_rank(), 0.5)
+    assert sums == [2.0**52 + 1, 1.0]
 
 
 SHARES = [[7, 3], [1], [], [20, 0, 9]]  # sizes of the batches of each of 4 ranks
 
 
-@every_number
-def test_evaluate_counts_each_row_once(on, n):
+@several
+def test_evaluate_counts_each_row_once(started, n):
     rows = sum(sum(batches) for batches in SHARES[:n])
     inputs, labels = rows_of(rows, torch.float64)
     torch.manual_seed(0)
@@ -497,23 +467,21 @@ def test_evaluate_counts_each_row_once(on, n):
         parts = (t[before:mine].split(sizes) if sizes else [] for t in (inputs, labels))
         return ours.evaluate(model, zip(*parts, strict=True))
 
-    results = on(n, share)
+    results = started[n].run(share)
     assert results == [results[0]] * n
     # A mean of the ranks' means would count the one row of rank 1 as much as ten.
     assert results[0] == pytest.approx((loss, accuracy), rel=1e-12)
 
 
-def test_evaluate_leaves_each_module_in_its_mode(on):
-    def run():
-        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
-        model[1].eval()  # frozen on purpose
-        ours.evaluate(model, [(torch.ones(3, 2), torch.tensor([0, 1, 0]))])
+@on_ranks(2)
+def test_evaluate_leaves_each_module_in_its_mode():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
+    model[1].eval()  # frozen on purpose
+    for label in (1, 2):
+        with contextlib.suppress(IndexError):  # there is no class 2
+            ours.evaluate(model, [(torch.ones(3, 2), torch.tensor([0, 1, label]))])
         modes = [module.training for module in model.modules()]
-        with pytest.raises(IndexError):  # there is no class 2
-            ours.evaluate(model, [(torch.ones(1, 2), torch.tensor([2]))])
-        return modes, [module.training for module in model.modules()]
-
-    assert on(2, run) == [([True, True, False, True],) * 2] * 2
+        assert modes == [True, True, False, True]
 
 
 # ------------------------------------------------------------------------- all of it
@@ -555,14 +523,14 @@ def train_alone(lr):
     return curve, nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-@every_number
-def test_training_has_the_curve_of_one_process(on, n):
+@several
+def test_training_has_the_curve_of_one_process(started, n):
     def rising(step):
         return 0.05 + 0.01 * step
 
     for lr in (0.1, rising):
         curve, expected = train_alone(lr if callable(lr) else lambda step: 0.1)
-        results = on(n, train_on_rank, lr)
+        results = started[n].run(train_on_rank, lr)
         assert distance([parameters for _, parameters in results], expected) <= 1e-12
         for lines, _ in results:
             assert lines == results[0][0]
@@ -572,11 +540,6 @@ def test_training_has_the_curve_of_one_process(on, n):
 
 
 # --------------------------------------------------------------------- a larger batch
-def test_the_linear_rule_gives_the_rates_of_the_paper():
-    assert ours.linear_scaled_lr(0.1, 8192, 256) == pytest.approx(3.2)  # section 2.1
-    assert ours.linear_scaled_lr(0.1, 64, 256) == 0.025  # also downwards
-
-
 def test_the_warm_up_is_a_straight_line():
     assert ours.warmup_lr(0, 0, 0.1, 0.8) == 0.8  # no warm-up
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.8)

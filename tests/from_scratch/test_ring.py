@@ -8,14 +8,11 @@ the test with the rank's own message.
 import glob
 import math
 import os
-import sys
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks, shared_ranks
-from reductions import OPS, numbers, reduced
+from shared_ranks import on_ranks, several
 from thorough import thorough_after
 from torch.distributed import ReduceOp
 
@@ -23,8 +20,7 @@ from course_utils.from_scratch import ring
 from course_utils.measure.messages import recorded
 from course_utils.theory import costs
 
-# The ranks get the functions below as they are, and need not import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from .reductions import OPS, numbers, reduced
 
 SIZES = (0, 1, 2, 3, 4, 5, 7, 12, 101)
 DTYPES = (
@@ -33,14 +29,10 @@ DTYPES = (
 )
 
 
-started = shared_ranks(5, timeout=30)
-SEVERAL = thorough_after(3, [1, 3, 4, 2, 5])
-several = on_ranks(*SEVERAL)
-
-
-@pytest.fixture(params=SEVERAL)
-def ranks(request, started):
-    return started[request.param]
+# Halving and doubling needs 4, and a tree has gaps with 3.
+odd_and_even = pytest.mark.parametrize(
+    "ranks", thorough_after(2, [3, 4, 1, 2]), indirect=True
+)
 
 
 def in_small_pieces(tensor, op=ReduceOp.SUM, group=None):
@@ -93,11 +85,13 @@ def check(shapes, dtypes, ops):
                     assert made.data_ptr() == where, "not in place"
 
 
+@odd_and_even
 def test_every_size(ranks):
     ranks.run(check, [(size,) for size in SIZES], [torch.float32], ["SUM"])
     ranks.run(check, [(), (2, 3), (3, 0), (4, 5, 3)], [torch.float32], ["SUM"])
 
 
+@odd_and_even
 def test_every_dtype_and_op(ranks):
     ranks.run(check, [(11,)], DTYPES, list(OPS))
 
@@ -215,6 +209,7 @@ def count(nbytes):
     return counts
 
 
+@odd_and_even
 def test_messages_and_bytes_are_those_of_the_docstrings(ranks):
     n, size = ranks.n, 240
     by_rank = ranks.run(count, size)
@@ -266,19 +261,15 @@ def test_many_in_a_row():
         assert torch.equal(shared.buffer, expected)
 
 
-def test_large_tensors(started):
-    def run():
-        rank, n = dist.get_rank(), dist.get_world_size()
-        expected = torch.arange(1_000_001, dtype=torch.float64) * (n * (n + 1) / 2)
-        for function in functions(n):
-            if function is in_small_pieces:
-                continue  # a million messages
+@on_ranks(3, 4)
+def test_large_tensors():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    expected = torch.arange(1_000_001, dtype=torch.float64) * (n * (n + 1) / 2)
+    for function in functions(n):
+        if function is not in_small_pieces:  # that would be a million messages
             tensor = torch.arange(1_000_001, dtype=torch.float64) * (rank + 1)
             function(tensor)
             assert torch.equal(tensor, expected), function.__name__
-
-    for n in (3, 4):
-        started[n].run(run)
 
 
 def test_shared_memory_leaves_nothing_behind(started):

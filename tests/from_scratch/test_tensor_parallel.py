@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks, shared_ranks
+from shared_ranks import on_ranks
+from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,10 +20,10 @@ from course_utils.from_scratch.tensor_parallel import (
     SequencePositions,
     VocabularyParallel,
 )
+from course_utils.measure.activations import Layer, kept_bytes
 from course_utils.measure.language import Transformer
 from course_utils.measure.traffic import Sent
-
-started = shared_ranks(4, timeout=60, optimizers=True)
+from course_utils.theory import costs
 
 PLAN = {
     "embedding": VocabularyParallel,
@@ -74,17 +75,17 @@ def slice_like(name: str, whole: torch.Tensor, n: int, rank: int) -> torch.Tenso
     return whole
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_slices_train_like_the_whole_model(started, n, sequence):
-    started[n].run(trains_like_the_whole_model, sequence)
+@on_ranks(*thorough_after(1, [2, 1, 4]))
+def test_slices_train_like_the_whole_model():
+    for plan in (PLAN, SEQUENCE_PLAN):
+        trains_like_the_whole_model(plan)
 
 
-def trains_like_the_whole_model(sequence):
+def trains_like_the_whole_model(plan):
     n, rank = dist.get_world_size(), dist.get_rank()
     whole, batch = model_and_batch()
     sliced, _ = model_and_batch()
-    ours.parallelize(sliced, SEQUENCE_PLAN if sequence else PLAN)
+    ours.parallelize(sliced, plan)
     for steps in (1, 4):
         expected = losses(whole, batch, F.cross_entropy, steps)
         found = losses(sliced, batch, ours.cross_entropy, steps)
@@ -99,7 +100,7 @@ def trains_like_the_whole_model(sequence):
         assert not parameters
 
 
-@on_ranks(1, 2, 3)
+@on_ranks(1, 3)
 def test_f_and_g_are_each_others_backward():
     n, rank = dist.get_world_size(), dist.get_rank()
     x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -126,7 +127,7 @@ def test_f_and_g_are_each_others_backward():
     assert x.grad.eq(n * (n + 1) / 2).all()
 
 
-@on_ranks(2, 4)
+@on_ranks(4)
 def test_what_is_sent():
     """A block sends four all-reduces of x; with slices of the sequence, the same."""
     n = dist.get_world_size()
@@ -153,6 +154,28 @@ def test_what_is_sent():
     assert forward == [("all-gather", half), ("reduce-scatter", half)]
     bias = ("all-reduce", 2 * (n - 1) / n * 32 * 4)
     assert sorted(backward) == sorted([*forward, bias])
+
+
+@on_ranks(4)
+def test_slices_keep_what_the_formula_says():
+    n, (b, s, h, a) = dist.get_world_size(), (2, 128, 256, 4)
+    for sequence in (False, True):
+        layer = Layer(h, a).bfloat16()
+        column = partial(ColumnParallel, sequence=sequence)
+        row = partial(RowParallel, sequence=sequence)
+        plan = {"queries_keys_values": column, "out": row, "up": column, "down": row}
+        plan |= {"norm*": SequenceNorm} if sequence else {}
+        ours.parallelize(layer, plan)
+        layer.heads = a // n  # as many bytes as with whole heads
+        x = torch.randn(b, s // n if sequence else s, h, dtype=torch.bfloat16)
+        x.requires_grad_()
+        # The paper gathers these two inputs again in the backward pass. We keep them.
+        gathered = 2 * 2 * b * s * h * (1 - 1 / n) if sequence else 0
+        expected = costs.activation_bytes(
+            b, s, h, a, tensor_parallel=n, sequence_parallel=sequence
+        )
+        kept = kept_bytes(lambda: layer(x), layer)  # noqa: B023
+        assert kept == pytest.approx(expected + gathered, rel=0.01)
 
 
 @on_ranks(2)
@@ -186,12 +209,8 @@ def test_scores_far_apart_have_a_finite_loss():
     assert loss.item() == 3e4
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_pytorchs_own_gives_the_same_losses(started, n):
-    started[n].run(pytorchs_own)
-
-
-def pytorchs_own():
+@on_ranks(2)
+def test_pytorchs_own_gives_the_same_losses():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import (

@@ -7,7 +7,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks, shared_ranks
+from shared_ranks import on_ranks
+from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 
@@ -20,8 +21,6 @@ from course_utils.from_scratch.schedules import (
     zero_bubble,
 )
 from course_utils.theory import costs, simulator
-
-started = shared_ranks(4, timeout=60)
 
 SIZES = [(1, 3), (2, 2), (2, 8), (3, 6), (4, 4), (4, 16), (8, 8), (8, 32)]
 
@@ -123,12 +122,8 @@ def batch(step, m):
     return inputs, torch.randint(3, (2 * m,), generator=generator)
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_every_schedule_trains_like_one_process(started, n):
-    started[n].run(trains_like_one_process)
-
-
-def trains_like_one_process():
+@on_ranks(*thorough_after(1, [4, 1, 2]))
+def test_every_schedule_trains_like_one_process():
     rank, n = dist.get_rank(), dist.get_world_size()
     m = 2 * n
     for schedule, chunks in ((gpipe, 1), (one_f_one_b, 1), (interleaved, 2)):

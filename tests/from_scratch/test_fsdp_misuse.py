@@ -1,23 +1,15 @@
 """``from_scratch/fsdp``: what units may return, and what is refused in words."""
 
-import sys
 import types
 
-import cloudpickle
-import fsdp_jobs
 import pytest
 import torch
-from fsdp_jobs import batch_of, new
-from on_ranks import on_ranks, shared_ranks
+from shared_ranks import on_ranks
 from torch import nn
 
 from course_utils.from_scratch import fsdp
 
-# The ranks get the functions below as they are, and need not import these files.
-for module in (fsdp_jobs, sys.modules[__name__]):
-    cloudpickle.register_pickle_by_value(module)
-
-started = shared_ranks(2, timeout=60, optimizers=True)
+from .fsdp_jobs import batch_of, new
 
 
 @on_ranks(2)

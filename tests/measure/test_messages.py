@@ -5,16 +5,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from shared_ranks import on_ranks
 
 from course_utils.from_scratch import collectives
 from course_utils.measure.messages import Call, Message, in_steps, recorded, timed
-from course_utils.ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4, backend="gloo", quiet=True) as four:
-        yield four
 
 
 def noted(name):
@@ -23,9 +17,9 @@ def noted(name):
     return calls
 
 
-def test_a_tree_and_a_linear_broadcast(ranks):
+def test_a_tree_and_a_linear_broadcast(four):
     linear, tree = (
-        in_steps(ranks.run(noted, name)) for name in ("broadcast", "broadcast_tree")
+        in_steps(four.run(noted, name)) for name in ("broadcast", "broadcast_tree")
     )
     assert linear == [Message(k, 0, k, 20) for k in (1, 2, 3)]
     assert tree == [Message(1, 0, 1, 20), Message(2, 0, 2, 20), Message(2, 1, 3, 20)]
@@ -35,8 +29,8 @@ def test_a_tree_and_a_linear_broadcast(ranks):
     ("name", "messages", "steps"),
     [("all_reduce_naive", 6, 6), ("all_reduce", 24, 6), ("barrier", 6, 6)],
 )
-def test_what_is_made_of_messages(ranks, name, messages, steps):
-    found = in_steps(ranks.run(noted, name))
+def test_what_is_made_of_messages(four, name, messages, steps):
+    found = in_steps(four.run(noted, name))
     assert len(found) == messages
     assert max(message.step for message in found) == steps
 
@@ -61,8 +55,8 @@ def waits_and_computes():
     ]
 
 
-def test_when_a_rank_waits_is_noted(ranks):
-    (sends, lasted), (receives, _), (others, _), _ = ranks.run(waits_and_computes)
+def test_when_a_rank_waits_is_noted(four):
+    (sends, lasted), (receives, _), (others, _), _ = four.run(waits_and_computes)
     computes, barrier = ("compute", "compute"), ("barrier", "wait")
     assert sends == [("send to 1", "wait"), computes, ("wait", "wait"), barrier]
     assert receives == [computes, *[("recv from 0", "wait")] * 2, barrier]
@@ -81,8 +75,8 @@ def from_anybody():
     return calls
 
 
-def test_a_message_from_any_rank(ranks):
-    messages = in_steps(ranks.run(from_anybody))
+def test_a_message_from_any_rank(four):
+    messages = in_steps(four.run(from_anybody))
     assert sorted(message.source for message in messages) == [1, 2, 3]
     assert [message.nbytes for message in messages] == [16, 16, 16]
     assert [message.step for message in messages] == [1, 2, 3]  # one after the other
@@ -90,10 +84,10 @@ def test_a_message_from_any_rank(ranks):
 
 def all_at_once():
     rank, n = dist.get_rank(), dist.get_world_size()
-    outgoing, incoming = torch.zeros(1), torch.zeros(1)
+    incoming = torch.zeros(1)
     with recorded() as calls:
         operations = [
-            dist.P2POp(dist.isend, outgoing, (rank + 1) % n),
+            dist.P2POp(dist.isend, torch.zeros(1), (rank + 1) % n),
             dist.P2POp(dist.irecv, incoming, (rank - 1) % n),
         ]
         for request in dist.batch_isend_irecv(operations):
@@ -101,8 +95,8 @@ def all_at_once():
     return calls
 
 
-def test_one_step_for_all_that_can_go_at_once(ranks):
-    messages = in_steps(ranks.run(all_at_once))
+def test_one_step_for_all_that_can_go_at_once(four):
+    messages = in_steps(four.run(all_at_once))
     assert messages == [Message(1, r, (r + 1) % 4, 4) for r in range(4)]
 
 
@@ -119,8 +113,8 @@ def waiting_for_one_of_two():
     return calls
 
 
-def test_a_wait_is_for_its_own_message(ranks):
-    kinds = [(call.kind, call.number) for call in ranks.run(waiting_for_one_of_two)[0]]
+def test_a_wait_is_for_its_own_message(four):
+    kinds = [(call.kind, call.number) for call in four.run(waiting_for_one_of_two)[0]]
     assert kinds == [
         *(("send", 0), ("send", 1), ("wait", 1)),
         *(("send", 2), ("wait", 2), ("wait", 0)),
@@ -135,21 +129,19 @@ def in_a_group():
     return calls
 
 
-def test_ranks_of_a_group_are_those_of_the_job(ranks):
-    assert in_steps(ranks.run(in_a_group)) == [Message(1, 3, 1, 4)]
+def test_ranks_of_a_group_are_those_of_the_job(four):
+    assert in_steps(four.run(in_a_group)) == [Message(1, 3, 1, 4)]
 
 
-def afterwards():
+@on_ranks(4)
+def test_nothing_stays_replaced_and_collectives_of_torch_are_not_seen():
     before = dist.ProcessGroup.send, dist.ProcessGroup.recv, dist.Work.wait
     with pytest.raises(ZeroDivisionError), recorded() as calls:
         dist.all_reduce(torch.zeros(1))  # torch's own sends its messages in C++
         raise ZeroDivisionError
+    assert calls == []
     after = dist.ProcessGroup.send, dist.ProcessGroup.recv, dist.Work.wait
-    return before == after, calls
-
-
-def test_nothing_stays_replaced_and_collectives_of_torch_are_not_seen(ranks):
-    assert ranks.run(afterwards) == [(True, [])] * 4
+    assert before == after
 
 
 def sent(number, to):

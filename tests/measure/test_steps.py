@@ -2,7 +2,6 @@
 
 import torch.distributed as dist
 
-from course_utils import Ranks
 from course_utils.from_scratch import ddp
 from course_utils.measure.steps import BACKWARD, FORWARD, record_step
 
@@ -21,12 +20,11 @@ def waiting_in_hooks(module):
     return module, lambda: None
 
 
-def test_the_events_of_a_step_are_those_that_happened():
-    with Ranks(2, backend="gloo", quiet=True) as ranks:
-        late, early = (
-            ranks.run(record_step, wrap, 3, 2)
-            for wrap in (after_the_backward, during_the_backward)
-        )
+def test_the_events_of_a_step_are_those_that_happened(started):
+    late, early, waiting = (
+        started[2].run(record_step, wrap, 3, 2)
+        for wrap in (after_the_backward, during_the_backward, waiting_in_hooks)
+    )
     for events, milliseconds in late + early:
         kinds = [kind for *_, kind in events]
         assert kinds.count("communicate") == 3  # a message for each layer
@@ -42,16 +40,9 @@ def test_the_events_of_a_step_are_those_that_happened():
             sent = [start for start, *_, kind in events if kind == "communicate"]
             assert sum(start < over for start in sent) >= before
             assert before or min(sent) > over
-
-
-def test_a_layer_computes_until_the_next_one_unless_a_hook_waits():
-    """What autograd does between two layers hides a message, and waiting does not."""
-    with Ranks(2, backend="gloo", quiet=True) as ranks:
-        early, waiting = (
-            ranks.run(record_step, wrap, 3, 2)[0][0]
-            for wrap in (during_the_backward, waiting_in_hooks)
-        )
-    for events, hidden in (early, 2), (waiting, 0):
+    # A layer computes until the next one, unless a hook waits: what autograd does
+    # between two layers hides a message, and waiting does not.
+    for (events, _), hidden in (early[0], 2), (waiting[0], 0):
         work = [(a, b) for a, b, _, kind in events if kind == "backward"]
         sent = [(a, b) for a, b, _, kind in events if kind == "communicate"]
         assert sum(a <= begin < b for begin, _ in sent for a, b in work) == hidden

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from on_ranks import on_ranks, shared_ranks
+from shared_ranks import on_ranks
 from torch import nn
 from torch.nn import functional as F
 
 from course_utils.from_scratch.experts import mixture
 from course_utils.from_scratch.mesh import Mesh
 from course_utils.from_scratch.ring_attention import ring_attention
-
-started = shared_ranks(4, timeout=60)
 
 
 # ----------------------------------------------------------------------------- the mesh
@@ -52,7 +50,7 @@ def test_a_mesh_that_does_not_fit_is_told():
 
 
 # ------------------------------------------------------------------ context parallelism
-@on_ranks(1, 2, 3, 4)
+@on_ranks(1, 3)
 def test_ring_attention_is_attention():
     rank, n = dist.get_rank(), dist.get_world_size()
     for causal in (False, True):
@@ -78,7 +76,7 @@ def perceptrons(total):
     return [nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(total)]
 
 
-@on_ranks(1, 2, 4)
+@on_ranks(1, 4)
 def test_a_mixture_is_that_of_one_process():
     rank, n, total = dist.get_rank(), dist.get_world_size(), 4
     whole, mine = perceptrons(total), perceptrons(total)
