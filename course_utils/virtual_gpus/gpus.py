@@ -181,14 +181,11 @@ class VirtualGPUs:
 
     def reset_peak(self) -> None:
         """From now on, `peak` is the most since now."""
-        with self.machine.lock:
-            if self._aside:
-                for i in range(self.n):
-                    torch.cuda.reset_peak_memory_stats(i)
-                return
-            self.machine.settle()
-            for gpu in self.machine.gpus:
-                gpu.set_peak(next(self.machine.births))
+        reset = self.machine.reset_peak
+        if self._aside:
+            reset = torch.cuda.reset_peak_memory_stats
+        for i in range(self.n):
+            reset(i)
 
     @property
     def transfers(self) -> list[Transfer]:

@@ -120,6 +120,12 @@ class Ledger:
             owned = self.freed.popleft()
             self.gpus[owned.device.index].remove(owned)
 
+    def reset_peak(self, device: Any = None) -> None:
+        """From now on, the peak of a GPU is the most since now."""
+        with self.lock:
+            self.settle()
+            self.gpus[self.index(device)].set_peak(next(self.births))
+
     def _free(self, ref: Ref) -> None:
         # Called by Python whenever a storage dies, in any thread, also in the middle of
         # another call: only what needs no lock.
