@@ -6,12 +6,11 @@ Read `course_utils/virtual_gpus/__init__.py` first: it says how the parts fit to
 from __future__ import annotations
 
 import bisect
-import contextlib
 import functools
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +20,13 @@ from course_utils.virtual_gpus import autocast, errors, tensors
 from course_utils.virtual_gpus.ledger import Ledger
 from course_utils.virtual_gpus.modes import Dispatch, Function, Move, as_above
 from course_utils.virtual_gpus.parts import (
-    BLOCK,
     CPU,
-    Call,
     Clock,
     Op,
     Tensor,
     aten,
+    blocks,
+    key_of,
     tensors_in,
     truth,
 )
@@ -65,7 +64,7 @@ class Machine(Ledger):
         self.bandwidth, self.host_bandwidth = bandwidth, host_bandwidth
         self.latency, self.compute = latency, compute
         self.memory_bandwidth, self.overhead = memory_bandwidth, overhead
-        self.pinned: dict[int, weakref.ref] = {}
+        self.pinned: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
         self._ops: dict[Any, Op] = {}
         self.host = Clock("cpu")
         self.transfers: list[Transfer] = []
@@ -85,14 +84,14 @@ class Machine(Ledger):
             thread = self.thread
             if thread.entered or not self.is_on:
                 return function(*args, **kwargs)
-            thread.host, thread.modules, thread.entered = host, list(modules), True
             if label:
                 thread.set_label(label)
-            try:
-                with Function(self), Dispatch(self):
-                    return function(*args, **kwargs)
-            finally:
-                thread.entered = False
+            with (
+                thread.having(host=host, modules=list(modules), entered=True),
+                Function(self),
+                Dispatch(self),
+            ):
+                return function(*args, **kwargs)
 
         return call
 
@@ -118,34 +117,6 @@ class Machine(Ledger):
             names.append(found or type(module).__name__)
             parent = module
         return ".".join(names)
-
-    @contextlib.contextmanager
-    def as_in(self, module: str) -> Iterator[None]:
-        """A copy in a backward goes under the name of the module in its forward."""
-        thread = self.thread
-        before, thread.module = thread.module, module
-        try:
-            yield
-        finally:
-            thread.module = before
-
-    @contextlib.contextmanager
-    def because(self, cause: str) -> Iterator[None]:
-        before, self.thread.cause = self.thread.cause, cause
-        try:
-            yield
-        finally:
-            self.thread.cause = before
-
-    @contextlib.contextmanager
-    def counting(self, what: str) -> Iterator[None]:
-        """`what` is "backward", "optimizer", "setup" or "quiet" (nothing is logged)."""
-        thread = self.thread
-        setattr(thread, what, getattr(thread, what) + 1)
-        try:
-            yield
-        finally:
-            setattr(thread, what, getattr(thread, what) - 1)
 
     def _label(self) -> str:
         thread = self.thread
@@ -282,10 +253,10 @@ class Machine(Ledger):
                 raise NotImplementedError("Cannot copy out of meta tensor; no data!")
             nbytes = x.numel() * x.element_size()
             if destination is not CPU:
-                self.room(destination, -(-nbytes // BLOCK) * BLOCK)
+                self.room(destination, blocks(nbytes))
             copy = x.detach().clone()
             if destination is not CPU:
-                owned = self.owned.get(x.untyped_storage()._cdata)
+                owned = self.entry(x)
                 if isinstance(x, Parameter):
                     kind = PARAMETERS
                 elif owned is not None:
@@ -330,8 +301,7 @@ class Machine(Ledger):
         flat = torch._utils._flatten_dense_tensors(tensors)
         copies = [self.copy(flat, to, self.thread.cause) for to in destinations]
         with truth(), self.lock:
-            owned = [self.owned.get(x.untyped_storage()._cdata) for x in tensors]
-            kinds = {OTHER if one is None else one.kind for one in owned}
+            kinds = self.kinds_of(tensors)
             kind = kinds.pop() if len(kinds) == 1 else OTHER
             for copy in copies:
                 self.classify(copy, kind)
@@ -345,16 +315,13 @@ class Machine(Ledger):
             owned = self.owned.get(plain._cdata)
             if owned is None or owned.drifts:
                 self.adopt(x, device, OTHER)
-                with self.counting("setup"):
+                with self.thread.having(setup=True):
                     self.transfer(plain.nbytes(), CPU, device, "load")
         return storage
 
     def is_pinned(self, x: Tensor) -> bool:
         with truth():
-            try:
-                return x.untyped_storage()._cdata in self.pinned
-            except (NotImplementedError, RuntimeError):
-                return False
+            return key_of(x) in self.pinned
 
     def pin(self, x: Tensor) -> Tensor:
         """A copy that answers `is_pinned()` with True, as page-locked memory does."""
@@ -368,11 +335,7 @@ class Machine(Ledger):
 
     def mark_pinned(self, x: Tensor) -> None:
         with truth():
-            storage = x.untyped_storage()
-            key = storage._cdata
-            self.pinned[key] = weakref.ref(
-                storage, lambda _: self.pinned.pop(key, None) and None
-            )
+            self.pinned[key_of(x)] = x.untyped_storage()
 
     def _send_gradients_back(self, inputs: list[Tensor]) -> None:
         """The gradient of a CPU number beside a GPU's tensors is on the CPU."""
@@ -408,28 +371,19 @@ class Machine(Ledger):
             args, kwargs = tensors.plain_lengths(args, kwargs)
         if kwargs.get("generator") is not None:
             tensors.check_generator(self, args, kwargs)
-        with self.called_with(args):
+        with self.thread.called_with(args):
             out = func(*args, **kwargs)
         if func is torch._VF._pad_packed_sequence:
             self.release(out[1])  # the lengths are on the CPU, on real GPUs as well
         return out
-
-    def called_with(self, args: tuple | None) -> Call:
-        """Remember the arguments of the outermost function; None: there is none."""
-        return Call(self.thread, args)
 
     def made_on(
         self, device: torch.device, func: Any, args: tuple, kwargs: dict
     ) -> Any:
         """Call a factory: what it makes belongs to `device`."""
         __tracebackhide__ = True
-        thread = self.thread
-        before, thread.force = thread.force, device
-        try:
-            with truth():
-                out = func(*args, **kwargs)
-        finally:
-            thread.force = before
+        with self.thread.having(force=device), truth():
+            out = func(*args, **kwargs)
         if device is not CPU and isinstance(out, Tensor):
             with truth(), self.lock:
                 if out.layout is not torch.strided:
@@ -520,7 +474,7 @@ class Machine(Ledger):
         adrift = False
         if target is None and not inputs and not op.written:
             target = self._caller()
-            adrift = target is None and thread.backward > 0
+            adrift = target is None and thread.backward
         elif target is None and drifting and host is None:
             adrift = True
         if target is CPU:
@@ -568,17 +522,14 @@ class Machine(Ledger):
     def _kernel(self, op: Op, args: tuple, kwargs: dict) -> tuple[Any, float]:
         """What the CPU computes, and the seconds that it took."""
         __tracebackhide__ = True
-        thread = self.thread
-        thread.plain += op.custom
         started = time.perf_counter()
         try:
-            out = op.func(*args, **kwargs)
+            with self.thread.having(plain=self.thread.plain or op.custom):
+                out = op.func(*args, **kwargs)
         except NotImplementedError as error:
             if "from the 'CPU' backend" not in str(error):
                 raise
             raise NotImplementedError(errors.no_kernel(op.name)) from error
-        finally:
-            thread.plain -= op.custom
         return out, time.perf_counter() - started
 
     def _caller(self) -> torch.device | None:

@@ -106,13 +106,22 @@ class ThreadState(threading.local):
         self.call: tuple | None = None  # arguments of the PyTorch function around us
         self.last: torch.device | None = None  # device of the last op
         self.host = 0.0  # the modelled time at which this thread issues its next op
-        self.backward = self.optimizer = self.setup = self.quiet = 0
-        self.plain = 0  # inside an op written in Python: all is on the CPU there
+        self.backward = self.optimizer = self.setup = False
+        self.quiet = False  # nothing is logged
+        self.plain = False  # inside an op written in Python: all is on the CPU there
         self.cause = "to"
         self.modules: list[torch.nn.Module] = []
         self.module: str | None = None  # stands in for them, in a backward
         self.label = self.backward_label = ""
         self.labels: list[tuple[int, str]] = []  # from which autograd node on
+
+    def having(self, **values: Any) -> Having:
+        """Inside of `with`, this thread has these values; then those of before."""
+        return Having(self, values)
+
+    def called_with(self, args: tuple) -> Having:
+        """Inside, PyTorch runs a function with these; the outermost one counts."""
+        return self.having(call=args if self.call is None else self.call)
 
     def set_label(self, text: str) -> None:
         self.label = text
@@ -122,21 +131,21 @@ class ThreadState(threading.local):
         self.labels.append((number, text))
 
 
-class Call:
-    """The time of one call; a class because it is entered for every function."""
+class Having:
+    """See `ThreadState.having`; a class because it is entered for every function."""
 
-    __slots__ = ("args", "before", "thread")
+    __slots__ = ("thread", "values")
 
-    def __init__(self, thread: ThreadState, args: tuple | None) -> None:
-        self.thread, self.args = thread, args
+    def __init__(self, thread: ThreadState, values: dict[str, Any]) -> None:
+        self.thread, self.values = thread, values
 
     def __enter__(self) -> None:
-        self.before = self.thread.call
-        if self.before is None or self.args is None:
-            self.thread.call = self.args
+        state = vars(self.thread)
+        for name, value in self.values.items():
+            self.values[name], state[name] = state[name], value
 
     def __exit__(self, *error: object) -> None:
-        self.thread.call = self.before
+        vars(self.thread).update(self.values)
 
 
 class Op:
@@ -246,6 +255,19 @@ def tensors_in(values: Any, found: list[Tensor]) -> list[Tensor]:
         elif isinstance(value, (list, tuple)):
             tensors_in(value, found)
     return found
+
+
+def key_of(x: Tensor) -> int | None:
+    """What the storage of a tensor is known by; None for one without a storage."""
+    try:
+        return x.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # a wrapper, or a sparse tensor
+        return None
+
+
+def blocks(nbytes: int) -> int:
+    """The bytes that CUDA's allocator takes for so many."""
+    return -(-nbytes // BLOCK) * BLOCK
 
 
 def unwrapped(x: Tensor) -> Tensor | None:

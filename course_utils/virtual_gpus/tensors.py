@@ -239,7 +239,7 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
 
         @functools.wraps(original)
         def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-            with machine.called_with((x, *args)), truth():
+            with machine.thread.called_with((x, *args)), truth():
                 return original(x, *args, **kwargs)
 
         return call
@@ -326,7 +326,7 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
 
     def tolist(x):
         if where(x).type == "cuda":
-            with machine.because("item"):
+            with machine.thread.having(cause="item"):
                 x = cpu(x)
         return plain_tolist(x)
 
@@ -392,7 +392,7 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
         place = where(x)
         if place.type == "cuda":
             machine.synchronize(place)
-        with machine.counting("quiet"):
+        with machine.thread.having(quiet=True):
             return show(x, **kwargs)
 
     patches.set(torch._tensor_str, _str=waiting_str)
