@@ -30,7 +30,6 @@ from course_utils.virtual_gpus.records import (
     KINDS,
     OTHER,
     DeviceMemory,
-    Interval,
     Memory,
     Timeline,
     Transfer,
@@ -209,7 +208,7 @@ class VirtualGPUs:
         with self.machine.lock:
             self.clear_transfers()
             for clock in self.machine.clocks():
-                clock.free, clock.intervals = 0.0, []
+                clock.clear()
             self.machine.thread.host = 0.0
 
     @contextlib.contextmanager
@@ -220,13 +219,7 @@ class VirtualGPUs:
         that begins at 0. All devices begin together. May be nested.
         """
         with self.machine.lock:
-            began = self._barrier()
-            log = Record(self, began, len(self.machine.transfers))
-            log._first = {c.name: len(c.intervals) for c in self.machine.clocks()}
-            for (
-                clock
-            ) in self.machine.clocks():  # so that nothing joins an older interval
-                clock.intervals.append(Interval(clock.name, began, began, "mark"))
+            log = Record(self, self._barrier())
         try:
             yield log
         finally:
@@ -263,7 +256,6 @@ class VirtualGPUs:
             kept = [
                 replace(i, start=i.start - origin, stop=i.stop - origin)
                 for i in clock.intervals[first.get(clock.name, 0) :]
-                if i.kind != "mark"
             ]
             if kept or clock is not self.machine.host:
                 rows[clock.name] = tuple(kept)
@@ -274,9 +266,10 @@ class VirtualGPUs:
 class Record:
     """What happened inside `with gpus.record() as log:`."""
 
-    def __init__(self, gpus: VirtualGPUs, began: float, transfers: int) -> None:
-        self._gpus, self._began, self._sent = gpus, began, transfers
-        self._first: dict[str, int] = {}
+    def __init__(self, gpus: VirtualGPUs, began: float) -> None:
+        self._gpus, self._began = gpus, began
+        self._sent = len(gpus.machine.transfers)
+        self._first = {clock.name: clock.seal() for clock in gpus.machine.clocks()}
         self._kept: tuple[list[Transfer], Timeline] | None = None
 
     def _read(self) -> tuple[list[Transfer], Timeline]:
@@ -289,7 +282,7 @@ class Record:
     def _close(self) -> None:
         self._kept = self._read()
         for clock in self._gpus.machine.clocks():
-            clock.intervals.append(Interval(clock.name, clock.free, clock.free, "mark"))
+            clock.seal()
 
     @property
     def transfers(self) -> list[Transfer]:

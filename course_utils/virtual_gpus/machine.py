@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -409,15 +408,14 @@ class Machine(Ledger):
             key = torch._C.DispatchKey.CompositeImplicitAutograd
             with mode, as_above(op):
                 return func._op_dk(key, *args, **kwargs)
+        book = self._book_lists if op.foreach else self._book
         if op.waits:
-            return self._book(op, args, kwargs)
+            return book(op, args, kwargs)
         with self.lock:
-            return self._book(op, args, kwargs)
+            return book(op, args, kwargs)
 
     def _book(self, op: Op, args: tuple, kwargs: dict) -> Any:
         __tracebackhide__ = True
-        if op.foreach:
-            return self._book_foreach(op, args, kwargs)
         thread, owned_by = self.thread, self.owned
         inputs = tensors_in(args, [])
         if kwargs:
@@ -558,90 +556,57 @@ class Machine(Ledger):
                     continue
                 if x.dim() or name in op.written or not errors.takes_numbers(op):
                     return False
-        return (
-            op.name not in op.HOST_ARGUMENTS
-            or not op.name.endswith(
-                ("index", "index_put", "index_put_", "_index_put_impl_")
-            )
-            or self.where(args[0]).type == "cuda"
-        )
+        return not op.indexes or self.where(args[0]).type == "cuda"
 
     def _book_cross(
         self, op: Op, args: tuple, kwargs: dict, home: torch.device | None
     ) -> Any:
         """copy_ and _to_copy: their tensors may be on different devices."""
-        thread = self.thread
+        cause, waits = self.thread.cause, True
         if op.func is aten._to_copy.default:
-            source = self.where(args[0])
-            wanted, target = kwargs.get("device"), source
+            source = destination = self.where(args[0])
+            wanted = kwargs.get("device")
             if wanted is not None and wanted != CPU:  # C++'s "cpu" says nothing
-                target = self.resolve(wanted)
-                if target is not None:
-                    kwargs = {**kwargs, "device": None}
+                destination = self.resolve(wanted)
+                if destination is None:  # "meta"
+                    return op.func(*args, **kwargs)
+                kwargs = {**kwargs, "device": None}
             out, seconds = self._kernel(op, args, kwargs)
-            if target is not None and target.type == "cuda":
-                kind = ACTIVATIONS if home is not None else OTHER
-                self.adopt(out, target, kind)
-            moves = target is not None and source != target
-            if moves and "cuda" in (source.type, target.type):
-                nbytes = out.numel() * out.element_size()
-                self.transfer(nbytes, source, target, thread.cause)
-            elif target is not None:
-                self._spend(op, target, seconds, args, kwargs, out)
-            return out
-        destination, source = self.where(args[0]), self.where(args[1])
-        out, seconds = self._kernel(op, args, kwargs)
-        if destination != source:
-            nbytes = args[0].numel() * args[0].element_size()
-            waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+            if destination.type == "cuda":
+                self.adopt(out, destination, OTHER if home is None else ACTIVATIONS)
+        else:
+            destination, source = self.where(args[0]), self.where(args[1])
+            out, seconds = self._kernel(op, args, kwargs)
             on_host = args[0] if destination is CPU else args[1]
-            waits = waits or not self.is_pinned(on_host)
-            cause = "copy_" if thread.cause == "to" else thread.cause
+            may_go_on = args[2] if len(args) > 2 else kwargs.get("non_blocking")
+            waits = not (may_go_on and self.is_pinned(on_host))
+            cause = "copy_" if cause == "to" else cause
+        if source != destination and "cuda" in (source.type, destination.type):
+            nbytes = out.numel() * out.element_size()
             self.transfer(nbytes, source, destination, cause, waits)
         else:
             self._spend(op, destination, seconds, args, kwargs, out)
         return out
 
-    def _book_foreach(self, op: Op, args: tuple, kwargs: dict) -> Any:
-        """Optimizers hand over lists; the devices must agree position by position."""
-        lists = [
-            value
-            for value in (*args, *kwargs.values())
-            if isinstance(value, (list, tuple))
-            and value
-            and isinstance(value[0], Tensor)
-        ]
-        homes: list[torch.device] = []
-        for row in itertools.zip_longest(*lists):
-            devices = []
-            for x in row:
-                if x is None:
-                    continue
-                where = self.where(x)
-                if (x.dim() or where.type == "cuda") and where not in devices:
-                    devices.append(where)
-            if len(devices) > 1:
-                raise RuntimeError(errors.two_devices(*devices[:2]))
-            homes.append(devices[0] if devices else CPU)
-        known = {x.untyped_storage()._cdata for x in tensors_in(args, [])}
-        out, seconds = self._kernel(op, args, kwargs)
-        made = list(zip(out or (), homes, strict=False))
-        for x, home in made:
-            if not isinstance(x, Tensor) or home is CPU:
-                continue
-            if x.untyped_storage()._cdata not in known:
-                self.adopt(x, home, OTHER)
-        places = list(dict.fromkeys(homes))
-        for place in places:  # the work is shared out by the number of tensors
-            share = seconds * homes.count(place) / len(homes)
-            there = [
-                value[i]
-                for value in lists
-                for i, home in enumerate(homes[: len(value)])
-                if home == place
-            ]
-            self._spend(op, place, share, there, {})
-        return out
+    def _book_lists(self, op: Op, args: tuple, kwargs: dict) -> Any:
+        """Lists of tensors, as optimizers hand over: each GPU works on its own."""
+        __tracebackhide__ = True
+        first = next(x for x in (*args, *kwargs.values()) if isinstance(x, list))
+        homes = [self.where(x) for x in first]
+        if len(set(homes)) < 2:
+            return self._book(op, args, kwargs)
+
+        def part(value: Any, places: list[int]) -> Any:
+            has_all = isinstance(value, list) and len(value) == len(homes)
+            return [value[i] for i in places] if has_all else value
+
+        made: dict[int, Tensor] = {}
+        for home in dict.fromkeys(homes):
+            places = [i for i, other in enumerate(homes) if other == home]
+            here = {name: part(value, places) for name, value in kwargs.items()}
+            out = self._book(op, tuple(part(value, places) for value in args), here)
+            made.update(zip(places, out or (), strict=False))
+        return [made[i] for i in range(len(homes))] if made else None
 
     def _not_strided(
         self, op: Op, args: tuple, kwargs: dict, inputs: list[Tensor]

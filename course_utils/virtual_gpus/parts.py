@@ -75,8 +75,18 @@ class Clock:
     """One device's modelled time: until when it is busy, and what it did."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.free = name, 0.0
+        self.name = name
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to the start."""
+        self.free, self.sealed = 0.0, 0
         self.intervals: list[Interval] = []
+
+    def seal(self) -> int:
+        """Nothing joins the intervals so far any more. Returns how many they are."""
+        self.sealed = len(self.intervals)
+        return self.sealed
 
     def work(
         self, start: float, stop: float, kind: str, phase: str, label: str, module: str
@@ -84,7 +94,7 @@ class Clock:
         self.free = stop
         last = self.intervals[-1] if self.intervals else None
         if (
-            last is not None
+            len(self.intervals) > self.sealed
             and start - last.stop <= 1e-12
             and (last.kind, last.phase, last.label) == (kind, phase, label)
         ):
