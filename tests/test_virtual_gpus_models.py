@@ -397,7 +397,7 @@ def test_replicas_that_are_not_used_have_zeros_on_their_gpus(gpus, used):
     replicas = replicate(model, [1, 2, 3])
     x = torch.ones(1, 2)
     outputs = [replicas[i](x.to(i + 1)).sum().to(ONE) for i in used]
-    gpus.clear_transfers()
+    gpus.clear()
     sum(outputs).backward()
     expected = copy.deepcopy(model).cpu()
     expected.zero_grad()

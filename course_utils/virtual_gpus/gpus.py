@@ -191,10 +191,6 @@ class VirtualGPUs:
         """Every copy between two devices so far, in the order of the calls."""
         return list(self.machine.transfers)
 
-    def clear_transfers(self) -> None:
-        """Forget the transfers so far."""
-        self.machine.transfers.clear()
-
     def timeline(self) -> Timeline:
         """When each device worked, in modelled seconds since the start or `clear()`."""
         with self.machine.lock:
@@ -206,7 +202,7 @@ class VirtualGPUs:
         Memory and its peaks stay as they are: see `reset_peak`.
         """
         with self.machine.lock:
-            self.clear_transfers()
+            self.machine.transfers.clear()
             for clock in self.machine.clocks():
                 clock.clear()
             self.machine.thread.host = 0.0

@@ -53,16 +53,15 @@ class Machine(Ledger):
         *,
         memory: Sequence[int],
         bandwidth: float,
-        host_bandwidth: float,
         latency: float,
         compute: float | None,
         memory_bandwidth: float,
         overhead: float,
     ) -> None:
         super().__init__(n, memory)
-        self.bandwidth, self.host_bandwidth = bandwidth, host_bandwidth
-        self.latency, self.compute = latency, compute
-        self.memory_bandwidth, self.overhead = memory_bandwidth, overhead
+        self.bandwidth, self.latency = bandwidth, latency
+        self.compute, self.overhead = compute, overhead
+        self.memory_bandwidth = memory_bandwidth
         self.pinned: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
         self._ops: dict[Any, Op] = {}
         self.host = Clock("cpu")
@@ -151,9 +150,8 @@ class Machine(Ledger):
         if source == destination or thread.quiet:
             return
         on_host = CPU in (source, destination)
-        bandwidth = self.host_bandwidth if on_host else self.bandwidth
         seconds = costs.transfer_seconds(
-            nbytes, latency=self.latency, bandwidth=bandwidth
+            nbytes, latency=self.latency, bandwidth=self.bandwidth
         )
         phase, label, module = self._phase(), self._label(), self.module_name()
         ends = [self.gpus[d.index].clock for d in (source, destination) if d is not CPU]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +21,10 @@ if TYPE_CHECKING:
 Base = torch._C.TensorBase
 
 FACTORIES = _device_constructors() | {Tensor.new_tensor, Tensor.new}
-
-
 PARSE_TO = torch._C._nn._parse_to  # has a device, but makes nothing: Module.to asks it
-
-
 _TENSOR, _AS_TENSOR, _ASARRAY = torch.tensor, torch.as_tensor, torch.asarray
-
-
 _FROM_DATA = {_TENSOR, _AS_TENSOR, _ASARRAY}
-
-
 CTC = {torch.ctc_loss, torch.nn.functional.ctc_loss}
-
 
 # What C++ checks before it calls an op that we could see.
 CHECKS = {
@@ -71,10 +63,7 @@ def factory_bytes(args: tuple, kwargs: dict) -> int:
     if not isinstance(size, (list, tuple)) or not all(type(n) is int for n in size):
         return 0
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
-    count = 1
-    for n in size:
-        count *= n
-    return count * dtype.itemsize
+    return math.prod(size) * dtype.itemsize
 
 
 def flop_formula(func: Any) -> Callable | None:
