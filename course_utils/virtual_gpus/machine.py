@@ -131,6 +131,9 @@ class Machine(Ledger):
 
     # ---- time ------------------------------------------------------------------------
 
+    def clock_of(self, device: torch.device) -> Clock:
+        return self.gpus[device.index].clock if device.type == "cuda" else self.host
+
     def clocks(self) -> list[Clock]:
         return [*(gpu.clock for gpu in self.gpus), self.host]
 
@@ -149,24 +152,18 @@ class Machine(Ledger):
         thread = self.thread
         if source == destination or thread.quiet:
             return
-        on_host = CPU in (source, destination)
         seconds = costs.transfer_seconds(
             nbytes, latency=self.latency, bandwidth=self.bandwidth
         )
         phase, label, module = self._phase(), self._label(), self.module_name()
-        ends = [self.gpus[d.index].clock for d in (source, destination) if d is not CPU]
-        start = max(thread.host, *(clock.free for clock in ends))
+        ends = {"send": self.clock_of(source), "receive": self.clock_of(destination)}
+        gpus = {kind: clock for kind, clock in ends.items() if clock is not self.host}
+        start = max(thread.host, *(clock.free for clock in gpus.values()))
         stop = start + seconds
-        for clock, device, kind in (
-            (ends[0], source, "send"),
-            (ends[-1], destination, "receive"),
-        ):
-            if device is not CPU:
-                clock.work(start, stop, kind, phase, label, module)
-        if on_host and waits:
-            kind = "send" if source is CPU else "receive"
-            self.host.work(start, stop, kind, phase, label, module)
+        if waits and gpus != ends:
             thread.host = stop
+        for kind, clock in (ends if waits else gpus).items():
+            clock.work(start, stop, kind, phase, label, module)
         self.transfers.append(
             Transfer(
                 str(source),
@@ -220,7 +217,7 @@ class Machine(Ledger):
             seconds = self._modelled(op, on_host, args, kwargs, out)
         if seconds <= 0:
             return
-        clock = self.host if on_host else self.gpus[device.index].clock
+        clock = self.clock_of(device)
         start = max(thread.host, clock.free)
         if on_host:
             thread.host = start + seconds
