@@ -84,8 +84,8 @@ def _modules_and_optimizers(machine: Machine, patches: Patches) -> None:
         return groups
 
     patches.set(torch._C, _group_tensors_by_device_and_dtype=grouped)
-    patches.later(optimizer_module.register_optimizer_step_pre_hook(before).remove)
-    patches.later(optimizer_module.register_optimizer_step_post_hook(after).remove)
+    patches.callback(optimizer_module.register_optimizer_step_pre_hook(before).remove)
+    patches.callback(optimizer_module.register_optimizer_step_post_hook(after).remove)
 
 
 # --- autograd, threads ----------------------------------------------------------------

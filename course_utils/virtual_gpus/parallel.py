@@ -120,7 +120,7 @@ def _backends(patches: Patches) -> None:
     """gloo is the backend of virtual GPUs: `init_process_group()` chooses it."""
     dist = torch.distributed
     defaults = dist.Backend.default_device_backend_map
-    patches.later(functools.partial(defaults.update, defaults.copy()))
+    patches.callback(defaults.update, defaults.copy())
     defaults["cuda"] = "gloo"
     config = dist.distributed_c10d.BackendConfig
     start = copy_of(config.__init__)

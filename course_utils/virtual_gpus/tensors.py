@@ -43,7 +43,7 @@ def install(machine: Machine, patches: Patches) -> None:
     """Replace what makes and moves tensors and storages."""
     _factories(machine, patches)
     _tensor_methods(machine, patches)
-    patches.later(_forget_default_device)
+    patches.callback(_forget_default_device)
 
 
 # --- small questions about tensors and ops --------------------------------------------
