@@ -119,26 +119,18 @@ def _memory(machine: Machine, patches: Patches) -> None:
             "allocated": gpu.allocations,
             "freed": gpu.allocations - count,
         }
-        values = {
-            "allocated_bytes": size,
-            "reserved_bytes": size,
-            "active_bytes": size,
-            "requested_bytes": size,
-            "inactive_split_bytes": none,
-            "allocation": tensors,
-            "segment": tensors,
-            "active": tensors,
-            "inactive_split": none,
+        numbers = {
+            **dict.fromkeys(("allocation", "segment", "active"), tensors),
+            **dict.fromkeys(("allocated_bytes", "reserved_bytes"), size),
+            **dict.fromkeys(("active_bytes", "requested_bytes"), size),
+            **dict.fromkeys(("inactive_split", "inactive_split_bytes"), none),
         }
-        return {
-            "num_alloc_retries": 0,
-            "num_ooms": gpu.failures,
-            "oversize_allocations": none,
-            "oversize_segments": none,
-        } | {
-            what: {"all": numbers, "large_pool": none, "small_pool": none}
-            for what, numbers in values.items()
+        found = {
+            what: {"all": all_pools, "large_pool": none, "small_pool": none}
+            for what, all_pools in numbers.items()
         }
+        found |= dict.fromkeys(("oversize_allocations", "oversize_segments"), none)
+        return {**found, "num_alloc_retries": 0, "num_ooms": gpu.failures}
 
     def info(device: Any = None) -> tuple[int, int]:
         with machine.lock:
@@ -235,16 +227,10 @@ def _streams_and_events(machine: Machine, patches: Patches) -> None:
         def synchronize(self) -> None:
             machine.synchronize(self.device)
 
-        def wait_stream(self, stream: Any) -> None:
-            hold(self.device_index, machine.gpus[stream.device.index].clock.free)
-
-        def wait_event(self, event: Any) -> None:
-            event.wait(self)
-
-        def record_event(self, event: Any = None) -> Any:
-            event = Event() if event is None else event
-            event.record(self)
-            return event
+        # These are PyTorch's, made of what events do.
+        wait_event = torch.cuda.Stream.wait_event
+        wait_stream = torch.cuda.Stream.wait_stream
+        record_event = torch.cuda.Stream.record_event
 
         def is_capturing(self) -> bool:
             return False
@@ -260,11 +246,8 @@ def _streams_and_events(machine: Machine, patches: Patches) -> None:
         def __eq__(self, other: object) -> bool:
             return type(other) is Stream and self.device == other.device
 
-        def __hash__(self) -> int:
-            return hash(self.device)
-
-        def __repr__(self) -> str:
-            return f"<torch.cuda.Stream device={self.device} cuda_stream=0x0>"
+        __hash__ = torch.cuda.Stream.__hash__
+        __repr__ = torch.cuda.Stream.__repr__
 
     class Event(refusals.Partial):
         """Its times are those of `gpus.timeline()`."""

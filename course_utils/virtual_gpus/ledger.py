@@ -55,7 +55,7 @@ class Ledger:
             return self.where(x)
 
     def drifts(self, x: Tensor) -> bool:
-        """Is this a helper of C++ of which nothing says where it is? See `_drift`.
+        """Is this a helper of C++ of which nothing says where it is? See `drift`.
 
         Wrappers without a storage count as such: PyTorch does not check them either.
         """
@@ -183,7 +183,7 @@ class Ledger:
             self.enter(storage, owned)
 
     def belongs_to(self, x: Tensor, device: torch.device) -> None:
-        """Say where a helper of C++ is; see `_drift`."""
+        """Say where a helper of C++ is; see `drift`."""
         if self.drifts(x):
             with truth(), self.lock:
                 self.adopt(x, device, OTHER)

@@ -22,7 +22,7 @@ BLOCK = 512  # CUDA's allocator rounds every tensor up to a multiple of this
 
 
 class Owned:
-    """One storage on a virtual GPU. While it drifts (see `_drift`) it has no bytes."""
+    """One storage on a GPU. While it drifts (see `Ledger.drift`) it has no bytes."""
 
     __slots__ = ("born", "device", "drifts", "key", "kind", "nbytes", "ref")
 
@@ -162,50 +162,29 @@ class Op:
     """What has to be known of an ATen op, found out once."""
 
     # C++ moves their CPU arguments to the GPU by itself, or wants them on the CPU.
+    INDEXING = (
+        "index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put"
+    )
+    LENGTHS = {"input_lengths", "target_lengths"}
     HOST_ARGUMENTS = {
-        "index": {"indices"},
-        "_unsafe_index": {"indices"},
-        "index_put": {"indices"},
-        "index_put_": {"indices"},
-        "_index_put_impl_": {"indices"},
-        "_unsafe_index_put": {"indices"},
+        **dict.fromkeys(INDEXING.split(), {"indices"}),
+        **dict.fromkeys(
+            ("_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss"), LENGTHS
+        ),
         "_pack_padded_sequence": {"lengths"},
         "_pack_padded_sequence_backward": {"batch_sizes"},
-        "_ctc_loss": {"input_lengths", "target_lengths"},
-        "_ctc_loss_backward": {"input_lengths", "target_lengths"},
-        "_cudnn_ctc_loss": {"input_lengths", "target_lengths"},
     }
     CROSS = {aten.copy_.default, aten._to_copy.default}
-    FREE = {
-        "empty",
-        "empty_strided",
-        "empty_like",
-        "empty_permuted",
-        "new_empty",
-        "new_empty_strided",
-        "lift_fresh",
-        "set_",
-        "resize_",
-        "_local_scalar_dense",
-        "equal",
-        "is_same_size",
-    }
-
+    FREE = frozenset(
+        "empty empty_strided empty_like empty_permuted new_empty new_empty_strided "
+        "lift_fresh set_ resize_ _local_scalar_dense equal is_same_size".split()
+    )
     # The host waits for them: it has to know a value, or how long the result is.
-    WAITED_FOR = {
-        "_linalg_check_errors",
-        "_unique",
-        "_unique2",
-        "allclose",
-        "bincount",
-        "equal",
-        "masked_select",
-        "nonzero",
-        "repeat_interleave",
-        "unique_consecutive",
-        "unique_dim",
-        "unique_dim_consecutive",
-    }
+    WAITED_FOR = frozenset(
+        "_linalg_check_errors _unique _unique2 allclose bincount equal masked_select "
+        "nonzero repeat_interleave unique_consecutive unique_dim "
+        "unique_dim_consecutive".split()
+    )
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
