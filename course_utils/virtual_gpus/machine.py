@@ -543,14 +543,11 @@ class Machine(Ledger):
 
     def _host_is_fine(self, op: Op, args: tuple, kwargs: dict) -> bool:
         """May the CPU tensors in this call stand beside those on a GPU?"""
-        for name, value in (*zip(op.names, args), *kwargs.items()):  # noqa: B905
-            for x in tensors_in((value,), []):
-                if self.where(x).type == "cuda":
-                    continue
-                if name in op.host_arguments:
-                    continue
-                if x.dim() or name in op.written or not errors.takes_numbers(op):
-                    return False
+        for name, x in op.named(args, kwargs):
+            if self.where(x).type == "cuda" or name in op.host_arguments:
+                continue
+            if x.dim() or name in op.written or not errors.takes_numbers(op):
+                return False
         return not op.indexes or self.where(args[0]).type == "cuda"
 
     def _book_cross(

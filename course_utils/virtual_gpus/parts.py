@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -225,6 +225,12 @@ class Op:
         self.numbers: bool | None = None  # None: not looked up (`takes_numbers`)
         self.indexes = "indices" in self.host_arguments
         self.waited_for = self.indexes or self.name in self.WAITED_FOR
+
+    def named(self, args: tuple, kwargs: dict) -> Iterator[tuple[str, Tensor]]:
+        """All tensors that the op was given, each with the name of its argument."""
+        for name, value in (*zip(self.names, args), *kwargs.items()):  # noqa: B905
+            for x in tensors_in((value,), []):
+                yield name, x
 
     def host_waits(self, args: tuple, kwargs: dict) -> bool:
         """Does the host wait for this call of an op that it may wait for?"""
