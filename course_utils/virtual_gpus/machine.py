@@ -506,6 +506,9 @@ class Machine(Ledger):
             return out
         if op.name == "_local_scalar_dense" and home is not None:
             self.transfer(args[0].element_size(), home, CPU, "item")
+        elif op.foreach:  # most change their lists in place: these count once
+            lists = [x for x in args if isinstance(x, list)]
+            self._spend(op, home or target or CPU, seconds, lists, {})
         elif not op.free:
             self._spend(op, home or target or CPU, seconds, args, kwargs, out)
         if op.waited_for and home is not None and op.host_waits(args, kwargs):
