@@ -65,12 +65,10 @@ class Second(nn.Module):
 
 
 def test_transfers_say_what_why_and_when():
-    with virtual_gpus(
-        2, bandwidth="1 GB/s", host_bandwidth="2 GB/s", latency="10 us", force=True
-    ) as gpus:
+    with virtual_gpus(2, bandwidth="1 GB/s", latency="10 us", force=True) as gpus:
         model = Split()
         assert {t.phase for t in gpus.transfers} == {"setup"}
-        gpus.clear_transfers()
+        gpus.clear()
         assert gpus.transfers == []
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         loss = F.cross_entropy(model(torch.randn(8, 256)), torch.ones(8).long().cuda(1))
@@ -91,8 +89,7 @@ def test_transfers_say_what_why_and_when():
         ("cuda:1", "cpu", 4, "forward", "", "item"),
     ]
     first, between = gpus.transfers[:2]
-    assert first.seconds == MS(10e-6 + size / 2e9)
-    assert between.seconds == MS(10e-6 + size / 1e9)
+    assert first.seconds == between.seconds == MS(10e-6 + size / 1e9)
     assert between.start >= first.start + first.seconds
     assert str(between) == (
         "cuda:0 -> cuda:1: 8.00 KiB, 18.19 us, `to` in the forward of Split.rest.second"
@@ -371,8 +368,8 @@ def test_measured_time_is_the_cpus():
         assert log.timeline().seconds > small.timeline().seconds > 0
 
 
-def test_the_timeline_prints_as_a_table(gpus):
-    x = torch.ones(4, device="cuda:0")
+def test_records_print_as_tables_and_have_rows_by_name(gpus):
+    x = torch.zeros(2**18, device="cuda:0")
     with gpus.record() as log:
         (x + 1).to("cuda:1")
     assert repr(log.timeline()).splitlines() == [
@@ -381,6 +378,13 @@ def test_the_timeline_prints_as_a_table(gpus):
         "cuda:1       0 s      2 ms  1 ms   66.7%",
         "cuda:2       0 s       0 s  3 ms    0.0%",
     ]
+    memory = gpus.memory()
+    rows = [line.split() for line in str(memory).splitlines()]
+    assert ["cuda:0", "now", "1.00", *["0.00"] * 4, "1.00"] in rows
+    assert memory.now == {"cuda:0": 2**20, "cuda:1": 0, "cuda:2": 0}
+    assert memory["cuda:0"] is memory[0]
+    with pytest.raises(KeyError, match="no 'cuda:9'"):
+        memory["cuda:9"]
 
 
 # --- memory ---------------------------------------------------------------------------
@@ -457,14 +461,3 @@ def test_a_storage_that_is_freed_and_filled_again(gpus):
     del x, storage
     assert now() == 0
     torch.ones(2).untyped_storage().resize_(1024)  # the CPU's is not counted
-
-
-def test_the_memory_prints_as_a_table(gpus):
-    keep = torch.zeros(2**18, device="cuda:1")
-    rows = [line.split() for line in str(gpus.memory()).splitlines()]
-    assert ["cuda:1", "now", "1.00", *["0.00"] * 4, "1.00"] in rows
-    assert len(gpus.memory()) == 3
-    assert gpus.memory().now == {"cuda:0": 0, "cuda:1": 2**20, "cuda:2": 0}
-    with pytest.raises(KeyError, match="no 'cuda:9'"):
-        gpus.memory()["cuda:9"]
-    del keep

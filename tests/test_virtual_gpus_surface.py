@@ -1,7 +1,6 @@
-"""What PyTorch has around its tensors: names, threads, profiler, files, DDP's C++."""
+"""What PyTorch has around its tensors: names, refusals, threads."""
 
 import _thread
-import asyncio
 import contextlib
 import importlib
 import inspect
@@ -15,7 +14,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,7 +29,7 @@ from torch.cuda import (
     synchronize,
 )
 
-from course_utils import Ranks, virtual_gpus
+from course_utils import virtual_gpus
 from course_utils.virtual_gpus import refusals
 
 ONE = torch.device("cuda:1")
@@ -41,16 +39,6 @@ ONE = torch.device("cuda:1")
 def gpus():
     with virtual_gpus(2, memory="1 GiB", force=True) as on:
         yield on
-
-
-def in_a_process(code: str, folder: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "TMPDIR": str(folder)},  # the compiler leaves a cache there
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 # --- names that were imported before --------------------------------------------------
@@ -157,7 +145,7 @@ def two_gpus() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2).cuda(), nn.Linear(2, 2).to(ONE))
 
 
-def group_of(backend: str) -> None:
+def group_of(backend: str | None) -> None:
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
 
@@ -202,8 +190,9 @@ def on_gpu() -> torch.Tensor:
 
 
 def test_ddp_of_a_module_on_two_gpus_is_refused(gpus):
-    group_of("gloo")
+    group_of(None)
     try:
+        torch.distributed.all_reduce(on_gpu())  # the default of GPUs here is gloo
         with pytest.raises(RuntimeError, match="^not on virtual GPUs: Distributed"):
             nn.parallel.DistributedDataParallel(two_gpus())
     finally:
@@ -232,35 +221,14 @@ def test_parts_of_torch_cuda_that_published_scripts_use(gpus):
         assert nn.Conv2d(1, 1, 1).cuda()(torch.ones(1, 1, 2, 2).cuda()).is_cuda
 
 
-def test_the_profiler_takes_the_time_of_the_cpu(tmp_path):
-    done = in_a_process(
-        "import torch\n"
-        "from torch.profiler import ProfilerActivity, profile\n"
-        "from course_utils import virtual_gpus\n"
-        "with virtual_gpus(2, force=True):\n"
-        "    x = torch.randn(32, 32, device='cuda')\n"
-        "    for kinds in ([ProfilerActivity.CPU, ProfilerActivity.CUDA],\n"
-        "                  [ProfilerActivity.CUDA], None):\n"
-        "        with profile(activities=kinds) as p:\n"
-        "            (x @ x).sum().item()\n"
-        "        table = p.key_averages().table(sort_by='cuda_time_total')\n"
-        "        assert 'aten::mm' in table\n"
-        "    with torch.autograd.profiler.profile(use_device='cuda') as p:\n"
-        "        (x @ x).sum().item()\n",
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stderr.count("\n") < 20
-
-
 # --- threads --------------------------------------------------------------------------
 
 
 def test_threads_go_on_while_the_compiler_is_imported_and_it_compiles_afterwards(
     tmp_path,
 ):
-    done = in_a_process(
-        "import sys, threading, torch\n"
+    code = (
+        "import sys, threading, time, torch\n"
         "from course_utils import virtual_gpus\n"
         "errors, over = [], threading.Event()\n"
         "def work():\n"
@@ -269,6 +237,7 @@ def test_threads_go_on_while_the_compiler_is_imported_and_it_compiles_afterwards
         "            x = torch.ones(2, device='cuda:1')\n"
         "            assert str((x * 2).device) == 'cuda:1', x.device\n"
         "            assert torch.cuda.device_count() == 2\n"
+        "            time.sleep(0.002)\n"
         "    except BaseException as error:\n"
         "        errors.append(error)\n"
         "with virtual_gpus(2, force=True):\n"
@@ -284,10 +253,10 @@ def test_threads_go_on_while_the_compiler_is_imported_and_it_compiles_afterwards
         "    y = model(torch.as_tensor(x) + torch.tensor([1.0, 2.0, 3.0]))\n"
         "    return y.to(torch.float64).cpu() if not torch.cuda.is_available() else y\n"
         "compiled = torch.compile(step, backend='eager')\n"
-        "assert torch.equal(compiled(torch.ones(3)), step(torch.ones(3)))\n",
-        tmp_path,
+        "assert torch.equal(compiled(torch.ones(3)), step(torch.ones(3)))\n"
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    here = {**os.environ, "TMPDIR": str(tmp_path)}  # the compiler leaves a cache there
+    subprocess.run([sys.executable, "-c", code], env=here, check=True, timeout=120)
 
 
 def test_threads_of_a_pool_from_before():
@@ -299,9 +268,9 @@ def test_threads_of_a_pool_from_before():
         assert pool.submit(lambda: torch.ones(2) * 2).result().device.type == "cpu"
 
 
-def in_a_thread(work, kind=threading.Thread):
+def in_a_thread(work):
     found = queue.SimpleQueue()
-    kind(target=lambda: found.put(work())).start()
+    threading.Thread(target=lambda: found.put(work())).start()
     return found.get(timeout=30)
 
 
@@ -321,23 +290,8 @@ def in_a_pool(work):
         return pool.apply(work)
 
 
-class Own(threading.Thread):
-    """Its `run` is not the one of Thread."""
-
-    def run(self) -> None:
-        self._target()
-
-
 @pytest.mark.parametrize(
-    "run",
-    [
-        in_a_thread,
-        lambda work: in_a_thread(work, Own),
-        in_the_oldest_kind_of_thread,
-        in_an_executor,
-        lambda work: asyncio.run(asyncio.to_thread(work)),
-        in_a_pool,
-    ],
+    "run", [in_a_thread, in_the_oldest_kind_of_thread, in_an_executor, in_a_pool]
 )
 def test_threads_of_all_kinds(gpus, run):
     def work() -> str:
@@ -349,39 +303,3 @@ def test_threads_of_all_kinds(gpus, run):
 
     assert [run(work), run(work)] == ["cuda:1"] * 2
     assert torch.cuda.current_device() == 0
-
-
-def test_callbacks_in_threads_of_gloo():
-    def on_rank() -> dict:
-        import time
-
-        import torch
-        import torch.distributed as dist
-
-        from course_utils import virtual_gpus
-
-        seen = {}
-
-        def note(name: str):
-            def callback(future):
-                y = future.value()[0]
-                seen[name] = [str((y * 2).device), str(torch.zeros_like(y).device)]
-                seen[name].append(str(torch.zeros(2, device=y.device).device))
-                return y
-
-            return callback
-
-        with virtual_gpus(2, force=True):
-            for name in ("then", "add_done_callback"):
-                x = torch.ones(4, device="cuda:1")
-                if dist.get_rank() == 1:
-                    time.sleep(0.3)
-                future = dist.all_reduce(x, async_op=True).get_future()
-                after = getattr(future, name)(note(name))
-                (after or future).wait()
-                dist.barrier()
-        return seen
-
-    with Ranks(2, quiet=True) as ranks:
-        right = ["cuda:1"] * 3
-        assert ranks.run(on_rank) == [{"then": right, "add_done_callback": right}] * 2

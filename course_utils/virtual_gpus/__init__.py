@@ -144,7 +144,6 @@ def virtual_gpus(
     memory: str | float | Sequence[str | float] = "16 GiB",
     bandwidth: str | float = "25 GB/s",
     latency: str | float = "10 us",
-    host_bandwidth: str | float | None = None,
     compute: str | float = "measured",
     memory_bandwidth: str | float = "1 TB/s",
     overhead: str | float = "5 us",
@@ -160,9 +159,8 @@ def virtual_gpus(
     Args:
         n: How many, from 1 to 64.
         memory: Of each GPU, or a list with one size for each.
-        bandwidth: Between two GPUs, one way.
+        bandwidth: Between two devices, one way.
         latency: What even the smallest copy takes.
-        host_bandwidth: Between the CPU and a GPU; `bandwidth` if it is not given.
         compute: `"measured"`, or the FLOP/s of a GPU.
         memory_bandwidth: Of a GPU's own memory; used if `compute` is a rate.
         overhead: What even the smallest op takes; used if `compute` is a rate.
@@ -184,13 +182,10 @@ def virtual_gpus(
         sizes = list(memory)
     else:
         sizes = [memory] * n
-    if host_bandwidth is None:
-        host_bandwidth = bandwidth
     settings = {
         "memory": [int(quantity(size, "memory", "size")) for size in sizes],
         "bandwidth": quantity(bandwidth, "bandwidth", "speed"),
         "latency": quantity(latency, "latency", "time"),
-        "host_bandwidth": quantity(host_bandwidth, "host_bandwidth", "speed"),
         "compute": None
         if compute == "measured"
         else quantity(compute, "compute", "compute"),

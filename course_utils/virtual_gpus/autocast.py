@@ -69,11 +69,7 @@ AS_IT_IS = frozenset(
     "max_unpool2d max_unpool3d pad trace".split()
 )
 
-
-_HALF = (torch.float16, torch.bfloat16)
-
-
-_CAST = (*_HALF, torch.float32)
+_CAST = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def autocasted(machine: Machine, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -40,7 +40,7 @@ def _modules_and_optimizers(machine: Machine, patches: Patches) -> None:
         thread = machine.thread
         modules = thread.modules
         if not modules:
-            thread.optimizer = 0  # a step that failed has not said that it is over
+            thread.optimizer = False  # a step that failed has not said that it is over
         modules.append(self)
         try:
             return module_call(self, *args, **kwargs)
@@ -49,13 +49,13 @@ def _modules_and_optimizers(machine: Machine, patches: Patches) -> None:
 
     @functools.wraps(apply)
     def setup(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with machine.counting("setup"):
+        with machine.thread.having(setup=True):
             return apply(self, *args, **kwargs)
 
     patches.set(torch.nn.Module, __call__=call, _apply=setup)
 
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        machine.thread.optimizer = 1
+        machine.thread.optimizer = True
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 machine.remember(parameter)
@@ -63,7 +63,7 @@ def _modules_and_optimizers(machine: Machine, patches: Patches) -> None:
                     machine.classify(parameter.grad, GRADIENTS)
 
     def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        machine.thread.optimizer = 0
+        machine.thread.optimizer = False
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 for x in tensors_in(state.values(), []):
@@ -84,8 +84,8 @@ def _modules_and_optimizers(machine: Machine, patches: Patches) -> None:
         return groups
 
     patches.set(torch._C, _group_tensors_by_device_and_dtype=grouped)
-    patches.later(optimizer_module.register_optimizer_step_pre_hook(before).remove)
-    patches.later(optimizer_module.register_optimizer_step_post_hook(after).remove)
+    patches.callback(optimizer_module.register_optimizer_step_pre_hook(before).remove)
+    patches.callback(optimizer_module.register_optimizer_step_post_hook(after).remove)
 
 
 # --- autograd, threads ----------------------------------------------------------------
@@ -107,8 +107,7 @@ def _autograd_and_threads(machine: Machine, patches: Patches) -> None:
         # off for the time of the call: a backward that is written in Python needs it.
         try:
             with (
-                machine.counting("backward"),
-                machine.called_with(None),
+                machine.thread.having(backward=True, call=None),
                 Function(machine),
             ):
                 return engine(*args, **kwargs)
@@ -122,7 +121,7 @@ def _autograd_and_threads(machine: Machine, patches: Patches) -> None:
     def awake(hook: Callable) -> Callable:
         @functools.wraps(hook)
         def call(x: Any) -> Any:
-            with machine.called_with(None), Function(machine):
+            with machine.thread.having(call=None), Function(machine):
                 return hook(x)
 
         return call
@@ -177,7 +176,7 @@ def _scripted(machine: Machine, original: Callable) -> Callable:
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with machine.called_with((*args, *kwargs.values())):
+        with machine.thread.called_with((*args, *kwargs.values())):
             return original(self, *args, **kwargs)
 
     return call

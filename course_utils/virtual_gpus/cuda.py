@@ -11,7 +11,7 @@ import torch
 import torch.accelerator
 
 from course_utils.virtual_gpus import refusals
-from course_utils.virtual_gpus.parts import CPU, Tensor
+from course_utils.virtual_gpus.parts import CPU
 from course_utils.virtual_gpus.patches import Patches, copy_of
 
 if TYPE_CHECKING:
@@ -23,22 +23,25 @@ def nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def install(machine: Machine, patches: Patches) -> None:
-    """Let `torch.cuda` answer for virtual GPUs."""
-    _cuda_queries(machine, patches)
-    _cuda_memory(machine, patches)
+    """Answer for virtual GPUs where `torch.cuda` asks `torch._C`.
+
+    All of its Python stays as it is, but for what asks the driver past `torch._C`.
+    """
+    _devices(machine, patches)
+    _memory(machine, patches)
     _random_numbers(machine, patches)
     _streams_and_events(machine, patches)
     _profiler(patches)
 
 
-# --- torch.cuda, torch.accelerator ----------------------------------------------------
+# --- devices --------------------------------------------------------------------------
 
 
 class _Properties(refusals.Partial, types.SimpleNamespace):
     stands_for = torch.cuda._CudaDeviceProperties
 
 
-def _cuda_queries(machine: Machine, patches: Patches) -> None:
+def _devices(machine: Machine, patches: Patches) -> None:
     thread = machine.thread
 
     def exchange(device: int) -> int:
@@ -47,84 +50,58 @@ def _cuda_queries(machine: Machine, patches: Patches) -> None:
             thread.current = machine.index(device)
         return before
 
-    def set_device(device: Any) -> None:
-        exchange(torch.cuda._utils._get_device_index(device))
-
-    def set_index(device: Any) -> None:
-        exchange(torch.accelerator._utils._get_device_index(device))
-
-    def properties(device: Any = None) -> _Properties:
-        index = torch.cuda._utils._get_device_index(device, optional=True)
-        if not 0 <= index < machine.n:
-            raise AssertionError("Invalid device id")
-        gpu = machine.gpus[index]
+    def properties(index: int) -> _Properties:
         return _Properties(
             name="Virtual GPU",
             major=9,
             minor=0,
-            total_memory=gpu.capacity,
+            total_memory=machine.gpus[index].capacity,
             multi_processor_count=132,
         )
 
-    cuda = torch.cuda
+    here = torch.device("cuda")
     patches.set(
-        cuda,
+        torch._C,
+        _cuda_getDevice=lambda: thread.current,
+        _cuda_setDevice=exchange,
+        _cuda_canDeviceAccessPeer=lambda device, peer: (
+            machine.index(device) != machine.index(peer)
+        ),
+        _cuda_getArchFlags=nothing,
+        _cuda_synchronize=machine.synchronize,
+        _cuda_ipc_collect=nothing,
+        _cuda_get_sync_debug_mode=lambda: 0,
+        _get_accelerator=lambda check=None: here,
+        _accelerator_getAccelerator=lambda: here,
+        _accelerator_getDeviceIndex=lambda: thread.current,
+        _accelerator_setDeviceIndex=exchange,
+        _accelerator_exchangeDevice=exchange,
+        _accelerator_maybeExchangeDevice=exchange,
+        _accelerator_synchronizeDevice=machine.synchronize,
+    )
+    patches.set(
+        torch.cuda,
         is_available=lambda: True,
         is_initialized=lambda: True,
         init=nothing,
         _lazy_init=nothing,
         _is_in_bad_fork=lambda: os.getpid() != machine.process,
         device_count=lambda: machine.n,
-        current_device=lambda: thread.current,
-        set_device=set_device,
         _exchange_device=exchange,
         _maybe_exchange_device=exchange,
-        get_device_properties=properties,
-        can_device_access_peer=lambda device, peer: (
-            machine.index(device) != machine.index(peer)
-        ),
+        _get_device_properties=properties,
         is_bf16_supported=lambda including_emulation=True: True,
-        get_arch_list=lambda: [],
-        synchronize=lambda device=None: machine.synchronize(device),
-        ipc_collect=nothing,
     )
-    patches.set(  # marks for a profiler
-        cuda.nvtx,
-        range_push=lambda msg: 0,
-        range_pop=lambda: 0,
-        range_start=lambda msg: 0,
-        range_end=nothing,
-        mark=nothing,
-        _device_range_start=nothing,
-        _device_range_end=nothing,
-    )
-    patches.set(cuda.profiler, start=nothing, stop=nothing)
-    patches.set(cuda.nccl, is_available=lambda tensors: False)
+    marks = "rangePushA rangePop rangeStartA rangeEnd markA"  # for a profiler
+    marks += " deviceRangeStart deviceRangeEnd"
+    no_marks = dict.fromkeys(marks.split(), lambda *_: 0)
+    patches.set(torch.cuda.nvtx, _nvtx=types.SimpleNamespace(**no_marks))
+    patches.set(torch.cuda.profiler, start=nothing, stop=nothing)
+    patches.set(torch.cuda.nccl, is_available=lambda tensors: False)
     patches.set(torch.backends.cudnn, is_acceptable=lambda x: False)
-    here = torch.device("cuda")
-    patches.set(
-        torch._C,
-        _accelerator_getAccelerator=lambda: here,
-        _get_accelerator=lambda check=None: here,
-        _accelerator_exchangeDevice=exchange,
-        _accelerator_maybeExchangeDevice=exchange,
-        _cuda_get_sync_debug_mode=lambda: 0,
-    )
-
-    patches.replace(
-        (torch.accelerator,),
-        current_accelerator=lambda check_available=False: here,
-        is_available=lambda: True,
-        device_count=lambda: machine.n,
-        current_device_index=lambda: thread.current,
-        current_device_idx=lambda: thread.current,
-        set_device_index=set_index,
-        set_device_idx=set_index,
-        synchronize=lambda device=None: machine.synchronize(device),
-    )
 
 
-def _cuda_memory(machine: Machine, patches: Patches) -> None:
+def _memory(machine: Machine, patches: Patches) -> None:
     def stats(device: int) -> dict[str, Any]:
         """What C++ keeps for `torch.cuda.memory_stats`, nested."""
         with machine.lock:
@@ -142,31 +119,18 @@ def _cuda_memory(machine: Machine, patches: Patches) -> None:
             "allocated": gpu.allocations,
             "freed": gpu.allocations - count,
         }
-        values = {
-            "allocated_bytes": size,
-            "reserved_bytes": size,
-            "active_bytes": size,
-            "requested_bytes": size,
-            "inactive_split_bytes": none,
-            "allocation": tensors,
-            "segment": tensors,
-            "active": tensors,
-            "inactive_split": none,
+        numbers = {
+            **dict.fromkeys(("allocation", "segment", "active"), tensors),
+            **dict.fromkeys(("allocated_bytes", "reserved_bytes"), size),
+            **dict.fromkeys(("active_bytes", "requested_bytes"), size),
+            **dict.fromkeys(("inactive_split", "inactive_split_bytes"), none),
         }
-        return {
-            "num_alloc_retries": 0,
-            "num_ooms": gpu.failures,
-            "oversize_allocations": none,
-            "oversize_segments": none,
-        } | {
-            what: {"all": numbers, "large_pool": none, "small_pool": none}
-            for what, numbers in values.items()
+        found = {
+            what: {"all": all_pools, "large_pool": none, "small_pool": none}
+            for what, all_pools in numbers.items()
         }
-
-    def reset_peak(device: Any = None) -> None:
-        with machine.lock:
-            machine.settle()
-            machine.gpus[machine.index(device)].set_peak(next(machine.births))
+        found |= dict.fromkeys(("oversize_allocations", "oversize_segments"), none)
+        return {**found, "num_alloc_retries": 0, "num_ooms": gpu.failures}
 
     def info(device: Any = None) -> tuple[int, int]:
         with machine.lock:
@@ -174,22 +138,21 @@ def _cuda_memory(machine: Machine, patches: Patches) -> None:
             gpu = machine.gpus[machine.index(device)]
             return gpu.capacity - gpu.now, gpu.capacity
 
-    memory = torch.cuda.memory
-    patches.replace(
-        (torch.cuda, memory, torch.accelerator, torch.accelerator.memory),
-        reset_peak_memory_stats=reset_peak,
-        reset_accumulated_memory_stats=nothing,
-        mem_get_info=info,
-        get_memory_info=info,
-        empty_cache=nothing,
-    )
     patches.set(
         torch._C,
         _cuda_memoryStats=stats,
-        _accelerator_getDeviceStats=stats,
+        _cuda_resetPeakMemoryStats=machine.reset_peak,
+        _cuda_resetAccumulatedMemoryStats=nothing,
+        _cuda_emptyCache=nothing,
         _accelerator_isAllocatorInitialized=lambda: True,
+        _accelerator_getDeviceStats=stats,
+        _accelerator_getMemoryInfo=info,
+        _accelerator_resetPeakStats=machine.reset_peak,
+        _accelerator_resetAccumulatedStats=nothing,
+        _accelerator_emptyCache=nothing,
         _accelerator_emptyHostCache=nothing,
     )
+    patches.set(torch.cuda.memory, mem_get_info=info)
 
 
 # --- random numbers -------------------------------------------------------------------
@@ -198,16 +161,6 @@ def _cuda_memory(machine: Machine, patches: Patches) -> None:
 def _random_numbers(machine: Machine, patches: Patches) -> None:
     """One generator for the CPU and all GPUs: a split model drops the same values."""
     default = torch.default_generator
-
-    def seed_with(seed: int) -> None:
-        default.manual_seed(int(seed))
-
-    def set_state(state: Tensor, device: Any = "cuda") -> None:
-        default.set_state(state)
-
-    def set_states(states: Any) -> None:
-        for state in states:
-            default.set_state(state)
 
     class AllGenerators(type(torch.Generator)):
         def __instancecheck__(cls, x: Any) -> bool:
@@ -230,18 +183,6 @@ def _random_numbers(machine: Machine, patches: Patches) -> None:
 
     original = torch.Generator
     patches.set(torch, Generator=Generator)
-    patches.replace(
-        (torch.cuda, torch.cuda.random),
-        get_rng_state=lambda device="cuda": default.get_state(),
-        get_rng_state_all=lambda: [default.get_state() for _ in range(machine.n)],
-        set_rng_state=set_state,
-        set_rng_state_all=set_states,
-        manual_seed=seed_with,
-        manual_seed_all=seed_with,
-        seed=lambda: default.seed() and None,
-        seed_all=lambda: default.seed() and None,
-        initial_seed=default.initial_seed,
-    )
     patches.set(torch.cuda, default_generators=(default,) * machine.n)
     patches.set(torch._C, _accelerator_getDefaultGenerator=lambda device: default)
 
@@ -258,10 +199,10 @@ def _streams_and_events(machine: Machine, patches: Patches) -> None:
         machine.thread.host += POLL_SECONDS
         return at <= machine.thread.host
 
-    def hold(device: torch.device, until: float) -> None:
+    def hold(device: int, until: float) -> None:
         """What this GPU is given from now on starts no earlier."""
         with machine.lock:
-            clock = machine.gpus[device.index].clock
+            clock = machine.gpus[device].clock
             clock.free = max(clock.free, until)
 
     class Stream(refusals.Partial):
@@ -286,16 +227,10 @@ def _streams_and_events(machine: Machine, patches: Patches) -> None:
         def synchronize(self) -> None:
             machine.synchronize(self.device)
 
-        def wait_stream(self, stream: Any) -> None:
-            hold(self.device, machine.gpus[stream.device.index].clock.free)
-
-        def wait_event(self, event: Any) -> None:
-            event.wait(self)
-
-        def record_event(self, event: Any = None) -> Any:
-            event = Event() if event is None else event
-            event.record(self)
-            return event
+        # These are PyTorch's, made of what events do.
+        wait_event = torch.cuda.Stream.wait_event
+        wait_stream = torch.cuda.Stream.wait_stream
+        record_event = torch.cuda.Stream.record_event
 
         def is_capturing(self) -> bool:
             return False
@@ -311,11 +246,8 @@ def _streams_and_events(machine: Machine, patches: Patches) -> None:
         def __eq__(self, other: object) -> bool:
             return type(other) is Stream and self.device == other.device
 
-        def __hash__(self) -> int:
-            return hash(self.device)
-
-        def __repr__(self) -> str:
-            return f"<torch.cuda.Stream device={self.device} cuda_stream=0x0>"
+        __hash__ = torch.cuda.Stream.__hash__
+        __repr__ = torch.cuda.Stream.__repr__
 
     class Event(refusals.Partial):
         """Its times are those of `gpus.timeline()`."""
@@ -355,14 +287,8 @@ def _streams_and_events(machine: Machine, patches: Patches) -> None:
             return is_done(self._time or 0.0)
 
         def wait(self, stream: Any = None) -> None:
-            hold(stream_of(stream and stream.device).device, self._time or 0.0)
-
-    def stream_of(device: Any = None) -> Stream:
-        return Stream(device)
-
-    def use(stream: Any) -> None:
-        if stream is not None:
-            machine.thread.current = stream.device.index
+            device = machine.thread.current if stream is None else stream.device.index
+            hold(device, self._time or 0.0)
 
     def make(kind: type, *args: Any, **kwargs: Any) -> Any:
         return (Stream if issubclass(kind, torch.cuda.Stream) else Event)(
@@ -372,17 +298,25 @@ def _streams_and_events(machine: Machine, patches: Patches) -> None:
     # The classes stay, for isinstance and whoever has imported them.
     patches.set(torch.cuda.Stream, __new__=make)
     patches.set(torch.cuda.Event, __new__=make)
-    patches.set(
-        torch.cuda,
-        set_stream=use,
-        current_stream=stream_of,
-        default_stream=stream_of,
-        is_current_stream_capturing=lambda: False,
-    )
     patches.set(torch, Stream=Stream, Event=Event)
-    patches.replace((torch.accelerator,), current_stream=stream_of, set_stream=use)
+
+    def numbers(device: int) -> tuple[int, int, int]:
+        return Stream.stream_id, device, Stream.device_type
+
+    def use(device_index: int, **numbers: Any) -> None:
+        machine.thread.current = device_index
+
+    patches.set(
+        torch._C,
+        _cuda_getCurrentStream=numbers,
+        _cuda_getDefaultStream=numbers,
+        _cuda_setStream=use,
+        _accelerator_getStream=Stream,
+        _accelerator_setStream=lambda stream: use(stream.device_index),
+    )
+    patches.set(torch.cuda, is_current_stream_capturing=lambda: False)
     functions = torch.nn.parallel._functions
-    patches.set(functions, _get_stream=lambda device: Stream(device), _streams=None)
+    patches.set(functions, _get_stream=Stream, _streams=None)
 
 
 # --- torch.profiler -------------------------------------------------------------------

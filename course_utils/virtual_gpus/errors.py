@@ -221,17 +221,10 @@ def full_name(op: Op) -> str:
 
 def mismatch(machine: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
     """The error for tensors that are not all on one device."""
-    named = [
-        (name, x, machine.where(x))
-        for name, value in (*zip(op.names, args), *kwargs.items())  # noqa: B905
-        for x in tensors_in((value,), [])
-    ]
+    named = [(name, x, machine.where(x)) for name, x in op.named(args, kwargs)]
     first = named[0][2]
-    if (
-        op.name.startswith(("index", "_index", "_unsafe_index"))
-        and "indices" in op.names
-    ):
-        if any(n == "indices" and d not in (first, CPU) for n, _, d in named):
+    if any(n == "indices" and d not in (first, CPU) for n, _, d in named):
+        if op.indexes:
             return RuntimeError(
                 "indices should be either on cpu or on the same device as the indexed "
                 f"tensor ({first})"

@@ -30,7 +30,6 @@ from course_utils.virtual_gpus.records import (
     KINDS,
     OTHER,
     DeviceMemory,
-    Interval,
     Memory,
     Timeline,
     Transfer,
@@ -62,7 +61,7 @@ class VirtualGPUs:
     def __init__(self, n: int, *, force: bool, **settings: Any) -> None:
         self.n, self.machine = n, Machine(n, **settings)
         self._force, self._aside, self._in_block = force, False, False
-        self._modes: tuple[Function, Dispatch] | None = None
+        self._modes: tuple = ()
         self._patches: Patches | None = None
 
     # ---- on and off ------------------------------------------------------------------
@@ -76,7 +75,6 @@ class VirtualGPUs:
         Raises:
             RuntimeError: these are on already, or others, in a `with` block.
         """
-        global active
         before = active
         if before is self or self._aside or before is not None and before._in_block:
             raise RuntimeError(errors.already_on(before or self, self))
@@ -95,24 +93,26 @@ class VirtualGPUs:
             return self
         check_version()
         self.machine.process = os.getpid()
-        patches = Patches()
+        parts = (tensors, autograd, cuda, autocast, files, parallel, refusals)
         try:
-            for part in (tensors, autograd, cuda, autocast, files, parallel, refusals):
-                part.install(self.machine, patches)
-            patches.follow()
-            active, self.machine.is_on = self, True
-            self._modes = (Function(self.machine), Dispatch(self.machine))
-            for mode in self._modes:
-                mode.__enter__()
-            self.machine.thread.entered = True
-        except BaseException as error:
-            active, self._modes, self.machine.is_on = None, None, False
-            patches.undo()
-            if isinstance(error, AttributeError):  # a private name of PyTorch
-                raise RuntimeError(errors.other_version(TESTED, error)) from error
-            raise
-        self._patches = patches
+            with Patches() as patches:
+                for part in parts:
+                    part.install(self.machine, patches)
+                patches.follow()
+                patches.callback(self._are_on, False)
+                self._are_on(True)
+                self._modes = (Function(self.machine), Dispatch(self.machine))
+                for mode in self._modes:
+                    patches.enter_context(mode)
+                self._patches = patches.pop_all()
+        except AttributeError as error:  # a private name of PyTorch
+            raise RuntimeError(errors.other_version(TESTED, error)) from error
         return self
+
+    def _are_on(self, on: bool) -> None:
+        global active
+        active = self if on else None
+        self.machine.is_on = self.machine.thread.entered = on
 
     def off(self) -> None:
         """Switch off and put PyTorch back as it was.
@@ -123,19 +123,13 @@ class VirtualGPUs:
             RuntimeError: they are not on, or something that was entered since (a
                 `with torch.device(...)`, another mode) is still open.
         """
-        global active
         if self._aside:
             self._aside = False
             return
-        if active is not self or self._modes is None or self._patches is None:
+        if active is not self or self._patches is None:
             raise RuntimeError("These virtual GPUs are not on: call on() first.")
-        _check_modes(self._modes)
-        function, dispatch = self._modes
-        dispatch.__exit__(None, None, None)
-        function.__exit__(None, None, None)
-        active, self._modes, self.machine.is_on = None, None, False
-        self.machine.thread.entered = False
-        self._patches.undo()
+        _check_modes(*self._modes)
+        self._patches.close()
         self._patches = None
 
     def __enter__(self) -> VirtualGPUs:
@@ -181,23 +175,16 @@ class VirtualGPUs:
 
     def reset_peak(self) -> None:
         """From now on, `peak` is the most since now."""
-        with self.machine.lock:
-            if self._aside:
-                for i in range(self.n):
-                    torch.cuda.reset_peak_memory_stats(i)
-                return
-            self.machine.settle()
-            for gpu in self.machine.gpus:
-                gpu.set_peak(next(self.machine.births))
+        reset = self.machine.reset_peak
+        if self._aside:
+            reset = torch.cuda.reset_peak_memory_stats
+        for i in range(self.n):
+            reset(i)
 
     @property
     def transfers(self) -> list[Transfer]:
         """Every copy between two devices so far, in the order of the calls."""
         return list(self.machine.transfers)
-
-    def clear_transfers(self) -> None:
-        """Forget the transfers so far."""
-        self.machine.transfers.clear()
 
     def timeline(self) -> Timeline:
         """When each device worked, in modelled seconds since the start or `clear()`."""
@@ -210,9 +197,9 @@ class VirtualGPUs:
         Memory and its peaks stay as they are: see `reset_peak`.
         """
         with self.machine.lock:
-            self.clear_transfers()
+            self.machine.transfers.clear()
             for clock in self.machine.clocks():
-                clock.free, clock.intervals = 0.0, []
+                clock.clear()
             self.machine.thread.host = 0.0
 
     @contextlib.contextmanager
@@ -223,13 +210,7 @@ class VirtualGPUs:
         that begins at 0. All devices begin together. May be nested.
         """
         with self.machine.lock:
-            began = self._barrier()
-            log = Record(self, began, len(self.machine.transfers))
-            log._first = {c.name: len(c.intervals) for c in self.machine.clocks()}
-            for (
-                clock
-            ) in self.machine.clocks():  # so that nothing joins an older interval
-                clock.intervals.append(Interval(clock.name, began, began, "mark"))
+            log = Record(self, self._barrier())
         try:
             yield log
         finally:
@@ -266,7 +247,6 @@ class VirtualGPUs:
             kept = [
                 replace(i, start=i.start - origin, stop=i.stop - origin)
                 for i in clock.intervals[first.get(clock.name, 0) :]
-                if i.kind != "mark"
             ]
             if kept or clock is not self.machine.host:
                 rows[clock.name] = tuple(kept)
@@ -277,9 +257,10 @@ class VirtualGPUs:
 class Record:
     """What happened inside `with gpus.record() as log:`."""
 
-    def __init__(self, gpus: VirtualGPUs, began: float, transfers: int) -> None:
-        self._gpus, self._began, self._sent = gpus, began, transfers
-        self._first: dict[str, int] = {}
+    def __init__(self, gpus: VirtualGPUs, began: float) -> None:
+        self._gpus, self._began = gpus, began
+        self._sent = len(gpus.machine.transfers)
+        self._first = {clock.name: clock.seal() for clock in gpus.machine.clocks()}
         self._kept: tuple[list[Transfer], Timeline] | None = None
 
     def _read(self) -> tuple[list[Transfer], Timeline]:
@@ -292,7 +273,7 @@ class Record:
     def _close(self) -> None:
         self._kept = self._read()
         for clock in self._gpus.machine.clocks():
-            clock.intervals.append(Interval(clock.name, clock.free, clock.free, "mark"))
+            clock.seal()
 
     @property
     def transfers(self) -> list[Transfer]:
@@ -335,22 +316,13 @@ def _real_memory(n: int) -> Memory:
     return Memory(tuple(rows))
 
 
-def _check_modes(modes: tuple) -> None:
-    """Raise unless our modes are the innermost ones.
-
-    Raises:
-        RuntimeError: something that was entered since is open.
-    """
-    function, dispatch = modes
-    c = torch._C
-    functions, dispatches = c._len_torch_function_stack(), c._len_torch_dispatch_stack()
-    here = (
-        functions
-        and dispatches
-        and c._get_function_stack_at(functions - 1) is function
-        and c._get_dispatch_stack_at(dispatches - 1) is dispatch
+def _check_modes(function: Function, dispatch: Dispatch) -> None:
+    """Raise unless our modes are the innermost ones of this thread."""
+    innermost = (
+        torch.overrides._get_current_function_mode(),
+        torch.utils._python_dispatch._get_current_dispatch_mode(),
     )
-    if not here:
+    if innermost != (function, dispatch):
         raise RuntimeError(
             "Virtual GPUs can be switched off only where they were switched on: leave "
             "the `with` blocks that were entered since, and call off() in the same "

@@ -7,20 +7,21 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from course_utils.virtual_gpus import errors
 from course_utils.virtual_gpus.parts import (
-    BLOCK,
     CPU,
     Device,
     Owned,
     Ref,
     Tensor,
     ThreadState,
+    blocks,
+    key_of,
     truth,
     unwrapped,
 )
@@ -37,7 +38,8 @@ class Ledger:
         self.gpus = [Device(d, m) for d, m in zip(self.devices, memory, strict=True)]
         self.owned: dict[int, Owned] = {}
         self.freed: deque[Owned] = deque()
-        self.leaves: dict[int, weakref.ref] = {}  # that may have a gradient
+        # Tensors that may have a gradient
+        self.leaves: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
         self.births = itertools.count(1)
         self.thread = ThreadState()
         self.lock = threading.RLock()
@@ -53,28 +55,26 @@ class Ledger:
             return self.where(x)
 
     def drifts(self, x: Tensor) -> bool:
-        """Is this a helper of C++ of which nothing says where it is? See `_drift`.
+        """Is this a helper of C++ of which nothing says where it is? See `drift`.
 
         Wrappers without a storage count as such: PyTorch does not check them either.
         """
         with truth():
-            try:
-                owned = self.owned.get(x.untyped_storage()._cdata)
-            except (NotImplementedError, RuntimeError):
-                return True
-            return owned is not None and owned.drifts
+            key = key_of(x)
+            owned = self.owned.get(key)
+            return key is None or owned is not None and owned.drifts
+
+    def entry(self, x: Tensor) -> Owned | None:
+        """What is known of a tensor's storage; None for one on the CPU."""
+        return self.owned.get(key_of(x))
 
     def where(self, x: Tensor) -> torch.device:
-        if self.owned:
-            try:
-                owned = self.owned.get(x.untyped_storage()._cdata)
-            except (NotImplementedError, RuntimeError):  # a wrapper without a storage
-                inner = unwrapped(x)
-                if inner is not None and inner is not x:
-                    return self.where(inner)
-            else:
-                if owned is not None:
-                    return owned.device
+        owned = self.entry(x)
+        if owned is not None:
+            return owned.device
+        inner = unwrapped(x)
+        if inner is not None and inner is not x:
+            return self.where(inner)
         device = torch._C.TensorBase.device.__get__(x)
         return CPU if device == CPU else device
 
@@ -120,6 +120,12 @@ class Ledger:
             owned = self.freed.popleft()
             self.gpus[owned.device.index].remove(owned)
 
+    def reset_peak(self, device: Any = None) -> None:
+        """From now on, the peak of a GPU is the most since now."""
+        with self.lock:
+            self.settle()
+            self.gpus[self.index(device)].set_peak(next(self.births))
+
     def _free(self, ref: Ref) -> None:
         # Called by Python whenever a storage dies, in any thread, also in the middle of
         # another call: only what needs no lock.
@@ -148,7 +154,7 @@ class Ledger:
         """A new storage now belongs to a device."""
         __tracebackhide__ = True
         storage = x.untyped_storage()
-        nbytes = -(-storage.nbytes() // BLOCK) * BLOCK
+        nbytes = blocks(storage.nbytes())
         if self.freed:
             self.settle()
         self.room(device, nbytes)
@@ -177,14 +183,14 @@ class Ledger:
             self.enter(storage, owned)
 
     def belongs_to(self, x: Tensor, device: torch.device) -> None:
-        """Say where a helper of C++ is; see `_drift`."""
+        """Say where a helper of C++ is; see `drift`."""
         if self.drifts(x):
             with truth(), self.lock:
                 self.adopt(x, device, OTHER)
 
     def resized(self, storage: Any) -> None:
         owned = self.owned.get(storage._cdata)
-        nbytes = -(-storage.nbytes() // BLOCK) * BLOCK
+        nbytes = blocks(storage.nbytes())
         if owned is not None and not owned.drifts and nbytes != owned.nbytes:
             gpu = self.gpus[owned.device.index]
             self.settle()
@@ -198,14 +204,14 @@ class Ledger:
         with truth(), self.lock:
             owned = self.owned.get(storage._cdata)
             if owned is not None and not owned.drifts and nbytes > storage.nbytes():
-                self.room(owned.device, -(-nbytes // BLOCK) * BLOCK)
+                self.room(owned.device, blocks(nbytes))
             out = resize()
             self.resized(storage)
             return out
 
     def release(self, x: Tensor) -> None:
         with truth(), self.lock:
-            owned = self.owned.pop(x.untyped_storage()._cdata, None)
+            owned = self.owned.pop(key_of(x), None)
             if owned is not None and not owned.drifts:
                 self.freed.append(owned)
 
@@ -214,28 +220,24 @@ class Ledger:
     def classify(self, x: Tensor, kind: str) -> None:
         """Whatever holds these bytes, it is now known as `kind`."""
         with truth():
-            if x.layout is not torch.strided:
-                return
-            owned = self.owned.get(x.untyped_storage()._cdata)
+            owned = self.entry(x)
             if owned is not None and owned.kind != kind and not owned.drifts:
                 self.gpus[owned.device.index].classify(owned, kind)
 
+    def kinds_of(self, tensors: Iterable[Tensor]) -> set[str]:
+        """What all these hold."""
+        entries = map(self.entry, tensors)
+        return {OTHER if owned is None else owned.kind for owned in entries}
+
     def remember(self, leaf: Tensor) -> None:
         """Its `.grad` will be looked up after a backward."""
-        key = id(leaf)
-        if key not in self.leaves:
-            self.leaves[key] = weakref.ref(
-                leaf, lambda _: self.leaves.pop(key, None) and None
-            )
+        self.leaves[id(leaf)] = leaf
 
     def find_gradients(self) -> None:
         with truth():
-            for ref in list(self.leaves.values()):
-                leaf = ref()
-                grad = None if leaf is None else leaf.grad
-                if grad is None or grad.layout is not torch.strided:
-                    continue
-                owned = self.owned.get(grad.untyped_storage()._cdata)
+            for leaf in list(self.leaves.values()):
+                grad = leaf.grad
+                owned = None if grad is None else self.entry(grad)
                 if owned is None or owned.kind == GRADIENTS:
                     continue
                 if owned.drifts:
@@ -255,13 +257,8 @@ class Ledger:
         """
         node = torch._C._current_autograd_node()
         if node is None:  # autograd adds up gradients of one leaf
-            kinds = {
-                owned.kind if owned is not None else OTHER
-                for owned in (
-                    self.owned.get(x.untyped_storage()._cdata) for x in inputs
-                )
-            }
-            return {x.shape for x in inputs} if kinds == {GRADIENTS} else set()
+            only_gradients = self.kinds_of(inputs) == {GRADIENTS}
+            return {x.shape for x in inputs} if only_gradients else set()
         shapes = set()
         for after, _ in node.next_functions:
             if after is None:

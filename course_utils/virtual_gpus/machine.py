@@ -6,12 +6,10 @@ Read `course_utils/virtual_gpus/__init__.py` first: it says how the parts fit to
 from __future__ import annotations
 
 import bisect
-import contextlib
 import functools
-import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +19,13 @@ from course_utils.virtual_gpus import autocast, errors, tensors
 from course_utils.virtual_gpus.ledger import Ledger
 from course_utils.virtual_gpus.modes import Dispatch, Function, Move, as_above
 from course_utils.virtual_gpus.parts import (
-    BLOCK,
     CPU,
-    Call,
     Clock,
     Op,
     Tensor,
     aten,
+    blocks,
+    key_of,
     tensors_in,
     truth,
 )
@@ -55,17 +53,16 @@ class Machine(Ledger):
         *,
         memory: Sequence[int],
         bandwidth: float,
-        host_bandwidth: float,
         latency: float,
         compute: float | None,
         memory_bandwidth: float,
         overhead: float,
     ) -> None:
         super().__init__(n, memory)
-        self.bandwidth, self.host_bandwidth = bandwidth, host_bandwidth
-        self.latency, self.compute = latency, compute
-        self.memory_bandwidth, self.overhead = memory_bandwidth, overhead
-        self.pinned: dict[int, weakref.ref] = {}
+        self.bandwidth, self.latency = bandwidth, latency
+        self.compute, self.overhead = compute, overhead
+        self.memory_bandwidth = memory_bandwidth
+        self.pinned: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
         self._ops: dict[Any, Op] = {}
         self.host = Clock("cpu")
         self.transfers: list[Transfer] = []
@@ -85,14 +82,14 @@ class Machine(Ledger):
             thread = self.thread
             if thread.entered or not self.is_on:
                 return function(*args, **kwargs)
-            thread.host, thread.modules, thread.entered = host, list(modules), True
             if label:
                 thread.set_label(label)
-            try:
-                with Function(self), Dispatch(self):
-                    return function(*args, **kwargs)
-            finally:
-                thread.entered = False
+            with (
+                thread.having(host=host, modules=list(modules), entered=True),
+                Function(self),
+                Dispatch(self),
+            ):
+                return function(*args, **kwargs)
 
         return call
 
@@ -119,34 +116,6 @@ class Machine(Ledger):
             parent = module
         return ".".join(names)
 
-    @contextlib.contextmanager
-    def as_in(self, module: str) -> Iterator[None]:
-        """A copy in a backward goes under the name of the module in its forward."""
-        thread = self.thread
-        before, thread.module = thread.module, module
-        try:
-            yield
-        finally:
-            thread.module = before
-
-    @contextlib.contextmanager
-    def because(self, cause: str) -> Iterator[None]:
-        before, self.thread.cause = self.thread.cause, cause
-        try:
-            yield
-        finally:
-            self.thread.cause = before
-
-    @contextlib.contextmanager
-    def counting(self, what: str) -> Iterator[None]:
-        """`what` is "backward", "optimizer", "setup" or "quiet" (nothing is logged)."""
-        thread = self.thread
-        setattr(thread, what, getattr(thread, what) + 1)
-        try:
-            yield
-        finally:
-            setattr(thread, what, getattr(thread, what) - 1)
-
     def _label(self) -> str:
         thread = self.thread
         node = torch._C._current_autograd_node() if thread.backward else None
@@ -161,6 +130,9 @@ class Machine(Ledger):
         return thread.backward_label
 
     # ---- time ------------------------------------------------------------------------
+
+    def clock_of(self, device: torch.device) -> Clock:
+        return self.gpus[device.index].clock if device.type == "cuda" else self.host
 
     def clocks(self) -> list[Clock]:
         return [*(gpu.clock for gpu in self.gpus), self.host]
@@ -180,25 +152,18 @@ class Machine(Ledger):
         thread = self.thread
         if source == destination or thread.quiet:
             return
-        on_host = CPU in (source, destination)
-        bandwidth = self.host_bandwidth if on_host else self.bandwidth
         seconds = costs.transfer_seconds(
-            nbytes, latency=self.latency, bandwidth=bandwidth
+            nbytes, latency=self.latency, bandwidth=self.bandwidth
         )
         phase, label, module = self._phase(), self._label(), self.module_name()
-        ends = [self.gpus[d.index].clock for d in (source, destination) if d is not CPU]
-        start = max(thread.host, *(clock.free for clock in ends))
+        ends = {"send": self.clock_of(source), "receive": self.clock_of(destination)}
+        gpus = {kind: clock for kind, clock in ends.items() if clock is not self.host}
+        start = max(thread.host, *(clock.free for clock in gpus.values()))
         stop = start + seconds
-        for clock, device, kind in (
-            (ends[0], source, "send"),
-            (ends[-1], destination, "receive"),
-        ):
-            if device is not CPU:
-                clock.work(start, stop, kind, phase, label, module)
-        if on_host and waits:
-            kind = "send" if source is CPU else "receive"
-            self.host.work(start, stop, kind, phase, label, module)
+        if waits and gpus != ends:
             thread.host = stop
+        for kind, clock in (ends if waits else gpus).items():
+            clock.work(start, stop, kind, phase, label, module)
         self.transfers.append(
             Transfer(
                 str(source),
@@ -252,7 +217,7 @@ class Machine(Ledger):
             seconds = self._modelled(op, on_host, args, kwargs, out)
         if seconds <= 0:
             return
-        clock = self.host if on_host else self.gpus[device.index].clock
+        clock = self.clock_of(device)
         start = max(thread.host, clock.free)
         if on_host:
             thread.host = start + seconds
@@ -282,10 +247,10 @@ class Machine(Ledger):
                 raise NotImplementedError("Cannot copy out of meta tensor; no data!")
             nbytes = x.numel() * x.element_size()
             if destination is not CPU:
-                self.room(destination, -(-nbytes // BLOCK) * BLOCK)
+                self.room(destination, blocks(nbytes))
             copy = x.detach().clone()
             if destination is not CPU:
-                owned = self.owned.get(x.untyped_storage()._cdata)
+                owned = self.entry(x)
                 if isinstance(x, Parameter):
                     kind = PARAMETERS
                 elif owned is not None:
@@ -330,8 +295,7 @@ class Machine(Ledger):
         flat = torch._utils._flatten_dense_tensors(tensors)
         copies = [self.copy(flat, to, self.thread.cause) for to in destinations]
         with truth(), self.lock:
-            owned = [self.owned.get(x.untyped_storage()._cdata) for x in tensors]
-            kinds = {OTHER if one is None else one.kind for one in owned}
+            kinds = self.kinds_of(tensors)
             kind = kinds.pop() if len(kinds) == 1 else OTHER
             for copy in copies:
                 self.classify(copy, kind)
@@ -345,16 +309,13 @@ class Machine(Ledger):
             owned = self.owned.get(plain._cdata)
             if owned is None or owned.drifts:
                 self.adopt(x, device, OTHER)
-                with self.counting("setup"):
+                with self.thread.having(setup=True):
                     self.transfer(plain.nbytes(), CPU, device, "load")
         return storage
 
     def is_pinned(self, x: Tensor) -> bool:
         with truth():
-            try:
-                return x.untyped_storage()._cdata in self.pinned
-            except (NotImplementedError, RuntimeError):
-                return False
+            return key_of(x) in self.pinned
 
     def pin(self, x: Tensor) -> Tensor:
         """A copy that answers `is_pinned()` with True, as page-locked memory does."""
@@ -368,11 +329,7 @@ class Machine(Ledger):
 
     def mark_pinned(self, x: Tensor) -> None:
         with truth():
-            storage = x.untyped_storage()
-            key = storage._cdata
-            self.pinned[key] = weakref.ref(
-                storage, lambda _: self.pinned.pop(key, None) and None
-            )
+            self.pinned[key_of(x)] = x.untyped_storage()
 
     def _send_gradients_back(self, inputs: list[Tensor]) -> None:
         """The gradient of a CPU number beside a GPU's tensors is on the CPU."""
@@ -408,28 +365,19 @@ class Machine(Ledger):
             args, kwargs = tensors.plain_lengths(args, kwargs)
         if kwargs.get("generator") is not None:
             tensors.check_generator(self, args, kwargs)
-        with self.called_with(args):
+        with self.thread.called_with(args):
             out = func(*args, **kwargs)
         if func is torch._VF._pad_packed_sequence:
             self.release(out[1])  # the lengths are on the CPU, on real GPUs as well
         return out
-
-    def called_with(self, args: tuple | None) -> Call:
-        """Remember the arguments of the outermost function; None: there is none."""
-        return Call(self.thread, args)
 
     def made_on(
         self, device: torch.device, func: Any, args: tuple, kwargs: dict
     ) -> Any:
         """Call a factory: what it makes belongs to `device`."""
         __tracebackhide__ = True
-        thread = self.thread
-        before, thread.force = thread.force, device
-        try:
-            with truth():
-                out = func(*args, **kwargs)
-        finally:
-            thread.force = before
+        with self.thread.having(force=device), truth():
+            out = func(*args, **kwargs)
         if device is not CPU and isinstance(out, Tensor):
             with truth(), self.lock:
                 if out.layout is not torch.strided:
@@ -455,15 +403,14 @@ class Machine(Ledger):
             key = torch._C.DispatchKey.CompositeImplicitAutograd
             with mode, as_above(op):
                 return func._op_dk(key, *args, **kwargs)
+        book = self._book_lists if op.foreach else self._book
         if op.waits:
-            return self._book(op, args, kwargs)
+            return book(op, args, kwargs)
         with self.lock:
-            return self._book(op, args, kwargs)
+            return book(op, args, kwargs)
 
     def _book(self, op: Op, args: tuple, kwargs: dict) -> Any:
         __tracebackhide__ = True
-        if op.foreach:
-            return self._book_foreach(op, args, kwargs)
         thread, owned_by = self.thread, self.owned
         inputs = tensors_in(args, [])
         if kwargs:
@@ -520,7 +467,7 @@ class Machine(Ledger):
         adrift = False
         if target is None and not inputs and not op.written:
             target = self._caller()
-            adrift = target is None and thread.backward > 0
+            adrift = target is None and thread.backward
         elif target is None and drifting and host is None:
             adrift = True
         if target is CPU:
@@ -559,6 +506,9 @@ class Machine(Ledger):
             return out
         if op.name == "_local_scalar_dense" and home is not None:
             self.transfer(args[0].element_size(), home, CPU, "item")
+        elif op.foreach:  # most change their lists in place: these count once
+            lists = [x for x in args if isinstance(x, list)]
+            self._spend(op, home or target or CPU, seconds, lists, {})
         elif not op.free:
             self._spend(op, home or target or CPU, seconds, args, kwargs, out)
         if op.waited_for and home is not None and op.host_waits(args, kwargs):
@@ -568,17 +518,14 @@ class Machine(Ledger):
     def _kernel(self, op: Op, args: tuple, kwargs: dict) -> tuple[Any, float]:
         """What the CPU computes, and the seconds that it took."""
         __tracebackhide__ = True
-        thread = self.thread
-        thread.plain += op.custom
         started = time.perf_counter()
         try:
-            out = op.func(*args, **kwargs)
+            with self.thread.having(plain=self.thread.plain or op.custom):
+                out = op.func(*args, **kwargs)
         except NotImplementedError as error:
             if "from the 'CPU' backend" not in str(error):
                 raise
             raise NotImplementedError(errors.no_kernel(op.name)) from error
-        finally:
-            thread.plain -= op.custom
         return out, time.perf_counter() - started
 
     def _caller(self) -> torch.device | None:
@@ -599,98 +546,62 @@ class Machine(Ledger):
 
     def _host_is_fine(self, op: Op, args: tuple, kwargs: dict) -> bool:
         """May the CPU tensors in this call stand beside those on a GPU?"""
-        for name, value in (*zip(op.names, args), *kwargs.items()):  # noqa: B905
-            for x in tensors_in((value,), []):
-                if self.where(x).type == "cuda":
-                    continue
-                if name in op.host_arguments:
-                    continue
-                if x.dim() or name in op.written or not errors.takes_numbers(op):
-                    return False
-        return (
-            op.name not in op.HOST_ARGUMENTS
-            or not op.name.endswith(
-                ("index", "index_put", "index_put_", "_index_put_impl_")
-            )
-            or self.where(args[0]).type == "cuda"
-        )
+        for name, x in op.named(args, kwargs):
+            if self.where(x).type == "cuda" or name in op.host_arguments:
+                continue
+            if x.dim() or name in op.written or not errors.takes_numbers(op):
+                return False
+        return not op.indexes or self.where(args[0]).type == "cuda"
 
     def _book_cross(
         self, op: Op, args: tuple, kwargs: dict, home: torch.device | None
     ) -> Any:
         """copy_ and _to_copy: their tensors may be on different devices."""
-        thread = self.thread
+        cause, waits = self.thread.cause, True
         if op.func is aten._to_copy.default:
-            source = self.where(args[0])
-            wanted, target = kwargs.get("device"), source
+            source = destination = self.where(args[0])
+            wanted = kwargs.get("device")
             if wanted is not None and wanted != CPU:  # C++'s "cpu" says nothing
-                target = self.resolve(wanted)
-                if target is not None:
-                    kwargs = {**kwargs, "device": None}
+                destination = self.resolve(wanted)
+                if destination is None:  # "meta"
+                    return op.func(*args, **kwargs)
+                kwargs = {**kwargs, "device": None}
             out, seconds = self._kernel(op, args, kwargs)
-            if target is not None and target.type == "cuda":
-                kind = ACTIVATIONS if home is not None else OTHER
-                self.adopt(out, target, kind)
-            moves = target is not None and source != target
-            if moves and "cuda" in (source.type, target.type):
-                nbytes = out.numel() * out.element_size()
-                self.transfer(nbytes, source, target, thread.cause)
-            elif target is not None:
-                self._spend(op, target, seconds, args, kwargs, out)
-            return out
-        destination, source = self.where(args[0]), self.where(args[1])
-        out, seconds = self._kernel(op, args, kwargs)
-        if destination != source:
-            nbytes = args[0].numel() * args[0].element_size()
-            waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+            if destination.type == "cuda":
+                self.adopt(out, destination, OTHER if home is None else ACTIVATIONS)
+        else:
+            destination, source = self.where(args[0]), self.where(args[1])
+            out, seconds = self._kernel(op, args, kwargs)
             on_host = args[0] if destination is CPU else args[1]
-            waits = waits or not self.is_pinned(on_host)
-            cause = "copy_" if thread.cause == "to" else thread.cause
+            may_go_on = args[2] if len(args) > 2 else kwargs.get("non_blocking")
+            waits = not (may_go_on and self.is_pinned(on_host))
+            cause = "copy_" if cause == "to" else cause
+        if source != destination and "cuda" in (source.type, destination.type):
+            nbytes = out.numel() * out.element_size()
             self.transfer(nbytes, source, destination, cause, waits)
         else:
             self._spend(op, destination, seconds, args, kwargs, out)
         return out
 
-    def _book_foreach(self, op: Op, args: tuple, kwargs: dict) -> Any:
-        """Optimizers hand over lists; the devices must agree position by position."""
-        lists = [
-            value
-            for value in (*args, *kwargs.values())
-            if isinstance(value, (list, tuple))
-            and value
-            and isinstance(value[0], Tensor)
-        ]
-        homes: list[torch.device] = []
-        for row in itertools.zip_longest(*lists):
-            devices = []
-            for x in row:
-                if x is None:
-                    continue
-                where = self.where(x)
-                if (x.dim() or where.type == "cuda") and where not in devices:
-                    devices.append(where)
-            if len(devices) > 1:
-                raise RuntimeError(errors.two_devices(*devices[:2]))
-            homes.append(devices[0] if devices else CPU)
-        known = {x.untyped_storage()._cdata for x in tensors_in(args, [])}
-        out, seconds = self._kernel(op, args, kwargs)
-        made = list(zip(out or (), homes, strict=False))
-        for x, home in made:
-            if not isinstance(x, Tensor) or home is CPU:
-                continue
-            if x.untyped_storage()._cdata not in known:
-                self.adopt(x, home, OTHER)
-        places = list(dict.fromkeys(homes))
-        for place in places:  # the work is shared out by the number of tensors
-            share = seconds * homes.count(place) / len(homes)
-            there = [
-                value[i]
-                for value in lists
-                for i, home in enumerate(homes[: len(value)])
-                if home == place
-            ]
-            self._spend(op, place, share, there, {})
-        return out
+    def _book_lists(self, op: Op, args: tuple, kwargs: dict) -> Any:
+        """Lists of tensors, as optimizers hand over: each GPU works on its own."""
+        __tracebackhide__ = True
+        first = next(x for x in (*args, *kwargs.values()) if isinstance(x, list))
+        homes = [self.where(x) for x in first]
+        if len(set(homes)) < 2:
+            return self._book(op, args, kwargs)
+
+        def part(value: Any, places: list[int]) -> Any:
+            has_all = isinstance(value, list) and len(value) == len(homes)
+            return [value[i] for i in places] if has_all else value
+
+        made: dict[int, Tensor] = {}
+        for home in dict.fromkeys(homes):
+            places = [i for i, other in enumerate(homes) if other == home]
+            here = {name: part(value, places) for name, value in kwargs.items()}
+            out = self._book(op, tuple(part(value, places) for value in args), here)
+            made.update(zip(places, out or (), strict=False))
+        return [made[i] for i in range(len(homes))] if made else None
 
     def _not_strided(
         self, op: Op, args: tuple, kwargs: dict, inputs: list[Tensor]

@@ -86,7 +86,8 @@ class Move(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        with ctx.machine.as_in(ctx.module):
+        # The copy goes under the name of the module in its forward.
+        with ctx.machine.thread.having(module=ctx.module):
             back = ctx.machine.moved(grad, ctx.source, ctx.cause)
         return back, None, None, None, None
 

@@ -46,7 +46,7 @@ def _data_parallel(machine: Machine, patches: Patches) -> None:
                 raise RuntimeError(f"all tensors must be on devices[0]: {devices[0]}")
         others = [device(i) for i in devices[1:]]
         found: list[dict[int, Tensor]] = [{} for _ in others]
-        with torch.no_grad(), machine.because("broadcast"):
+        with torch.no_grad(), machine.thread.having(cause="broadcast"):
             for chunk in utils._take_tensors(tensors, buffer_size):
                 flats = machine.coalesced(chunk, others)
                 for there, flat in zip(found, flats, strict=True):
@@ -73,7 +73,7 @@ def _data_parallel(machine: Machine, patches: Patches) -> None:
         size = list(tensors[0].shape)
         size[dim] = sum(x.size(dim) for x in tensors)
         out = torch.empty(size, dtype=tensors[0].dtype, device=place)
-        with torch.no_grad(), machine.because("gather"):
+        with torch.no_grad(), machine.thread.having(cause="gather"):
             parts = out.split([x.size(dim) for x in tensors], dim)
             for part, x in zip(parts, tensors, strict=True):
                 part.copy_(x, non_blocking=True)
@@ -94,7 +94,7 @@ def _data_parallel(machine: Machine, patches: Patches) -> None:
     def named(original: Callable, cause: str) -> Callable:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with machine.because(cause):
+            with machine.thread.having(cause=cause):
                 return original(*args, **kwargs)
 
         return call
@@ -120,7 +120,7 @@ def _backends(patches: Patches) -> None:
     """gloo is the backend of virtual GPUs: `init_process_group()` chooses it."""
     dist = torch.distributed
     defaults = dist.Backend.default_device_backend_map
-    patches.later(functools.partial(defaults.update, defaults.copy()))
+    patches.callback(defaults.update, defaults.copy())
     defaults["cuda"] = "gloo"
     config = dist.distributed_c10d.BackendConfig
     start = copy_of(config.__init__)
@@ -149,15 +149,6 @@ def _distributed(machine: Machine, patches: Patches) -> None:
     start, helper = copy_of(parallel.__init__), copy_of(parallel._ddp_init_helper)
     rebuild = reducer._rebuild_buckets
 
-    def on(
-        place: torch.device | None, make: Callable, *args: Any, **kwargs: Any
-    ) -> Any:
-        before, machine.thread.force = machine.thread.force, place
-        try:
-            return make(*args, **kwargs)
-        finally:
-            machine.thread.force = before
-
     @functools.wraps(start)
     def of_one_device(
         self: Any, module: torch.nn.Module, *args: Any, **kw: Any
@@ -176,12 +167,14 @@ def _distributed(machine: Machine, patches: Patches) -> None:
     def make(self: Any, parameters: list, *args: Any, **kw: Any) -> None:
         place = machine.device_of(parameters[0])
         place = None if place is CPU else place
-        on(place, helper, self, parameters, *args, **kw)
+        with machine.thread.having(force=place):
+            helper(self, parameters, *args, **kw)
         places[self.reducer] = place
 
     @functools.wraps(rebuild)
     def make_again(self: Any) -> bool:
-        return on(places.get(self), rebuild, self)
+        with machine.thread.having(force=places.get(self)):
+            return rebuild(self)
 
     patches.set(parallel, __init__=of_one_device, _ddp_init_helper=make)
     patches.set(reducer, _rebuild_buckets=make_again)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ BLOCK = 512  # CUDA's allocator rounds every tensor up to a multiple of this
 
 
 class Owned:
-    """One storage on a virtual GPU. While it drifts (see `_drift`) it has no bytes."""
+    """One storage on a GPU. While it drifts (see `Ledger.drift`) it has no bytes."""
 
     __slots__ = ("born", "device", "drifts", "key", "kind", "nbytes", "ref")
 
@@ -75,8 +75,18 @@ class Clock:
     """One device's modelled time: until when it is busy, and what it did."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.free = name, 0.0
+        self.name = name
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to the start."""
+        self.free, self.sealed = 0.0, 0
         self.intervals: list[Interval] = []
+
+    def seal(self) -> int:
+        """Nothing joins the intervals so far any more. Returns how many they are."""
+        self.sealed = len(self.intervals)
+        return self.sealed
 
     def work(
         self, start: float, stop: float, kind: str, phase: str, label: str, module: str
@@ -84,7 +94,7 @@ class Clock:
         self.free = stop
         last = self.intervals[-1] if self.intervals else None
         if (
-            last is not None
+            len(self.intervals) > self.sealed
             and start - last.stop <= 1e-12
             and (last.kind, last.phase, last.label) == (kind, phase, label)
         ):
@@ -106,13 +116,22 @@ class ThreadState(threading.local):
         self.call: tuple | None = None  # arguments of the PyTorch function around us
         self.last: torch.device | None = None  # device of the last op
         self.host = 0.0  # the modelled time at which this thread issues its next op
-        self.backward = self.optimizer = self.setup = self.quiet = 0
-        self.plain = 0  # inside an op written in Python: all is on the CPU there
+        self.backward = self.optimizer = self.setup = False
+        self.quiet = False  # nothing is logged
+        self.plain = False  # inside an op written in Python: all is on the CPU there
         self.cause = "to"
         self.modules: list[torch.nn.Module] = []
         self.module: str | None = None  # stands in for them, in a backward
         self.label = self.backward_label = ""
         self.labels: list[tuple[int, str]] = []  # from which autograd node on
+
+    def having(self, **values: Any) -> Having:
+        """Inside of `with`, this thread has these values; then those of before."""
+        return Having(self, values)
+
+    def called_with(self, args: tuple) -> Having:
+        """Inside, PyTorch runs a function with these; the outermost one counts."""
+        return self.having(call=args if self.call is None else self.call)
 
     def set_label(self, text: str) -> None:
         self.label = text
@@ -122,71 +141,50 @@ class ThreadState(threading.local):
         self.labels.append((number, text))
 
 
-class Call:
-    """The time of one call; a class because it is entered for every function."""
+class Having:
+    """See `ThreadState.having`; a class because it is entered for every function."""
 
-    __slots__ = ("args", "before", "thread")
+    __slots__ = ("thread", "values")
 
-    def __init__(self, thread: ThreadState, args: tuple | None) -> None:
-        self.thread, self.args = thread, args
+    def __init__(self, thread: ThreadState, values: dict[str, Any]) -> None:
+        self.thread, self.values = thread, values
 
     def __enter__(self) -> None:
-        self.before = self.thread.call
-        if self.before is None or self.args is None:
-            self.thread.call = self.args
+        state = vars(self.thread)
+        for name, value in self.values.items():
+            self.values[name], state[name] = state[name], value
 
     def __exit__(self, *error: object) -> None:
-        self.thread.call = self.before
+        vars(self.thread).update(self.values)
 
 
 class Op:
     """What has to be known of an ATen op, found out once."""
 
     # C++ moves their CPU arguments to the GPU by itself, or wants them on the CPU.
+    INDEXING = (
+        "index index_put index_put_ _index_put_impl_ _unsafe_index _unsafe_index_put"
+    )
+    LENGTHS = {"input_lengths", "target_lengths"}
     HOST_ARGUMENTS = {
-        "index": {"indices"},
-        "_unsafe_index": {"indices"},
-        "index_put": {"indices"},
-        "index_put_": {"indices"},
-        "_index_put_impl_": {"indices"},
-        "_unsafe_index_put": {"indices"},
+        **dict.fromkeys(INDEXING.split(), {"indices"}),
+        **dict.fromkeys(
+            ("_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss"), LENGTHS
+        ),
         "_pack_padded_sequence": {"lengths"},
         "_pack_padded_sequence_backward": {"batch_sizes"},
-        "_ctc_loss": {"input_lengths", "target_lengths"},
-        "_ctc_loss_backward": {"input_lengths", "target_lengths"},
-        "_cudnn_ctc_loss": {"input_lengths", "target_lengths"},
     }
     CROSS = {aten.copy_.default, aten._to_copy.default}
-    FREE = {
-        "empty",
-        "empty_strided",
-        "empty_like",
-        "empty_permuted",
-        "new_empty",
-        "new_empty_strided",
-        "lift_fresh",
-        "set_",
-        "resize_",
-        "_local_scalar_dense",
-        "equal",
-        "is_same_size",
-    }
-
+    FREE = frozenset(
+        "empty empty_strided empty_like empty_permuted new_empty new_empty_strided "
+        "lift_fresh set_ resize_ _local_scalar_dense equal is_same_size".split()
+    )
     # The host waits for them: it has to know a value, or how long the result is.
-    WAITED_FOR = {
-        "_linalg_check_errors",
-        "_unique",
-        "_unique2",
-        "allclose",
-        "bincount",
-        "equal",
-        "masked_select",
-        "nonzero",
-        "repeat_interleave",
-        "unique_consecutive",
-        "unique_dim",
-        "unique_dim_consecutive",
-    }
+    WAITED_FOR = frozenset(
+        "_linalg_check_errors _unique _unique2 allclose bincount equal masked_select "
+        "nonzero repeat_interleave unique_consecutive unique_dim "
+        "unique_dim_consecutive".split()
+    )
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -228,6 +226,12 @@ class Op:
         self.indexes = "indices" in self.host_arguments
         self.waited_for = self.indexes or self.name in self.WAITED_FOR
 
+    def named(self, args: tuple, kwargs: dict) -> Iterator[tuple[str, Tensor]]:
+        """All tensors that the op was given, each with the name of its argument."""
+        for name, value in (*zip(self.names, args), *kwargs.items()):  # noqa: B905
+            for x in tensors_in((value,), []):
+                yield name, x
+
     def host_waits(self, args: tuple, kwargs: dict) -> bool:
         """Does the host wait for this call of an op that it may wait for?"""
         if not self.indexes:
@@ -246,6 +250,19 @@ def tensors_in(values: Any, found: list[Tensor]) -> list[Tensor]:
         elif isinstance(value, (list, tuple)):
             tensors_in(value, found)
     return found
+
+
+def key_of(x: Tensor) -> int | None:
+    """What the storage of a tensor is known by; None for one without a storage."""
+    try:
+        return x.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # a wrapper, or a sparse tensor
+        return None
+
+
+def blocks(nbytes: int) -> int:
+    """The bytes that CUDA's allocator takes for so many."""
+    return -(-nbytes // BLOCK) * BLOCK
 
 
 def unwrapped(x: Tensor) -> Tensor | None:

@@ -9,7 +9,7 @@ anew, in its module and in the modules of others that have imported it.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import sys
 import types
 from collections.abc import Callable
@@ -41,12 +41,13 @@ def copy_of(function: types.FunctionType) -> types.FunctionType:
     return copy
 
 
-class Patches:
-    """What was replaced, and how to put it back."""
+class Patches(contextlib.ExitStack):
+    """What was replaced. `close()` puts everything back, the last first."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        super().__init__()
         self._rebound: list[tuple[Any, Any]] = []  # what cannot change, and its place
+        self.callback(self._rename_back)
 
     def set(self, owner: Any, **values: Any) -> None:
         """Replace (or add) attributes of a module or class."""
@@ -59,7 +60,7 @@ class Patches:
             if isinstance(found, types.FunctionType) and callable(value):
                 self._run_instead(found, value)
                 continue
-            self._undo.append(functools.partial(_put_back, owner, name, before))
+            self.callback(_put_back, owner, name, before)
             setattr(owner, name, value)
             if isinstance(found, _UNCHANGEABLE):
                 self._rebound.append((found, value))
@@ -69,21 +70,12 @@ class Patches:
         for owner in owners:
             self.set(owner, **{n: v for n, v in values.items() if hasattr(owner, n)})
 
-    def later(self, call: Callable[[], None]) -> None:
-        """Something else to undo."""
-        self._undo.append(call)
-
     def follow(self) -> None:
         """The names that others have for what was bound anew follow."""
         _rename(self._rebound)
 
-    def undo(self) -> None:
-        """Put everything back, the last first."""
-        while self._undo:
-            self._undo.pop()()
-        pairs = [(value, before) for before, value in self._rebound]
-        self._rebound.clear()
-        _rename(pairs)
+    def _rename_back(self) -> None:
+        _rename([(value, before) for before, value in self._rebound])
 
     def _run_instead(self, function: types.FunctionType, value: Callable) -> None:
         code, defaults = function.__code__, function.__kwdefaults__
@@ -92,7 +84,7 @@ class Patches:
             function.__code__ = code
             function.__kwdefaults__ = defaults
 
-        self._undo.append(back)
+        self.callback(back)
         # In this order: another thread may call it at any moment.
         function.__kwdefaults__ = {**(defaults or {}), "__instead": value}
         names = {n: getattr(code, n) for n in _NAMES if hasattr(code, n)}

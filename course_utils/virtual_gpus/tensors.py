@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +21,10 @@ if TYPE_CHECKING:
 Base = torch._C.TensorBase
 
 FACTORIES = _device_constructors() | {Tensor.new_tensor, Tensor.new}
-
-
 PARSE_TO = torch._C._nn._parse_to  # has a device, but makes nothing: Module.to asks it
-
-
 _TENSOR, _AS_TENSOR, _ASARRAY = torch.tensor, torch.as_tensor, torch.asarray
-
-
 _FROM_DATA = {_TENSOR, _AS_TENSOR, _ASARRAY}
-
-
 CTC = {torch.ctc_loss, torch.nn.functional.ctc_loss}
-
 
 # What C++ checks before it calls an op that we could see.
 CHECKS = {
@@ -51,7 +43,7 @@ def install(machine: Machine, patches: Patches) -> None:
     """Replace what makes and moves tensors and storages."""
     _factories(machine, patches)
     _tensor_methods(machine, patches)
-    patches.later(_forget_default_device)
+    patches.callback(_forget_default_device)
 
 
 # --- small questions about tensors and ops --------------------------------------------
@@ -71,10 +63,7 @@ def factory_bytes(args: tuple, kwargs: dict) -> int:
     if not isinstance(size, (list, tuple)) or not all(type(n) is int for n in size):
         return 0
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
-    count = 1
-    for n in size:
-        count *= n
-    return count * dtype.itemsize
+    return math.prod(size) * dtype.itemsize
 
 
 def flop_formula(func: Any) -> Callable | None:
@@ -239,7 +228,7 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
 
         @functools.wraps(original)
         def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-            with machine.called_with((x, *args)), truth():
+            with machine.thread.called_with((x, *args)), truth():
                 return original(x, *args, **kwargs)
 
         return call
@@ -326,7 +315,7 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
 
     def tolist(x):
         if where(x).type == "cuda":
-            with machine.because("item"):
+            with machine.thread.having(cause="item"):
                 x = cpu(x)
         return plain_tolist(x)
 
@@ -392,7 +381,7 @@ def _tensor_methods(machine: Machine, patches: Patches) -> None:
         place = where(x)
         if place.type == "cuda":
             machine.synchronize(place)
-        with machine.counting("quiet"):
+        with machine.thread.having(quiet=True):
             return show(x, **kwargs)
 
     patches.set(torch._tensor_str, _str=waiting_str)
