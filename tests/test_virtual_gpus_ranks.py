@@ -8,10 +8,11 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_support import ranks_up_to
+from ranks_support import settle
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from course_utils.ranks import Ranks
 from course_utils.virtual_gpus import virtual_gpus
 
 # The ranks get the functions below as they are, and need not import this file.
@@ -20,8 +21,9 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture(scope="module")
 def two():
-    with ranks_up_to(2, timeout=60, optimizers=True) as started:  # DDP imports as much
-        yield started[2]
+    with Ranks(2, output="grouped", quiet=True, timeout=60) as ranks:
+        settle(ranks)  # DDP imports as much as an optimizer
+        yield ranks
 
 
 def trained(place: str) -> list:
