@@ -45,7 +45,6 @@ def started() -> Iterator[Started]:
         # Each rank would import for a second at its first optimizer, if the helper
         # process had not done it for all that are forked later.
         settle(found[1])
-        found[1].restart()
         yield found
 
 
