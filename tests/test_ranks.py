@@ -641,7 +641,7 @@ def test_a_rank_that_finishes_while_all_are_asked_is_progress(by_hand, monkeypat
     def ask_until_one_finishes(self, seconds):
         ask(self, seconds)
         pending, end = set(self.pending), time.monotonic() + 10
-        while len(self.watch.samples) == QUIET_SAMPLES and self.pending == pending:
+        while len(self.watch.looks) == QUIET_SAMPLES and self.pending == pending:
             assert time.monotonic() < end
             self.step(0.02)
 

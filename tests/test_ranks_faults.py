@@ -34,7 +34,7 @@ from ranks_support import (
 )
 from thorough import thorough_after
 
-from course_utils.ranks import Ranks, RanksError, report
+from course_utils.ranks import Ranks, RanksError, deadlock, report
 from course_utils.ranks.deadlock import AFTER_THE_END_SECONDS
 from course_utils.ranks.processes import Zygote
 from course_utils.ranks.round import Round
@@ -124,6 +124,18 @@ for _ in range(12):
 dist.barrier()
 """
     )
+
+
+def test_ranks_without_a_core_have_more_time_before_it_is_a_deadlock(
+    ranks,  # noqa: F811
+    monkeypatch,
+):
+    # Other programs keep a core from them: what was sent may not have been read yet.
+    monkeypatch.setattr(deadlock, "seconds_without_core", lambda _: time.monotonic())
+    started = time.monotonic()
+    with pytest.raises(RanksError, match="Deadlock: nothing moves"):
+        ranks.run_cell("if rank == 0: dist.recv(torch.ones(1), 1)")
+    assert deadlock.BUSY_SECONDS <= time.monotonic() - started < 15
 
 
 @pytest.mark.thorough

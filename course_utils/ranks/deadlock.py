@@ -8,9 +8,9 @@ calls that they are in.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from course_utils.ranks.processes import seconds_of_work
+from course_utils.ranks.processes import seconds_of_work, seconds_without_core
 from course_utils.ranks.report import STORE_PART, Frame, is_waiting
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 QUIET_SECONDS, QUIET_SAMPLES, QUIET_CPU = 0.6, 2, 0.02
 # Ranks that make a group look again and again who has come, which takes some CPU time.
 MEETING_CPU = 0.15
+# Ranks that have waited longer than that for a core, because of what else the machine
+# does, are given more time: what one of them has sent may not have been read yet.
+WITHOUT_CORE, BUSY_SECONDS = 0.2, 6.0
 # A rank that has finished may still send. But a thread of its own may also compute for
 # ever.
 AFTER_THE_END_SECONDS = 4.0
@@ -28,54 +31,68 @@ MEETING_NAMES = ("init_process_group", "new_group")
 MEETING_SECONDS = 4.0  # for ranks that may find each other
 
 
+class Look(NamedTuple):
+    """What the ranks had done by a time: seconds of work, and of waiting for a core."""
+
+    time: float
+    work: dict[int, float]
+    without_core: float
+
+
 class DeadlockWatch:
-    """Watches one round; ``samples`` are the looks at which all ranks were still."""
+    """Watches one round; ``looks`` are those at which all ranks were still."""
 
     def __init__(self, round: Round) -> None:
         self.round = round
-        self.samples: list[tuple[float, dict[int, float]]] = []
+        self.looks: list[Look] = []
 
     def is_deadlock(self) -> bool:
         """Has nothing moved for so long that nothing will? Costs little until then."""
         round, now = self.round, time.monotonic()
         if not round.pending or now - round.last_event < QUIET_SECONDS:
-            self.samples.clear()
+            self.looks.clear()
             return False
-        if self.samples and now - self.samples[-1][0] < QUIET_SECONDS:
+        if self.looks and now - self.looks[-1].time < QUIET_SECONDS:
             return False
         used = seconds_of_work(round.pids())
-        before = self.samples[-1][1] if self.samples else {}
+        before = self.looks[-1].work if self.looks else {}
         spent = {rank: s - before.get(rank, 0.0) for rank, s in used.items()}
         if any(spent.get(rank, 0.0) > MEETING_CPU for rank in round.pending):
-            self.samples = [(now, used)]
+            self.looks = [self._look(now)]
             return False
         round.ask_where(0.2)
         if time.monotonic() - round.last_event < QUIET_SECONDS:
-            self.samples.clear()  # one has answered: others may go on now
+            self.looks.clear()  # one has answered: others may go on now
             return False
-        used = seconds_of_work(round.pids())
+        look = self._look(now)
         computing = {r for r in round.pending if spent.get(r, 0.0) > QUIET_CPU}
         asked = round.pending & round.frames.keys()
         if not all(is_waiting(round.frames[rank]) for rank in asked) or any(
             not is_meeting(round.frames.get(rank, [])) for rank in computing
         ):
-            self.samples = [(now, used)]
+            self.looks = [look]
             return False
         if asked != round.pending:  # too busy a machine to answer in time: ask again
-            self.samples[-1:] = [(now, used)]
+            self.looks[-1:] = [look]
             return False
-        self.samples.append((now, used))
-        if len(self.samples) <= QUIET_SAMPLES:
+        self.looks.append(look)
+        if len(self.looks) <= QUIET_SAMPLES:
             return False
         frames = [round.frames[rank] for rank in round.pending]
-        still_since, used_then = self.samples[0]
-        needed = patience(frames, still_since - round.started)
+        first = self.looks[0]
+        needed = patience(frames, first.time - round.started)
         if any(
-            used[rank] - used_then.get(rank, 0.0) > QUIET_CPU
-            for rank in used.keys() - round.pending
+            look.work[rank] - first.work.get(rank, 0.0) > QUIET_CPU
+            for rank in look.work.keys() - round.pending
         ):
             needed = max(needed, AFTER_THE_END_SECONDS)
-        return now - still_since >= needed
+        if look.without_core - first.without_core > WITHOUT_CORE:
+            needed = max(needed, BUSY_SECONDS)
+        return now - first.time >= needed
+
+    def _look(self, now: float) -> Look:
+        pids = self.round.pids()
+        return Look(now, seconds_of_work(pids), seconds_without_core(pids))
 
 
 def is_at_store(frames: list[Frame]) -> bool:

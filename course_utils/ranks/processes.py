@@ -93,6 +93,20 @@ def gloo_seconds(pid: int) -> float:
     return seconds
 
 
+def seconds_without_core(pids: Mapping[int, int]) -> float:
+    """How long the threads of the ranks' processes were ready to run, and did not.
+
+    The sum over all of them. Only Linux tells (sched(7), /proc/pid/schedstat): 0.0
+    elsewhere.
+    """
+    waited = 0
+    for pid in pids.values():
+        for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                waited += int(file.read_text().split()[1])
+    return waited * 1e-9
+
+
 def temporary_folder() -> str:
     """A folder for what ranks put into TMPDIR: a killed rank does not tidy up."""
     return tempfile.mkdtemp(prefix="ranks-")
