@@ -34,7 +34,7 @@ from ranks_support import (
 )
 from thorough import thorough_after
 
-from course_utils.ranks import Ranks, RanksError, deadlock, report
+from course_utils.ranks import Ranks, RanksError, deadlock, report, round
 from course_utils.ranks.deadlock import AFTER_THE_END_SECONDS
 from course_utils.ranks.processes import Zygote
 from course_utils.ranks.round import Round
@@ -126,16 +126,36 @@ dist.barrier()
     )
 
 
+@pytest.fixture
+def without_core(monkeypatch):
+    """As if other programs kept the ranks from a core all the time."""
+
+    def all_the_time(pids):
+        return dict.fromkeys(pids, time.monotonic())
+
+    for module in (deadlock, round):
+        monkeypatch.setattr(module, "seconds_without_core", all_the_time)
+
+
 def test_ranks_without_a_core_have_more_time_before_it_is_a_deadlock(
     ranks,  # noqa: F811
-    monkeypatch,
+    without_core,
 ):
-    # Other programs keep a core from them: what was sent may not have been read yet.
-    monkeypatch.setattr(deadlock, "seconds_without_core", lambda _: time.monotonic())
     started = time.monotonic()
     with pytest.raises(RanksError, match="Deadlock: nothing moves"):
         ranks.run_cell("if rank == 0: dist.recv(torch.ones(1), 1)")
     assert deadlock.BUSY_SECONDS <= time.monotonic() - started < 15
+
+
+def test_ranks_without_a_core_have_up_to_three_times_their_limit(
+    ranks,  # noqa: F811
+    without_core,
+):
+    ranks.run_cell("import time; time.sleep(1.5)", timeout=1)
+    started = time.monotonic()
+    with pytest.raises(RanksError, match="Not finished after 1 s"):
+        ranks.run_cell("while True: time.sleep(0.01)", timeout=1)
+    assert 3.0 <= time.monotonic() - started < 6
 
 
 @pytest.mark.thorough

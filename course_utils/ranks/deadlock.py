@@ -92,7 +92,8 @@ class DeadlockWatch:
 
     def _look(self, now: float) -> Look:
         pids = self.round.pids()
-        return Look(now, seconds_of_work(pids), seconds_without_core(pids))
+        waited = sum(seconds_without_core(pids).values())
+        return Look(now, seconds_of_work(pids), waited)
 
 
 def is_at_store(frames: list[Frame]) -> bool:

@@ -93,18 +93,17 @@ def gloo_seconds(pid: int) -> float:
     return seconds
 
 
-def seconds_without_core(pids: Mapping[int, int]) -> float:
-    """How long the threads of the ranks' processes were ready to run, and did not.
+def seconds_without_core(pids: Mapping[int, int]) -> dict[int, float]:
+    """Rank -> how long its threads were ready to run so far, and got no core.
 
-    The sum over all of them. Only Linux tells (sched(7), /proc/pid/schedstat): 0.0
-    elsewhere.
+    Only Linux tells (/proc/pid/task/tid/schedstat): 0.0 elsewhere.
     """
-    waited = 0
-    for pid in pids.values():
+    waited = dict.fromkeys(pids, 0.0)
+    for rank, pid in pids.items():
         for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
             with contextlib.suppress(OSError, ValueError, IndexError):
-                waited += int(file.read_text().split()[1])
-    return waited * 1e-9
+                waited[rank] += int(file.read_text().split()[1]) * 1e-9
+    return waited
 
 
 def temporary_folder() -> str:

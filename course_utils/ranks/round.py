@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
-import psutil
-
 from course_utils.ranks.deadlock import DeadlockWatch
 from course_utils.ranks.output import Printer, is_c10d_log
-from course_utils.ranks.processes import seconds_of_work
+from course_utils.ranks.processes import seconds_of_work, seconds_without_core
 from course_utils.ranks.report import (
     HELPER_ENDED,
     NOT_TOLD,
@@ -42,9 +40,10 @@ LOOK_SECONDS = 0.03
 ASK_SECONDS, SEVER_SECONDS, INTERRUPT_SECONDS = 0.4, 0.6, 0.7
 DUMP_SECONDS = 1.0  # for what a rank says to a signal if it cannot answer
 HEAD_START = 0.05  # of an interrupt before the connections are closed
-# A rank that is ready to run and gets less than this share of a core is starved by what
-# else the machine does. Then the limit is at most so many times as long.
+# A rank that runs in less than this share of the time in which it could is starved by
+# what else the machine does. Then the limit is at most so many times as long.
 STARVED, BUSY_MACHINE = 0.2, 3.0
+WITHOUT_CORE = 0.1  # share of the time: a rank that waits for less has what it needs
 OUTPUT_SECONDS = 1.0  # for output to arrive; a rank may also print without end
 
 
@@ -104,13 +103,14 @@ class Round:
         """
         deadline = self.started + limit
         window = limit / 2  # at the end of the time: who was kept from running?
-        before: tuple[float, dict[int, float]] | None = None
+        before: tuple[float, dict[int, float], dict[int, float]] | None = None
         while self.pending:
             now = time.monotonic()
             if self.failed_at is not None and now > self.failed_at + PEER_SECONDS:
                 return
             if before is None and now > deadline - window:
-                before = now, seconds_of_work(self.pids())
+                pids = self.pids()
+                before = now, seconds_of_work(pids), seconds_without_core(pids)
             if now > deadline:
                 last = now > self.started + BUSY_MACHINE * limit
                 if last or before is None or not self._starves(*before):
@@ -129,16 +129,21 @@ class Round:
         """The process of each rank, also of those that take no part."""
         return {rank: one.pid for rank, one in self.team.processes.items()}
 
-    def _starves(self, since: float, used: dict[int, float]) -> bool:
-        """Was a rank ready to run since then, and had hardly any time on a core?"""
+    def _starves(
+        self, since: float, worked: dict[int, float], waited: dict[int, float]
+    ) -> bool:
+        """Was a rank ready to run since then, and hardly ever had a core?"""
         seconds = time.monotonic() - since
+        without_core = seconds_without_core(self.pids())
         for rank, now in seconds_of_work(self.pids()).items():
-            spent = now - used.get(rank, 0.0)
-            if rank in self.pending and spent < STARVED * seconds:
-                with contextlib.suppress(psutil.Error):
-                    process = psutil.Process(self.team.processes[rank].pid)
-                    if process.status() == psutil.STATUS_RUNNING:
-                        return True
+            ran = now - worked.get(rank, 0.0)
+            ready = without_core[rank] - waited.get(rank, 0.0)
+            if (
+                rank in self.pending
+                and ready > WITHOUT_CORE * seconds
+                and ran < STARVED * (ran + ready)
+            ):
+                return True
         return False
 
     def step(self, seconds: float) -> None:
