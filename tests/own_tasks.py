@@ -34,10 +34,13 @@ def own_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "solved", solved)
 
 
-def own_task(name: str, solution: str, **fields: Any) -> Task:
-    """A task ``99.NAME``, whose right answer is the function NAME of `solution`."""
+def own_task(name: str, solution: str, task_id: str = "", **fields: Any) -> Task:
+    """A task ``99.NAME``, whose right answer is the function NAME of `solution`.
+
+    With the same name again it is ``99.NAME1``, and so on, if no id is given.
+    """
     number = sum(known.startswith(f"99.{name}") for known in SOLVED)
-    task_id = f"99.{name}{number or ''}"
+    task_id = task_id or f"99.{name}{number or ''}"
     SOLVED[task_id] = Reference(name, textwrap.dedent(solution))
     settings = {"title": name, "stars": 1, "hints": ("a", "b", "c")}
     return Task(id=task_id, **settings | fields)

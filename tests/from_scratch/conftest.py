@@ -1,4 +1,4 @@
-"""Ranks that all tests of this folder share."""
+"""Ranks that all tests of the references share."""
 
 import cloudpickle
 import pytest

@@ -1,4 +1,4 @@
-"""Ranks that all tests of this folder share."""
+"""Ranks that all tests of the instruments share."""
 
 import pytest
 from shared_ranks import Started, by_value, started  # noqa: F401
