@@ -22,7 +22,7 @@ def waiting_in_hooks(module):
 
 def test_the_events_of_a_step_are_those_that_happened(started):
     late, early, waiting = (
-        started[2].run(record_step, wrap, 3, 2)
+        started[2].run(record_step, wrap, 3, 4)
         for wrap in (after_the_backward, during_the_backward, waiting_in_hooks)
     )
     for events, milliseconds in late + early:
@@ -41,8 +41,14 @@ def test_the_events_of_a_step_are_those_that_happened(started):
             assert sum(start < over for start in sent) >= before
             assert before or min(sent) > over
     # A layer computes until the next one, unless a hook waits: what autograd does
-    # between two layers hides a message, and waiting does not.
-    for (events, _), hidden in (early[0], 2), (waiting[0], 0):
-        work = [(a, b) for a, b, _, kind in events if kind == "backward"]
-        sent = [(a, b) for a, b, _, kind in events if kind == "communicate"]
-        assert sum(a <= begin < b for begin, _ in sent for a, b in work) == hidden
+    # between two layers hides a message, and waiting does not. On a busy machine a
+    # message may end before a rank goes on, which looks as if it had waited.
+    assert max(hidden_in(events) for events, _ in early) > 0
+    assert max(hidden_in(events) for events, _ in waiting) == 0
+
+
+def hidden_in(events):
+    """How many messages were sent while a layer computed its backward."""
+    work = [(a, b) for a, b, _, kind in events if kind == "backward"]
+    sent = [start for start, *_, kind in events if kind == "communicate"]
+    return sum(a <= start < b for start in sent for a, b in work)
