@@ -68,6 +68,7 @@ def test_a_laptop_that_is_ready_does_what_lessons_do() -> None:
 def test_what_does_not_work_in_a_room_is_named(tmp_path, monkeypatch, capsys) -> None:
     """A kernel that finds another `course_utils`, which fails."""
     monkeypatch.setattr(doctor, "examine", lambda *_: [])
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # IPython finds no folder of its own
     (tmp_path / "course_utils.py").write_text("raise RuntimeError('by magic')")
     assert doctor.main(["--room"], tmp_path) == 1
     said = capsys.readouterr().out
