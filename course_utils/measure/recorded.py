@@ -44,7 +44,11 @@ def measured_links(path: Path = RECORD) -> list[costs.Link]:
     import torch
 
     if torch.cuda.is_available():
-        rates = _rates_of_this_gpu()
+        rates = {
+            row: nbytes / min(repeated("cuda", copy, rounds=10))
+            for row, (nbytes, copy) in copies("cuda", 256 * costs.MiB).items()
+            if row in _LINKS
+        }
         source = f"{torch.cuda.get_device_name()}, here and now"
     elif record := gpu_record(path):
         rates = {
@@ -62,30 +66,47 @@ def measured_links(path: Path = RECORD) -> list[costs.Link]:
     ]
 
 
-def _rates_of_this_gpu(nbytes: int = 256 * costs.MiB) -> dict[str, float]:
-    """Bytes a second, by the names that these copies have in the record."""
+def copies(device: str, nbytes: int) -> dict[str, tuple[int, Callable[[], object]]]:
+    """Copies in a GPU, and between it and the host: the bytes that move, and the copy.
+
+    Args:
+        device: "cuda"; with "cpu" the same code runs, and says nothing of a GPU.
+        nbytes: The size of the tensors. Two are on the device, and two on the host.
+    """
     import torch
 
-    there = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
-    pageable = torch.zeros(nbytes, dtype=torch.uint8)
-    pinned, other = pageable.pin_memory(), torch.empty_like(there)
+    there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    other = torch.empty_like(there)
+    pageable, pinned = (torch.zeros(nbytes, dtype=torch.uint8) for _ in range(2))
+    if device == "cuda":
+        pinned = pinned.pin_memory()
+
+    def in_the_gpu() -> None:
+        for _ in range(10):  # one alone is over too soon
+            other.copy_(there)
+
     return {
         # Each byte is read and written: data sheets count both.
-        "memory of the GPU, a copy": 2 * nbytes / _fastest(lambda: other.copy_(there)),
-        "host, pinned, to the GPU": nbytes / _fastest(lambda: there.copy_(pinned)),
-        "host, pageable, to the GPU": nbytes / _fastest(lambda: there.copy_(pageable)),
+        "memory of the GPU, a copy": (20 * nbytes, in_the_gpu),
+        "host, pageable, to the GPU": (nbytes, lambda: there.copy_(pageable)),
+        "host, pageable, from the GPU": (nbytes, lambda: pageable.copy_(there)),
+        "host, pinned, to the GPU": (nbytes, lambda: there.copy_(pinned)),
+        "host, pinned, from the GPU": (nbytes, lambda: pinned.copy_(there)),
     }
 
 
-def _fastest(copy: Callable[[], object], rounds: int = 10) -> float:
-    """Seconds until the GPU has done it, in the fastest of the rounds."""
+def timed(device: str, work: Callable[[], object]) -> float:
+    """Seconds until the device has done it: a call may return before that."""
     import torch
 
-    times = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        copy()
-        torch.cuda.synchronize()  # a copy may go on after the call has returned
-        times.append(time.perf_counter() - start)
-    return min(times)
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    wait()
+    started = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - started
+
+
+def repeated(device: str, work: Callable[[], object], rounds: int) -> list[float]:
+    """Seconds of so many runs, after two that do not count."""
+    return [timed(device, work) for _ in range(rounds + 2)][2:]

@@ -54,11 +54,11 @@ class DeadlockWatch:
             return False
         if self.looks and now - self.looks[-1].time < QUIET_SECONDS:
             return False
-        used = seconds_of_work(round.pids())
+        look = self._look(now)
         before = self.looks[-1].work if self.looks else {}
-        spent = {rank: s - before.get(rank, 0.0) for rank, s in used.items()}
+        spent = {rank: s - before.get(rank, 0.0) for rank, s in look.work.items()}
         if any(spent.get(rank, 0.0) > MEETING_CPU for rank in round.pending):
-            self.looks = [self._look(now)]
+            self.looks = [look]
             return False
         round.ask_where(0.2)
         if time.monotonic() - round.last_event < QUIET_SECONDS:

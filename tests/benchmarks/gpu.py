@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from course_utils.measure.recorded import copies, repeated, timed
 from course_utils.theory import costs
 from tests.benchmarks._harness import Row, compared, median_row, to_itself
 
@@ -39,8 +39,7 @@ def rows(quick: bool = False) -> Iterator[Row]:
         return
     device = "cuda" if there else "cpu"
     rounds, size = (1, MIB) if quick else (ROUNDS, 256 * MIB)
-    yield memory_row(device, size, rounds)
-    yield from host_rows(device, size, rounds)
+    yield from copy_rows(device, size, rounds)
     yield launch_row(device, rounds)
     yield from wrapper_rows(device, rounds)
     name = torch.cuda.get_device_name() if there else "H100"
@@ -48,55 +47,14 @@ def rows(quick: bool = False) -> Iterator[Row]:
         yield resnet_row(device, sheet, quick, rounds)
 
 
-def timed(device: str, work: Callable[[], object]) -> float:
-    """Seconds until the device has done it."""
-    import torch
-
-    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    wait()
-    started = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - started
-
-
-def repeated(device: str, work: Callable[[], object], rounds: int) -> list[float]:
-    """Seconds of so many runs, after two that do not count."""
-    return [timed(device, work) for _ in range(rounds + 2)][2:]
-
-
-def gigabytes_a_second(name: str, nbytes: int, seconds: list[float], note: str) -> Row:
-    rates = [nbytes / one / costs.GB for one in seconds]
-    return median_row(name, rates, "GB/s", None, note, better="higher")
-
-
-def memory_row(device: str, size: int, rounds: int) -> Row:
-    """Bytes that the GPU's memory reads and writes, in a copy from it to itself."""
-    import torch
-
-    x = torch.zeros(size, dtype=torch.uint8, device=device)
-    y = torch.empty_like(x)
-    seconds = repeated(device, lambda: [y.copy_(x) for _ in range(10)], rounds)
-    note = "read and written bytes together, as data sheets count"
-    return gigabytes_a_second("memory of the GPU, a copy", 20 * size, seconds, note)
-
-
-def host_rows(device: str, size: int, rounds: int) -> Iterator[Row]:
-    """Copies between the host and the GPU, from pageable and from pinned memory."""
-    import torch
-
-    there = torch.zeros(size, dtype=torch.uint8, device=device)
-    for kind in ("pageable", "pinned"):
-        here = torch.zeros(size, dtype=torch.uint8)
-        if kind == "pinned" and device == "cuda":
-            here = here.pin_memory()
-        for way, target, source in (
-            ("to the GPU", there, here),
-            ("from the GPU", here, there),
-        ):
-            seconds = repeated(device, lambda t=target, s=source: t.copy_(s), rounds)
-            note = f"{size // MIB} MiB, until they are there"
-            yield gigabytes_a_second(f"host, {kind}, {way}", size, seconds, note)
+def copy_rows(device: str, size: int, rounds: int) -> Iterator[Row]:
+    """Gigabytes a second of copies in the GPU, and between it and the host."""
+    for name, (nbytes, copy) in copies(device, size).items():
+        rates = [nbytes / one / costs.GB for one in repeated(device, copy, rounds)]
+        note = f"{size // MIB} MiB, until they are there"
+        if name.startswith("memory"):
+            note = "read and written bytes together, as data sheets count"
+        yield median_row(name, rates, "GB/s", None, note, better="higher")
 
 
 def launch_row(device: str, rounds: int) -> Row:
