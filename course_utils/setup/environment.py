@@ -22,6 +22,8 @@ WINDOWS = os.name == "nt"
 # These would lead the course's Python, installer or Jupyter out of the clone.
 FOREIGN = (
     *("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__"),
+    # Many containers set this one. Each process would then compile PyTorch anew.
+    "PYTHONDONTWRITEBYTECODE",
     *("JUPYTER_PATH", "JUPYTER_CONFIG_PATH", "JUPYTER_RUNTIME_DIR"),
     *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_LOG", "PIP_CACHE_DIR"),
 )

@@ -340,7 +340,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     folder = tmp_path_factory.mktemp("made")
     index = Index(folder / "index")
     clone = Clone(folder / "clone", index.url)
-    clone.first_output = clone.start("--no-browser")
+    # Containers often set this one: see the test of what Python compiles.
+    clone.first_output = clone.start("--no-browser", PYTHONDONTWRITEBYTECODE="1")
     index.close()
     return clone
 

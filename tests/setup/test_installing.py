@@ -51,6 +51,11 @@ def test_the_first_start_takes_the_cpu_build_and_opens_jupyterlab(made: Clone) -
     assert all(place.startswith(str(made.folder / ".course")) for place in written)
 
 
+def test_python_keeps_what_it_compiles_whatever_a_container_sets(made: Clone) -> None:
+    """Or else each process compiles PyTorch, which doubles the time of its import."""
+    assert list((made.site / "torch" / "__pycache__").glob("__init__.*.pyc"))
+
+
 def test_the_next_start_needs_no_network(ready: Clone, index: Index) -> None:
     index.close()
     said = ready.start("--no-browser")
