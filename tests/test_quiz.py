@@ -476,7 +476,7 @@ def test_a_wrong_tick_tells_only_how_many_are_right_at_first(monkeypatch) -> Non
 
     from_the_page(widget, [1, 2])
     assert shown() == ("wrong", 0)
-    assert widget.feedback["text"].startswith("You judged 2 of the 4 statements")
+    assert widget.feedback["text"].startswith("You judged 2 of the 4 options")
     new_kernel(monkeypatch)  # and after a restart
     _, widget = form("00.variables")
     assert shown() == ("wrong", 0)

@@ -46,7 +46,7 @@ __all__ = ["Quiz", "quiz", "why"]
 _WIDTH = 79  # columns of the text form
 _EXAMPLES = {
     "single": ("answer=1", "with the number of your option"),
-    "multiple": ("answer=[1, 2]", "with the numbers of all options that are true"),
+    "multiple": ("answer=[1, 2]", "with the numbers of all options that apply"),
     "number": ("answer=1234", "with your number"),
 }
 _VIEW = "application/vnd.jupyter.widget-view+json"

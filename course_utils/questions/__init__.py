@@ -56,13 +56,13 @@ class Choice:
 
 
 class Right(Choice):
-    """An option that is right, or a statement that is true."""
+    """An option that is right."""
 
     right = True
 
 
 class Wrong(Choice):
-    """An option that is wrong, or a statement that is not true."""
+    """An option that is wrong."""
 
     right = False
 
@@ -286,17 +286,17 @@ class SingleChoice(_ChoiceQuestion):
 
 
 class MultipleChoice(_ChoiceQuestion):
-    """Each option is true or false by itself; tick all that are true."""
+    """Each option is right or wrong by itself; tick all that are right."""
 
     kind: ClassVar[str] = "multiple"
-    task: ClassVar[str] = "Tick all that are true"
-    WORDS: ClassVar[dict[tuple[bool | None, bool], str]] = {  # (ticked, true)
-        (True, True): "Right, this is true:",
-        (True, False): "Ticked, but not true:",
-        (False, True): "Not ticked, but true:",
-        (False, False): "Right, this is not true:",
-        (None, True): "True:",
-        (None, False): "Not true:",
+    task: ClassVar[str] = "Tick all that apply"
+    WORDS: ClassVar[dict[tuple[bool | None, bool], str]] = {  # (ticked, right)
+        (True, True): "Right, it applies:",
+        (True, False): "Ticked, but it does not apply:",
+        (False, True): "Not ticked, but it applies:",
+        (False, False): "Right, it does not apply:",
+        (None, True): "It applies:",
+        (None, False): "It does not apply:",
     }
 
     def read(self, given: object) -> list[str]:
@@ -318,7 +318,7 @@ class MultipleChoice(_ChoiceQuestion):
             return Feedback(None, _WORDS[None], "", tuple(notes))
         good, total = sum(note.good for note in notes), len(notes)
         count = f"all {total}" if good == total else f"{good} of the {total}"
-        text = f"You judged {count} statements correctly."
+        text = f"You judged {count} options correctly."
         return Feedback(good == total, _WORDS[good == total], text, tuple(notes))
 
     grade = judge

@@ -127,15 +127,15 @@ def test_by_mouse_with_a_retry(open_notebook) -> None:
     cell.get_by_text("There are four variables").last.click()  # a label is clickable
     cell.get_by_text("An ordinary cell").last.click()
     check(cell)
-    expect(status(cell)).to_contain_text("You judged 2 of the 4 statements correctly.")
+    expect(status(cell)).to_contain_text("You judged 2 of the 4 options correctly.")
     boxes = cell.get_by_role("checkbox")
     expect(boxes.nth(1)).to_have_accessible_description("")  # not which ones, yet
     check(cell)
     for number, words in enumerate(
         (
-            "Right, this is true: Each rank has its own memory",
+            "Right, it applies: Each rank has its own memory",
             "Ticked, but not true: Ordinary cells run in the notebook's kernel",
-            "Right, this is not true: Processes do not share variables",
+            "Right, it does not apply: Processes do not share variables",
             "Not ticked, but true: The ranks stay alive",
         )
     ):
