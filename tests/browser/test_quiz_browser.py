@@ -134,9 +134,9 @@ def test_by_mouse_with_a_retry(open_notebook) -> None:
     for number, words in enumerate(
         (
             "Right, it applies: Each rank has its own memory",
-            "Ticked, but not true: Ordinary cells run in the notebook's kernel",
+            "Ticked, but it does not apply: Ordinary cells run in the notebook's kernel",
             "Right, it does not apply: Processes do not share variables",
-            "Not ticked, but true: The ranks stay alive",
+            "Not ticked, but it applies: The ranks stay alive",
         )
     ):
         expect(boxes.nth(number)).to_have_accessible_description(re.compile(words))
