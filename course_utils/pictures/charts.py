@@ -184,57 +184,85 @@ def stacked(
     stop = WIDTH - MARGIN - (draw.width_of(aside, SMALL) + 0.1) * bool(aside)
     levels = _levels([*limits], lines, stop)
     head = 0.19 * (1 + max(level for level, _ in levels))
-    picture, board = draw.board(0.54 + head + step * len(rows) + low, title)
-    top = low + step * len(rows)
+    bars = {name: _parts_of_a_bar(of, left, inch, lines) for name, of in rows.items()}
+    ends = {name: left + sum(of.values()) * inch for name, of in rows.items()}
+    free_until = lines[-1] if room_left else WIDTH - MARGIN - room
+    # What has no name in its part is said beside the bar; with no room there, below it.
+    notes = {
+        name: ", ".join(f"{part.what} {part.number}" for part in bar if not part.text)
+        for name, bar in bars.items()
+    }
+    below = {
+        name: 0.2
+        for name, note in notes.items()
+        if note and draw.width_of(note, SMALL) > free_until - ends[name] - 0.14
+    }
+    top = low + step * len(rows) + sum(below.values())
+    picture, board = draw.board(0.54 + head + top, title)
     for name, x, (level, middle) in zip(limits, lines, levels, strict=True):
         y = top + 0.1 + 0.19 * level
         board.plot([x, x], [low, y - 0.08], zorder=2, **draw.LIMIT)
         draw.write(board, middle, y, name, ha="center", **draw.on_paper())
-    for row, (name, parts) in enumerate(rows.items()):
-        y = low + step * (len(rows) - 1 - row)
-        middle = y + step / 2
+    y = top
+    for name, bar in bars.items():
+        y -= step + below.get(name, 0.0)
+        middle = y + below.get(name, 0.0) + step / 2
         draw.write(board, MARGIN, middle, draw.cut(name, 1.7, NORMAL), size=NORMAL)
-        x, unnamed, numbers = left, [], []
-        for what, amount in parts.items():
-            wide = amount * inch
-            if amount:
-                looks = {"rounded": 0.0, **LOOKS[what]}
-                box = draw.box(board, x, y + 0.07, wide, step - 0.14, **looks)
-                at, free = free_part(x, x + wide, lines)
-                number = words.spoken(amount, 3)
-                text = draw.first_that_fits((f"{what} {number}", number), free - 0.14)
-                if text:
-                    draw.name(board, box, at, middle, text)
-                else:
-                    unnamed.append(f"{what} {number}")
-                    numbers.append(number)
-            x += wide
-        free = (lines[-1] if room_left else WIDTH - MARGIN - room) - x
-        texts = [", ".join(unnamed), " + ".join(numbers)]
+        for part in bar:
+            looks = {"rounded": 0.0, **LOOKS[part.what]}
+            corner = part.left, middle - step / 2 + 0.07
+            box = draw.box(board, *corner, part.width, step - 0.14, **looks)
+            if part.text:
+                draw.name(board, box, part.middle, middle, part.text)
+        end, note = ends[name], notes[name]
+        free = free_until - end
         if room_left and free > 0.02:
             looks = {"rounded": 0.0, **LOOKS["idle"]}
-            draw.box(board, x, y + 0.07, free, step - 0.14, **looks)
-            texts += [] if unnamed else ["room left", "room"]
-        text = draw.first_that_fits([t for t in texts if t], free - 0.14)
-        # What has no room there may go on beyond the last limit.
-        wide = draw.width_of(texts[0], SMALL)
-        beyond = not text and wide < WIDTH - MARGIN - room - x - 0.04 and room_left
-        text = texts[0] if beyond else text
-        at = x + free / 2
-        if beyond or not room_left:
-            at = x + 0.08 + draw.width_of(text, SMALL) / 2
-        looks = {"ha": "center", "color": draw.QUIET, **draw.on_paper(1.5)}
-        draw.write(board, at, middle, text, **looks)
+            draw.box(board, end, middle - step / 2 + 0.07, free, step - 0.14, **looks)
+            note = note or draw.first_that_fits(["room left", "room"], free - 0.14)
+        quiet = {"color": draw.QUIET, **draw.on_paper(1.5)}
+        if name in below:
+            draw.write(board, left, y + 0.13, note, **quiet)
+        elif room_left:
+            draw.write(board, end + free / 2, middle, note, ha="center", **quiet)
+        else:
+            draw.write(board, end + 0.08, middle, note, **quiet)
         for place, text in enumerate(said[name]):
             looks = (
                 {"weight": "normal"} if place else {"size": NORMAL, "weight": "bold"}
             )
-            y = middle + (0.1 - 0.2 * place) * (len(said[name]) > 1)
-            draw.write(board, WIDTH - MARGIN - room + 0.16, y, text, **looks)
+            at = middle + (0.1 - 0.2 * place) * (len(said[name]) > 1)
+            draw.write(board, WIDTH - MARGIN - room + 0.16, at, text, **looks)
     used = [what for what in LOOKS if any(parts.get(what) for parts in rows.values())]
     draw.key(board, low - 0.28, [(what, LOOKS[what]) for what in used])
     draw.write(board, WIDTH - MARGIN, top + 0.1, aside, ha="right", color=draw.QUIET)
     return picture
+
+
+class _Part(NamedTuple):
+    """A part of a bar: its place, and what is written in it if there is room."""
+
+    what: str
+    left: float
+    width: float
+    middle: float  # of the text
+    text: str
+    number: str
+
+
+def _parts_of_a_bar(
+    parts: Mapping[str, float], left: float, inch: float, lines: Sequence[float]
+) -> list[_Part]:
+    """The parts that are not empty, from left to right; no line crosses a text."""
+    found = []
+    for what, amount in parts.items():
+        width, number = amount * inch, words.spoken(amount, 3)
+        if amount:
+            middle, free = free_part(left, left + width, lines)
+            text = draw.first_that_fits((f"{what} {number}", number), free - 0.14)
+            found.append(_Part(what, left, width, middle, text, number))
+        left += width
+    return found
 
 
 def free_part(start: float, stop: float, lines: Sequence[float]) -> tuple[float, float]:

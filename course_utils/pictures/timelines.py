@@ -107,8 +107,8 @@ def _rows(
             texts = [part.label.rpartition(mark)[2] for mark in ". "]
             if part.kind not in short:
                 texts.insert(0, part.label)
-            alone = part.kind == "idle" or texts[-1].isdigit()  # easy to read
-            room = wide - (0.01 if alone else sides)
+            alone = texts[-1].isdigit()  # easy to read
+            room = wide - (0.06 if part.kind == "idle" else 0.01 if alone else sides)
             text = draw.first_that_fits(texts, room) if row.tall > 0.2 else ""
             looks = {"rounded": 0.02, "line": 0.8, **LOOKS[part.kind]}
             draw.box(board, x, y + gap, wide, row.tall - 2 * gap, text, pad=0, **looks)

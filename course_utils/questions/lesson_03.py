@@ -97,7 +97,7 @@ QUESTIONS = lesson(
             "they have been told what to do.",
         ),
         Wrong(
-            "One of the threads, whatever the others do.",
+            "One of the threads: until it ends, the others do nothing.",
             "A thread that waits for a GPU, or computes in C++, does not need the lock "
             "and can release it.",
         ),
@@ -139,9 +139,9 @@ QUESTIONS = lesson(
         answer=6.4,
         tolerance=1.5,
         why="The first GPU needs 28 MiB, the others 4.4 MiB each. It gathers the "
-        "outputs of all rows, 7.8 MiB, and needs as much again for the loss and for "
-        "the gradient of the outputs. The optimizer's state is there, too. This "
-        "imbalance limits the batch of all.",
+        "outputs of all rows, 7.8 MiB. It needs another 7.8 MiB for the loss, and "
+        "7.8 MiB for the gradient of the outputs. The optimizer's state is there, too. "
+        "This imbalance limits the batch of all.",
         hint="Which GPU gets the outputs of all rows? Where is the loss computed, and "
         "what does its backward make?",
         slips={

@@ -179,8 +179,9 @@ QUESTIONS = lesson(
     SingleChoice(
         "04.members_only",
         "Only ranks 0 and 2 of four call `dist.new_group([0, 2])`, and then "
-        "`all_reduce` in this group. The documentation says that all ranks must call "
-        "new_group. What happens with gloo in the PyTorch of this course?",
+        "`all_reduce` in this group. Later all four make another group. With gloo, "
+        "`new_group` waits for the members of the group, and for nobody else. What "
+        "happens?",
         Wrong(
             "It works, and so does everything that comes after it.",
             "The first part is true here. But ranks 0 and 2 have now counted one more "
@@ -192,8 +193,8 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "Ranks 0 and 2 hang in new_group.",
-            "They did in older versions, where new_group waited for all ranks. Here "
-            "the members find each other without the rest.",
+            "The members find each other without the rest. In older versions, where "
+            "new_group waited for all ranks, they did hang.",
         ),
         Right(
             "It works, and the next new_group of all four hangs.",
@@ -225,8 +226,8 @@ QUESTIONS = lesson(
     SingleChoice(
         "04.busbw",
         "An all-reduce has an algorithm bandwidth (size / time) of 200 GB/s on 8 GPUs, "
-        "and of 190 GB/s on 64 GPUs of the same kind. In which of the two are the "
-        "links of the GPUs used better?",
+        "and of 190 GB/s on 64 GPUs of the same kind. Both use a ring, over links that "
+        "are all equally fast. In which of the two are the links used better?",
         Wrong(
             "On 8 GPUs: the sum of a tensor is ready sooner.",
             "That is what the user sees. But for it, a GPU has to send less than on 64 "

@@ -237,12 +237,12 @@ QUESTIONS = lesson(
         "with 4 GPUs, each rank makes a loader of its own. Both numbers are often "
         "divided by 4. What is true?",
         Right(
-            "With 64 rows on each rank, the learning rate need not change.",
+            "If the batch is divided, the learning rate need not change.",
             "4 × 64 make a step of 256 rows again. With 256 on each rank it would have "
             "1,024, and another learning rate.",
         ),
         Right(
-            "The 4 ranks would start 32 worker processes, for the same CPU cores.",
+            "If `num_workers` stays 8, 32 processes share the CPU cores.",
             "`num_workers` counts for each loader, and all ranks of a machine share "
             "its cores.",
         ),

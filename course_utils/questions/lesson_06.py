@@ -22,7 +22,7 @@ QUESTIONS = lesson(
             "each GPU.",
         ),
         Right(
-            "Each GPU has an optimizer of its own, which makes each step.",
+            "Each GPU has its own optimizer, and all of them take every step.",
             "On all ranks it makes the same step, from the same gradients. With "
             "`DataParallel` one optimizer changes the weights on GPU 0.",
         ),

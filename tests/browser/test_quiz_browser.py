@@ -134,7 +134,7 @@ def test_by_mouse_with_a_retry(open_notebook) -> None:
     for number, words in enumerate(
         (
             "Right, it applies: Each rank has its own memory",
-            "Ticked, but it does not apply: Ordinary cells run in the notebook's kernel",
+            "Ticked, but it does not apply: Ordinary cells run in the",
             "Right, it does not apply: Processes do not share variables",
             "Not ticked, but it applies: The ranks stay alive",
         )
