@@ -34,10 +34,6 @@ def test_the_best_loss_is_that_of_all_sentences_by_their_probability(language, l
     assert language.best_loss(length) == pytest.approx(total / length, abs=1e-12)
 
 
-def test_the_best_loss_that_lesson_08_states(language):
-    assert round(language.best_loss(32), 2) == 1.17
-
-
 def test_sentences_are_what_the_table_says(language):
     text = sentences(language, 20_000, 5)
     assert text.shape == (20_000, 5)

@@ -23,16 +23,18 @@ PUBLISHED = {
 }
 
 
-def planned(name):
+def planned(name, **options):
     tp, pp, gpus, batch, measured = PUBLISHED[name]
-    found = plans(transformer_shape(name), SELENE.with_nodes(gpus // 8), batch)
+    cluster = SELENE.with_nodes(gpus // 8)
+    found = plans(transformer_shape(name), cluster, batch, **options)
     layout = Layout(pp, gpus // (tp * pp), tp)
     return found, next(plan for plan in found if plan.layout == layout), measured
 
 
+@pytest.mark.parametrize("utilization", [0.4, 0.6, 0.7])
 @pytest.mark.parametrize("name", ["529.6 billion", "1 trillion"])
-def test_the_two_largest_published_layouts_are_the_fastest(name):
-    found, published, _ = planned(name)
+def test_the_two_largest_published_layouts_are_the_fastest(name, utilization):
+    found, published, _ = planned(name, utilization=utilization)
     assert len(found) >= 3
     assert found[0] == published
 

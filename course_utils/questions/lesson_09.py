@@ -169,8 +169,8 @@ QUESTIONS = lesson(
     Number(
         "09.loss_numbers",
         "64 positions, a vocabulary of 32,000, four ranks with 8,000 scores each. How "
-        "many numbers does *one rank* have to put into all-reduces for the loss, if "
-        "exp() must stay finite?",
+        "many numbers does *one rank* put into all-reduces for the loss, if the "
+        "largest score is subtracted first, so that exp() stays finite?",
         answer=192,
         why="Three for each position: the largest score, the sum of exp, and the score "
         "of the target.",

@@ -14,7 +14,7 @@ QUESTIONS = lesson(
     "10",
     SingleChoice(
         "10.what_comes_back",
-        "Two ranks, a stage on each. Rank 1 has computed the loss of a micro-batch and "
+        "Two ranks, a stage on each. Rank 1 has computed the loss of a batch and "
         "called `backward()`. What does rank 0 need from it to go on?",
         Wrong(
             "The gradient of the loss with respect to rank 1's weights",

@@ -52,8 +52,9 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "11.innermost",
-        "A model of 7.5 billion parameters trains with dp = 8 and tp = 8. In each step "
-        "every replica works on 64 sequences. What does a GPU send in a step?",
+        "A model of 7.5 billion parameters (36 layers of width 4,096) trains with dp = "
+        "8 and tp = 8. In each step every replica works on 64 sequences of 2,048 "
+        "tokens. What does a GPU send in a step?",
         Wrong(
             "More along dp, as gradients are larger than activations",
             "It sends those of its slices only, an eighth of all, and once in a step.",
@@ -101,7 +102,7 @@ QUESTIONS = lesson(
         "11.passes",
         "Four ranks share a sequence, a quarter each. In ring attention keys and "
         "values go around, both in one message. How many such messages does each rank "
-        "pass on in one forward pass?",
+        "pass on in the forward of one attention layer?",
         answer=3,
         unit="messages",
         why="It begins with its own quarter, and three others have to come by.",
