@@ -255,7 +255,7 @@ def _traffic(messages: Sequence["Message"], steps: int, world_size: int) -> str:
 # Each step: its name, and what belongs to it in order: (kind, phase) of transfers, or
 # who computes.
 _DATA_PARALLEL: dict[str, tuple[tuple[str, str] | str, ...]] = {
-    "model to the default GPU": (("to", "setup"),),
+    "once: model to GPU 0": (("to", "setup"),),
     "scatter the batch": (("scatter", "forward"),),
     "replicate the model": (("broadcast", "forward"),),
     "parallel_apply: forward": ("replicas",),

@@ -342,8 +342,8 @@ def collective_bandwidth(rows: Iterable[Mapping[str, Any]]) -> Picture:
             for half in (low, high)
         ]
         regions = [
-            (edges[0], low, ("latency-bound", "latency"), True),
-            (high, edges[1], ("bandwidth-bound", "bandwidth"), False),
+            (edges[0], low, ("latency",), True),
+            (high, edges[1], ("bandwidth",), False),
         ]
     x = Axis("", byte_size, log=True, edges=edges)
     rate = Axis("", lambda rate: f"{byte_size(rate)}/s", log=True)

@@ -108,7 +108,9 @@ def _rows(
             if part.kind not in short:
                 texts.insert(0, part.label)
             alone = texts[-1].isdigit()  # easy to read
-            room = wide - (0.06 if part.kind == "idle" else 0.01 if alone else sides)
+            room = wide - (0.01 if alone else sides)
+            if part.kind == "idle":  # the frame says it; the word is for long ones
+                room = wide - 0.3
             text = draw.first_that_fits(texts, room) if row.tall > 0.2 else ""
             looks = {"rounded": 0.02, "line": 0.8, **LOOKS[part.kind]}
             draw.box(board, x, y + gap, wide, row.tall - 2 * gap, text, pad=0, **looks)
