@@ -34,27 +34,25 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "12.hang_cause",
-        "The stacks of a stuck job: ranks 0, 2 and 3 are in the `all_reduce` of step "
-        "3, and rank 1 is past the loop. Which of these can be the cause?",
+        "Another job is stuck. Ranks 0 and 1 are in an `all_reduce`, and ranks 2 and 3 "
+        "in a `broadcast` of the same group. Which of these can be the cause?",
         Wrong(
-            "A link to rank 1 has failed, so its messages no longer arrive",
-            "Then rank 1 would wait as well. It has left the loop, and all its calls "
-            "have returned.",
+            "A link has failed, so some messages no longer arrive",
+            "Then all ranks would wait in the same call.",
         ),
         Right(
-            "Each rank decides by its own values whether to communicate",
-            "Each `if` around a collective needs a condition that is the same on all "
-            "ranks.",
+            "An `if` in front of a collective goes another way on some ranks",
+            "Two ranks have left out a call, or made one more. The condition of an `if` "
+            "around a collective must be the same on all ranks.",
         ),
         Wrong(
-            "Rank 1 is slower than the others, and needs a longer timeout",
-            "Rank 1 is ahead of them. No timeout is long enough for a call that never "
-            "comes.",
+            "Ranks 2 and 3 are slower than the others, and need a longer timeout",
+            "Slow ranks come to the same call, only later. These are in another one.",
         ),
         Wrong(
-            "The tensor has another shape on rank 1 than on the others",
-            "That is a fault of its own, with an error or wrong numbers. Here a call "
-            "is missing.",
+            "The tensor has another shape on ranks 2 and 3 than on the others",
+            "That is a fault of its own, with an error or wrong numbers. Here the calls "
+            "differ.",
         ),
     ),
     SingleChoice(
