@@ -165,6 +165,7 @@ class Unwaited:
         return find_where(self.frames) or self.frames[0][2]
 
 
+@functools.lru_cache(1024)  # asked of every frame of every message
 def is_learners(file: str, function: str = "") -> bool:
     """Is this the learner's code (and not torch, Python, or this package)?
 
