@@ -114,7 +114,7 @@ def test_the_first_lesson_shows_lines_of_the_script():
     lines = re.findall(r"^ {4}(.*?)  # \d$", shown, re.MULTILINE)
     script = inspect.getsource(train_ddp).splitlines()
     script = [line.partition("  # ")[0].strip() for line in script]
-    assert len(lines) == 7 and {*lines} <= {*script}
+    assert len(lines) == 8 and {*lines} <= {*script}
 
 
 @pytest.mark.parametrize("script", ["train_ddp", "train_sgd"])

@@ -42,8 +42,8 @@ QUESTIONS = lesson(
         ),
         Right(
             "An `if` in front of a collective goes another way on some ranks",
-            "Two ranks have left out a call, or made one more. The condition of an `if` "
-            "around a collective must be the same on all ranks.",
+            "Two ranks have left out a call, or made one more. The condition of an "
+            "`if` around a collective must be the same on all ranks.",
         ),
         Wrong(
             "Ranks 2 and 3 are slower than the others, and need a longer timeout",
@@ -51,8 +51,8 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "The tensor has another shape on ranks 2 and 3 than on the others",
-            "That is a fault of its own, with an error or wrong numbers. Here the calls "
-            "differ.",
+            "That is a fault of its own, with an error or wrong numbers. Here the "
+            "calls differ.",
         ),
     ),
     SingleChoice(

@@ -88,7 +88,8 @@ def make_loader(images: Tensor, labels: Tensor, args) -> DataLoader:
     dataset = TensorDataset(images, labels)
     sampler = DistributedSampler(dataset, seed=args.seed, drop_last=True)
     share = args.batch_size // WORLD_SIZE
-    return DataLoader(dataset, share, sampler=sampler, drop_last=True)
+    loader = DataLoader(dataset, share, sampler=sampler, drop_last=True)
+    return loader
 
 
 def train_epoch(model, loader, optimizer, device) -> tuple[float, float, int]:
