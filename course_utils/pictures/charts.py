@@ -192,11 +192,10 @@ def stacked(
         name: ", ".join(f"{part.what} {part.number}" for part in bar if not part.text)
         for name, bar in bars.items()
     }
-    below = {
-        name: 0.2
-        for name, note in notes.items()
-        if note and draw.width_of(note, SMALL) > free_until - ends[name] - 0.14
-    }
+    below = dict.fromkeys(rows, 0.0)  # its height
+    for name, note in notes.items():
+        if note and draw.width_of(note, SMALL) > free_until - ends[name] - 0.14:
+            below[name] = 0.2
     top = low + step * len(rows) + sum(below.values())
     picture, board = draw.board(0.54 + head + top, title)
     for name, x, (level, middle) in zip(limits, lines, levels, strict=True):
@@ -205,23 +204,23 @@ def stacked(
         draw.write(board, middle, y, name, ha="center", **draw.on_paper())
     y = top
     for name, bar in bars.items():
-        y -= step + below.get(name, 0.0)
-        middle = y + below.get(name, 0.0) + step / 2
+        y -= step + below[name]
+        middle = y + below[name] + step / 2
+        bottom, tall = middle - step / 2 + 0.07, step - 0.14  # of the bar
         draw.write(board, MARGIN, middle, draw.cut(name, 1.7, NORMAL), size=NORMAL)
         for part in bar:
             looks = {"rounded": 0.0, **LOOKS[part.what]}
-            corner = part.left, middle - step / 2 + 0.07
-            box = draw.box(board, *corner, part.width, step - 0.14, **looks)
+            box = draw.box(board, part.left, bottom, part.width, tall, **looks)
             if part.text:
                 draw.name(board, box, part.middle, middle, part.text)
         end, note = ends[name], notes[name]
         free = free_until - end
         if room_left and free > 0.02:
             looks = {"rounded": 0.0, **LOOKS["idle"]}
-            draw.box(board, end, middle - step / 2 + 0.07, free, step - 0.14, **looks)
+            draw.box(board, end, bottom, free, tall, **looks)
             note = note or draw.first_that_fits(["room left", "room"], free - 0.14)
         quiet = {"color": draw.QUIET, **draw.on_paper(1.5)}
-        if name in below:
+        if below[name]:
             draw.write(board, left, y + 0.13, note, **quiet)
         elif room_left:
             draw.write(board, end + free / 2, middle, note, ha="center", **quiet)
