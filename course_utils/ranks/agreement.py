@@ -76,9 +76,13 @@ PIECES = {
     "reduce_scatter_single": ("input", "output"),
 }
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
-# The zygote reads the signatures once, for all ranks. Not every torch has every name.
+# Each function and its parameters: name -> default. The zygote reads them once, for all
+# ranks. Not every torch has every name.
 ORIGINALS = {
-    name: (function, inspect.signature(function))
+    name: (
+        function,
+        {p.name: p.default for p in inspect.signature(function).parameters.values()},
+    )
     for name in (*COLLECTIVES, *POINT_TO_POINT)
     if (function := getattr(distributed_c10d, name, None)) is not None
 }
@@ -178,24 +182,22 @@ class Agreement:
                 pieces do not fit into the whole.
         """
         self.begun += 1
-        original, signature = ORIGINALS[name]
+        original, parameters = ORIGINALS[name]
         if getattr(self.inside, "call", False) or not self._numbered_as_started():
             return original(*args, **kwargs)
-        try:
-            arguments = signature.bind(*args, **kwargs)
-        except TypeError:
+        arguments = bound(parameters, args, kwargs)
+        if arguments is None:
             return original(*args, **kwargs)  # its own error is the better one
-        arguments.apply_defaults()
         self.inside.call = True
         try:
             if name in IN_PLACE:
-                refuse_gaps(name, arguments.arguments[IN_PLACE[name]])
+                refuse_gaps(name, arguments[IN_PLACE[name]])
             if name in PIECES:
-                refuse_sizes(name, arguments.arguments)
+                refuse_sizes(name, arguments)
             if name in POINT_TO_POINT:
-                self._announce_p2p(name, arguments.arguments)
+                self._announce_p2p(name, arguments)
             else:
-                self._announce_collective(name, arguments.arguments)
+                self._announce_collective(name, arguments)
             return original(*args, **kwargs)
         except BaseException as error:
             # PyTorch looks at the arguments before it sends.
@@ -376,6 +378,25 @@ def _compared(name: str) -> Callable[..., Any]:
         return _of_this_rank.compare_and_call(name, args, kwargs)
 
     return checked
+
+
+def bound(
+    parameters: dict[str, Any], args: tuple, kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments of a call by name, defaults included; None if they do not fit.
+
+    `inspect.Signature.bind` does the same, in four times the time. A ring makes
+    hundreds of calls for one tensor.
+    """
+    by_place = dict(zip(parameters, args, strict=False))
+    arguments = {**parameters, **by_place, **kwargs}
+    fit = (
+        len(by_place) == len(args)
+        and len(arguments) == len(parameters)
+        and by_place.keys().isdisjoint(kwargs)
+        and not any(value is inspect.Parameter.empty for value in arguments.values())
+    )
+    return arguments if fit else None
 
 
 def uses_gloo() -> bool:
