@@ -115,7 +115,6 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("09", "pays-explain", "1.4"): 8.0 / 5.8,
     ("09", "recap", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
     ("11", "recap", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
-    ("09", "09.heads", "768"): 12 * 64,
     ("09", "09.sixteen", "36"): 450 / 12.5,
 }
 

@@ -1,7 +1,6 @@
 """Lesson 09, tensor parallel: slices of layers, what is summed, what is sent."""
 
 from course_utils.questions import (
-    MultipleChoice,
     Number,
     NumberTask,
     Right,
@@ -112,17 +111,6 @@ QUESTIONS = lesson(
             "The loss is right. But each rank goes back through its own slice only.",
         ),
         measured=True,
-    ),
-    MultipleChoice(
-        "09.heads",
-        "GPT-2 small has 12 heads of 64 numbers each. Over how many GPUs can its "
-        "attention be cut by heads, equally?",
-        Right("3", "Four heads on each."),
-        Wrong("5", "12 heads cannot be shared equally by 5."),
-        Right("6", "Two heads on each."),
-        Wrong("8", "The width, 768, is a multiple of 8; 12 heads are not."),
-        Right("12", "One head on each."),
-        Wrong("24", "A head would have to be cut in two."),
     ),
     SingleChoice(
         "09.fused",
