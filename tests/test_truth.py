@@ -106,7 +106,6 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("07", "07.tree_wins", "7.2 µs"): 26e6 / 8 / 450e3,
     ("07", "07.tree_wins", "149 µs"): 14 * (3.4 + 7.222),
     ("08", "figure-explain", "16 bytes"): 4 + 4 + 8,
-    ("08", "rung1-md", "16 bytes"): 4 + 4 + 8,
     ("08", "meta-md", "280 GB"): 70 * 4,
     ("08", "traffic-explain", "1.6 billion"): GPT_2_XL.parameters,
     ("08", "traffic-explain", "32"): 8 * 400 / 100,
