@@ -75,8 +75,6 @@ NOT_RUN = {  # why -> what is not run here
         r"torchrun .*workers/.*--backend nccl.*|NCCL_.*|TORCH_FR_\w+"
         r"|torchfrtrace"
         r"|CUDA_VISIBLE_DEVICES=.*|nvidia-smi.*|\./build/all_reduce_perf .*",
-    "The reader brings the script along.":
-        r"torchrun .* (train|pipelining_tutorial)\.py",
     "It needs a network.":
         "git clone ADDRESS|pip install .*",
     "It is about processes of the reader's own.": "ps -eo .*|kill (NUMBER|-9)",
