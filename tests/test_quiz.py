@@ -337,7 +337,7 @@ def test_a_plain_python_needs_no_widgets_and_no_torch() -> None:
         ("00.ranks", 2, "A thread inside the notebook's own Python process."),
         ("00.variables", [4, 1], [find("00.variables").options[n] for n in (0, 3)]),
         ("00.all_reduce", "4", 4.0),
-        ("01.nvlink_one_way", "20", 20.0),
+        ("01.nvlink_time", "20", 20.0),
         ("00.predict_sum", "7", 7.0),
     ],
 )

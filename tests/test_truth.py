@@ -113,6 +113,7 @@ WORKED_OUT: dict[tuple[str, str, str], float] = {
     ("08", "terminal-md", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
     ("09", "pays-explain", "1.4"): 8.0 / 5.8,
     ("09", "recap", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
+    ("11", "slow-explain", "1.44 s"): 3 * 8 * 2 * 0.03,
     ("11", "recap", "1.2 billion"): costs.transformer_parameters(24, 2048, 8),
     ("09", "09.sixteen", "36"): 450 / 12.5,
 }

@@ -217,14 +217,16 @@ def beside(
         steps: how many.
 
     Returns:
-        How far a weight of the first is from that of the second, at most and on any
-        rank; and the bytes that rank 0 holds with the first.
+        How far the weights of the first are from those of the second, as a share of
+        their length, on the rank where it is most; and the bytes that rank 0 holds with
+        the first. Single weights say little: where a gradient is zero but for rounding,
+        Adam makes a step of it.
     """
     results = ranks.run(trained, wrap, steps)
     expected, _ = ranks.run(trained, other, steps)[0]
-    gaps = [
-        (weights[name] - value).abs().max().item()
-        for weights, _ in results
-        for name, value in expected.items()
-    ]
+    whole = torch.cat([value.flatten() for value in expected.values()])
+    gaps = []
+    for weights, _ in results:
+        found = torch.cat([weights[name].flatten() for name in expected])
+        gaps.append(((found - whole).norm() / whole.norm()).item())
     return max(gaps), results[0][1]

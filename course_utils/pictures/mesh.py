@@ -6,8 +6,8 @@ from course_utils.theory.arguments import one_of
 
 MEANS = {
     "pp": "send activations to each other: the stages of one model",
-    "dp": "average their gradients: the same part of the model, other rows",
-    "tp": "share each layer, and the same rows",
+    "dp": "average their gradients: the same part of the model, other sequences",
+    "tp": "share each layer, and the same sequences",
 }
 HATCHES = ("", "////", "....", "xxxx")
 

@@ -199,7 +199,7 @@ def difference_by_step(runs: Mapping[str, Sequence[float]]) -> Picture:
         Curve(name, range(1, len(column) + 1), [*map(place, column)], looks[name])
         for name, column in columns.items()
     ]
-    heading = f"largest absolute difference (dashed line: {words.number(_SMALL, 2)})"
+    heading = f"largest absolute difference (line across: {words.number(_SMALL, 2)})"
     y = Axis(edges=tuple(edges), ticks=ticks)
     marks = [("y", math.log10(_SMALL), draw.LIMIT)]
     panel = Panel(heading, lines, Axis("step", whole=True), y, marks, bands=bands)

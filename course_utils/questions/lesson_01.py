@@ -132,26 +132,25 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "01.master",
-        "You start a job on two nodes, `node0` and `node1`, with torchrun. What do you "
-        "type for `--master-addr` on `node1`?",
+        "You start a job on two nodes with torchrun. On `node0` you type "
+        "`--node-rank 0 --master-addr node0`, and on `node1` `--node-rank 1 "
+        "--master-addr node1`. What happens?",
         Wrong(
-            "`node1`: its own address.",
-            "Then the two nodes would wait at two meeting points, each for processes "
-            "that never arrive.",
+            "It works: each node names its own address.",
+            "All processes have to meet at one place, and here there are two.",
         ),
         Wrong(
-            "`localhost`: torchrun starts local processes.",
-            "`localhost` means a different machine on each node. On `node1`, no "
-            "process is listening there.",
+            "Two jobs start, each with the processes of its node.",
+            "Both commands say that there are two nodes, so each waits for the other.",
         ),
         Right(
-            "`node0`: the same as on the other node.",
-            "All processes meet at one place. That is node 0, where rank 0 runs.",
+            "Both nodes wait, until they give up after a timeout.",
+            "`node0` waits for `node1`, which looks for a meeting point on itself. "
+            "All name the same one: node 0, where rank 0 runs.",
         ),
         Wrong(
-            "Nothing: `node0` finds the other nodes.",
-            "`node1` would not know where the others are. Without the option, torchrun "
-            "takes 127.0.0.1: the machine itself.",
+            "`node1` gets rank 0, as its address is the master's.",
+            "Ranks follow from `--node-rank`: rank 0 is on node 0.",
         ),
     ),
     SingleChoice(
@@ -181,10 +180,9 @@ QUESTIONS = lesson(
         ),
     ),
     Number(
-        "01.nvlink_one_way",
+        "01.nvlink_time",
         "The data sheet of the H100 says 900 GB/s for NVLink. One GPU sends 9 GB to "
-        "another, and gets nothing back. How many milliseconds does that take at "
-        "least?",
+        "another. How many milliseconds does that take at least?",
         answer=20,
         unit="ms",
         why="The 900 GB/s count both directions. One direction has 450 GB/s, and 9 / "

@@ -210,8 +210,8 @@ QUESTIONS = lesson(
     ),
     MultipleChoice(
         "02.more_micro_batches",
-        "A pipeline has no BatchNorm. You cut the same batch into twice as many "
-        "micro-batches. What is then true?",
+        "A pipeline has neither BatchNorm nor dropout. You cut the same batch into "
+        "twice as many micro-batches. What is then true?",
         Wrong(
             "The bubble gets larger, because there are more ticks.",
             "It gets smaller. The idle time is one micro-batch for each of the other "

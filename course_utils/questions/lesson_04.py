@@ -39,7 +39,7 @@ QUESTIONS = lesson(
         measured=True,
     ),
     SingleChoice(
-        "04.args_tuple",
+        "04.spawn_args",
         "Many tutorials have the line `mp.spawn(worker, args=(n), nprocs=n)`. What "
         "does it do?",
         Wrong(
@@ -52,7 +52,7 @@ QUESTIONS = lesson(
             "that far.",
         ),
         Right(
-            "It raises an error: `(n)` is a number, not a tuple.",
+            "It raises an error in the new processes.",
             "spawn unpacks `args`. Parentheses only group; the comma makes the tuple. "
             "`(n,)` is a tuple, and so is `(n, m)`, so the mistake shows only with a "
             "single argument.",
@@ -86,8 +86,9 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "04.early_touch",
-        "Rank 0 starts `request = dist.isend(x, dst=1)` with zeros in x. In the next "
-        "line it does `x += 1`, and then `request.wait()`. What does rank 1 receive?",
+        "Rank 0 starts `request = dist.isend(x, dst=1)` with 16 million zeros in x. "
+        "In the next line it does `x += 1`, and then `request.wait()`. What does rank "
+        "1 receive?",
         Wrong(
             "Zeros, because isend has made a copy of x.",
             "isend makes no copy. It notes where the numbers are, and they are read "
@@ -135,7 +136,7 @@ QUESTIONS = lesson(
         measured=True,
     ),
     Number(
-        "04.sum_not_mean",
+        "04.all_reduce_twice",
         "Four ranks hold 1, 2, 3 and 4 in `x`, as floats. Each calls "
         "`dist.all_reduce(x)`, and by mistake it calls it once more. What does rank 2 "
         "hold at the end?",

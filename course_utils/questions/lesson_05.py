@@ -242,14 +242,14 @@ QUESTIONS = lesson(
             "1,024, and another learning rate.",
         ),
         Right(
-            "If `num_workers` stays 8, 32 processes share the CPU cores.",
+            "If `num_workers` stays 8, 32 workers share the CPU cores.",
             "`num_workers` counts for each loader, and all ranks of a machine share "
             "its cores.",
         ),
         Wrong(
-            "Each of the four GPUs has a quarter of the memory for its rows.",
-            "Each has its own memory, as much as before. You *may* keep 256 on each: "
-            "it is a batch of 1,024 then.",
+            "The batch must be divided, as the four ranks share one memory.",
+            "Each GPU has its own memory, as much as before. You *may* keep 256 on "
+            "each: it is a batch of 1,024 then.",
         ),
         Right(
             "PyTorch divides neither of them by itself.",

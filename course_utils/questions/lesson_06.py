@@ -327,13 +327,14 @@ QUESTIONS = lesson(
             "its own.",
         ),
         Right(
-            "Both: after the backward, rank 0 has NaNs as well.",
-            "DDP averages the scaled gradients. A mean with a NaN is NaN, so each "
+            "Both: after the backward, neither has finite gradients.",
+            "DDP averages the scaled gradients. A mean with an infinity or a NaN is "
+            "not finite, so each "
             "scaler finds them by itself.",
         ),
         Wrong(
-            "Neither: the mean with rank 0's gradients is finite.",
-            "A mean of a NaN and a number is NaN.",
+            "Neither: the mean of both ranks' gradients is still finite.",
+            "A mean of an infinity and a number is infinite.",
         ),
         measured=True,
     ),

@@ -118,8 +118,9 @@ QUESTIONS = lesson(
     ),
     Number(
         "08.peak",
-        "Eight layers of the same size, each one a unit, on 4 ranks. No prefetch. What "
-        "share of the model's parameters is on a rank at the worst moment?",
+        "Eight layers of the same size, each one a unit, on 4 ranks. No prefetch. How "
+        "much memory do parameters take on a rank at the worst moment, as a share of "
+        "the whole model's?",
         answer=0.375,
         tolerance=0.006,
         why="A quarter of everything, all the time, and one whole layer while it "
@@ -188,9 +189,10 @@ QUESTIONS = lesson(
             "shards. That is most of the memory.",
         ),
         Right(
-            "Memory between steps, but little during a step.",
+            "Memory between steps; in a step only the optimizer's state.",
             "One call makes one unit. All weights are gathered together, and in the "
-            "backward all gradients are there together.",
+            "backward all gradients are there together, beside the shards. Weights "
+            "and gradients then take even more than with DDP.",
         ),
         Wrong(
             "The same as a call for each layer: it finds them by itself.",
@@ -213,7 +215,7 @@ QUESTIONS = lesson(
         ),
         Right("The backward needs no all-gather.", "The weights are still there."),
         Right(
-            "A step sends the same number of bytes as with DDP.",
+            "If all layers have it, a step sends as many bytes as with DDP.",
             "One all-gather and one reduce-scatter. Together they are an all-reduce.",
         ),
         Wrong(
@@ -222,7 +224,7 @@ QUESTIONS = lesson(
             "DDP.",
         ),
         Wrong(
-            "The weights are gathered once, and never again.",
+            "The weights are gathered in the first step, and never again.",
             "The optimizer changes the shards in each step, and then the whole weights "
             "are out of date.",
         ),
@@ -249,10 +251,10 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "08.faster",
-        "GPT-2 XL on 64 GPUs, in nodes of 8. A node has eight InfiniBand cards of 400 "
-        "Gb/s, or one Ethernet card of 100 Gb/s. FSDP sends 1.5 times as much as DDP, "
-        "which has large buckets here. How many times as long as a step of DDP does a "
-        "step of FSDP take?",
+        "GPT-2 XL on 64 GPUs, in nodes of 8. A node has eight H100 and eight "
+        "InfiniBand cards of 400 Gb/s, or eight A100 and one Ethernet card of 100 "
+        "Gb/s. FSDP sends 1.5 times as much as DDP, which has large buckets here. How "
+        "many times as long as a step of DDP does a step of FSDP take?",
         Wrong(
             "1.5 times with InfiniBand, and 1.5 with Ethernet",
             "That would be so if nothing were hidden. But computing hides messages, "

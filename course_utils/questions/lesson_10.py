@@ -76,7 +76,8 @@ QUESTIONS = lesson(
         "with that of GPipe, for the same number of micro-batches?",
         Wrong(
             "It is shorter, because backwards begin before all forwards are done",
-            "They begin earlier, but then they wait for forwards that come later.",
+            "They begin earlier. But the last rank is busy as long as before, and then "
+            "the last gradient travels back through all the others.",
         ),
         Wrong(
             "It is longer, because a rank has to switch between forward and backward",

@@ -17,36 +17,36 @@ QUESTIONS = lesson(
         "Eight ranks form a mesh with dp = 2 and tp = 4, in this order. With which "
         "ranks does rank 5 average the gradients of its slices?",
         Wrong(
-            "With 4, 6 and 7, which hold the other slices",
+            "With ranks 4, 6 and 7",
             "These share its layers, so they have other slices and other gradients.",
         ),
         Right(
-            "With 1, which holds the same slices",
+            "With rank 1",
             "Ranks 0 to 3 are one replica and 4 to 7 the other. Rank 5 has the second "
             "place in its row, and so has rank 1.",
         ),
         Wrong(
-            "With 7 and 3, which have odd numbers as well",
+            "With ranks 1, 3 and 7",
             "What counts is the place in the row, rank % 4.",
         ),
         Wrong(
-            "With all others, as in plain data parallel",
+            "With all other ranks",
             "Most of them hold other slices. A sum with these means nothing.",
         ),
         measured=True,
     ),
     Number(
-        "11.rows",
-        "On that mesh, dp = 2 and tp = 4, a step has a batch of 32 rows. How many of "
-        "them does rank 5 work on?",
+        "11.sequences",
+        "On that mesh, dp = 2 and tp = 4, a step has a batch of 32 "
+        "sequences. How many of them does rank 5 work on?",
         answer=16,
-        unit="rows",
+        unit="sequences",
         why="The batch is shared among the two replicas. The four ranks of one replica "
-        "work on the same 16 rows, each with its slices.",
-        hint="Which ranks have to see the same rows?",
+        "work on the same 16 sequences, each with its slices.",
+        hint="Which ranks have to see the same sequences?",
         slips={
             4: "That would be plain data parallel on eight ranks.",
-            8: "The ranks of tp share layers, not rows.",
+            8: "The ranks of tp share layers, not sequences.",
             32: "The two replicas share the batch.",
         },
     ),

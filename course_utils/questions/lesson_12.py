@@ -34,11 +34,12 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "12.hang_cause",
-        "Another job is stuck. Ranks 0 and 1 are in an `all_reduce`, and ranks 2 and 3 "
-        "in a `broadcast` of the same group. Which of these can be the cause?",
+        "Another job is stuck. All ranks are in the seventh call of one group: on "
+        "ranks 0 and 1 it is an `all_reduce`, on ranks 2 and 3 a `broadcast`. Which of "
+        "these can be the cause?",
         Wrong(
             "A link has failed, so some messages no longer arrive",
-            "Then all ranks would wait in the same call.",
+            "Then the seventh call would still be the same one on all ranks.",
         ),
         Right(
             "An `if` in front of a collective goes another way on some ranks",
@@ -176,7 +177,7 @@ QUESTIONS = lesson(
             "Every epoch has the same order, and only the accuracy tells.",
         ),
         Right(
-            "the mean loss is the mean of the means of the ranks",
+            "the loss is the mean of the ranks' means, though they have unequal shares",
             "The number looks like any other loss.",
         ),
         Wrong(
