@@ -242,7 +242,7 @@ def memory_by_stage(
         *fits,
         "other: one whole unit, as long as it computes.",
         f"Model: {shape.parameters:,} parameters; {shape.layers} layers of width "
-        f"{shape.width:,}, {shape.heads} heads, {shape.vocabulary:,} tokens. "
+        f"{shape.width:,}, {shape.heads} heads, a vocabulary of {shape.vocabulary:,}. "
         f"{shape.source}.",
         "Computed: ZeRO, arXiv 1910.02054; activations, arXiv 2205.05198, without "
         "FlashAttention.",

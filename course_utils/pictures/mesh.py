@@ -62,7 +62,7 @@ def mesh(
                 looks = draw.rank_looks(group) | {"hatch": _hatch(group)}
                 draw.box(board, *box, label, size=NORMAL, **looks)
     said = f"{words.count(len(members), 'group')} of {sizes[axis]}"
-    draw.note(board, f"{said}: ranks with one letter {MEANS[axis]}.")
+    draw.note(board, f"{said}: ranks with the same letter {MEANS[axis]}.")
     first = "; ".join(
         f"{_letter(number)}: ranks {words.listed(ranks)}"
         for number, ranks in enumerate(list(members.values())[:4])

@@ -61,10 +61,13 @@ def sliced_linear(
     picture, board = draw.board(1.68 + _TALL * max(len(x), n + by_rows), title)
     top = picture.get_figheight() - 0.9
 
-    def block(left: float, name: str, rows: list[list[str]], owners: list) -> float:
+    def block(
+        left: float, name: str, rows: list[list[str]], owners: list, shift: int = 0
+    ) -> float:
         draw.write(board, left, top + 0.16, name, weight="bold")
         for line, (row, ranks) in enumerate(zip(rows, owners, strict=True)):
-            for place, (text, rank) in enumerate(zip(row, ranks, strict=True)):
+            places = enumerate(zip(row, ranks, strict=True), line * shift)
+            for place, (text, rank) in places:
                 looks = {} if rank is None else _looks(rank)
                 box = left + wide * place, top - _TALL * (line + 1), wide, _TALL
                 draw.box(board, *box, text, rounded=0.0, **looks)
@@ -82,7 +85,8 @@ def sliced_linear(
         draw.write(board, left, top - _TALL * (line + 0.5), name)
     owners = [[rank] * len(row) for rank, row in enumerate(results)]
     owners += [[None] * len(row) for row in whole]
-    block(left + _NAMES, "what it computes", results + whole, owners)
+    shift = 0 if by_rows else size  # each output has a place of its own
+    block(left + _NAMES, "what it computes", results + whole, owners, shift)
     draw.key(board, 0.52, [(f"rank {r}", _looks(r)) for r in range(n)])
     what = "a part of every output" if by_rows else "some of the outputs"
     note = f"Each rank has {size} of {size * n} {cut} of A, and computes {what}."

@@ -134,8 +134,10 @@ QUESTIONS = lesson(
         "03.imbalance",
         "Four equal GPUs train with `nn.DataParallel` and Adam, in float32: 1,024 "
         "rows, a quarter for each. For each row the model computes 2,000 numbers, and "
-        "it has 1 MiB of parameters. How many times as much memory as one of the "
-        "others does the fullest GPU need, each at its fullest moment? Estimate.",
+        "it has 1 MiB of parameters. The loss needs one more tensor of the size of the "
+        "outputs, and their gradient is another. How many times as much memory as one "
+        "of the others does the fullest GPU need, each at its fullest moment? "
+        "Estimate.",
         answer=6.4,
         tolerance=1.5,
         why="The first GPU needs 28 MiB, the others 4.4 MiB each. It gathers the "

@@ -5,10 +5,10 @@ import torch.distributed as dist
 
 from course_utils.measure.messages import in_steps
 from course_utils.questions.lesson_04 import PREDICT_MESSAGES
-from course_utils.tasks import messages, starts
+from course_utils.tasks import send_recv, starts
 from course_utils.tasks.compare import is_new
 from course_utils.tasks.inputs import whole_numbers
-from course_utils.tasks.messages import FROM_RECV, ROUNDED, looked_at
+from course_utils.tasks.send_recv import FROM_RECV, ROUNDED, looked_at
 from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
 
 # ----------------------------------------------------------------------- spot_the_tuple
@@ -93,7 +93,7 @@ SPOT_THE_WAIT = Task(
     ),
     because={ONE_ROW: "Each rank must be sent its row as a message, and nothing else."},
     errors={
-        **messages.ERRORS,
+        **send_recv.ERRORS,
         OUT_OF_STEP: "Every send needs its recv, and every recv its send. Each request "
         "needs one `wait()`, not two: with gloo, a second one never returns.",
     },
@@ -159,7 +159,7 @@ EXCHANGE = Task(
     "rank. Receive it into a new tensor: one that is being sent must not be written "
     "before the `wait()`.",
     errors={
-        **messages.ERRORS,
+        **send_recv.ERRORS,
         OUT_OF_STEP: "If all send first, nobody receives; if all receive first, nobody "
         "sends. Let some ranks receive first; or start an isend, receive, and wait for "
         "the isend last. Send to rank + 1, and receive from rank - 1.",
@@ -234,7 +234,7 @@ ALL_REDUCE = Task(
         "may still need that one: return a new tensor, such as a `clone()`.",
     },
     errors={
-        **messages.ERRORS,
+        **send_recv.ERRORS,
         OUT_OF_STEP: "Every send needs a recv, and every recv a send. Follow the code "
         "as rank 0, as rank 1 and as the last rank: where does each one wait?",
     },
@@ -242,7 +242,7 @@ ALL_REDUCE = Task(
     "sum that is passed on and added up again counts some twice, and a recv overwrites "
     "what was in its buffer.",
     forbids=("all_reduce",),
-    instead=messages.INSTEAD,
+    instead=send_recv.INSTEAD,
     hints=(
         "Begin with two ranks: each sends its tensor and receives the other's. Then "
         "think of one rank that collects for all.",
@@ -262,9 +262,9 @@ MESSAGES = "messages of all ranks together"
 
 
 def observe_broadcast(answer, tensor, src):
-    with messages.watched(answer) as calls:
+    with send_recv.watched(answer) as calls:
         answer(tensor, src)
-    logs = messages.told_by_all(calls)
+    logs = send_recv.told_by_all(calls)
     if logs is None:  # a rank has not come back: the check will name it
         return None
     try:
@@ -310,7 +310,7 @@ BROADCAST = Task(
         "order of the calls: send first to the rank that passes it on most often.",
     },
     errors={
-        **messages.ERRORS,
+        **send_recv.ERRORS,
         "but got <class 'int'>": FROM_RECV,
         "is this rank itself": f"A rank cannot send to itself. {BY_PLACES}",
         OUT_OF_STEP: "Every send needs its recv. Write down for 3 and 5 ranks, and for "
@@ -319,7 +319,7 @@ BROADCAST = Task(
     },
     otherwise="Afterwards every rank's tensor holds what rank src's did.",
     forbids=("broadcast",),
-    instead=messages.INSTEAD,
+    instead=send_recv.INSTEAD,
     keeps_inputs=False,
     hints=(
         "On 8 ranks with src = 0: who has the tensor after the first message? How many "
@@ -346,11 +346,11 @@ def observe_even_group(answer, tensor):
     """Call it, and ask every rank how many groups it has counted since."""
     world = dist.distributed_c10d._world
     before, is_odd = world.group_count, dist.get_rank() % 2 == 1
-    with messages.groups_noted() as used:
+    with send_recv.groups_noted() as used:
         result = answer(tensor)
-    counts = messages.told_by_all(world.group_count - before) or [0]
+    counts = send_recv.told_by_all(world.group_count - before) or [0]
     return {
-        messages.RESULT: result,
+        send_recv.RESULT: result,
         COUNTED: len(set(counts)) == 1,
         EVEN_ONLY: is_odd or not any(rank % 2 for rank in used),
     }

@@ -13,7 +13,7 @@ from course_utils.measure.state import random_state, state_of
 from course_utils.measure.under_way import REDUCING, Log
 from course_utils.questions.lesson_05 import PREDICT_RATE
 from course_utils.tasks.inputs import linear, whole_numbers
-from course_utils.tasks.messages import told_by_all
+from course_utils.tasks.send_recv import told_by_all
 from course_utils.tasks.task import OUT_OF_STEP, Miss, Task
 
 # ------------------------------------------------------------------------- local_batch

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from course_utils.measure.messages import in_steps
 from course_utils.questions.lesson_07 import PREDICT_BYTES
 from course_utils.tasks.inputs import whole_numbers
-from course_utils.tasks.messages import ERRORS, INSTEAD, told_by_all, watched
+from course_utils.tasks.send_recv import ERRORS, INSTEAD, told_by_all, watched
 from course_utils.tasks.task import OUT_OF_STEP, AtMost, Miss, Task
 
 # ------------------------------------------------------------- what all rings must do

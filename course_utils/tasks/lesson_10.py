@@ -8,7 +8,7 @@ from torch import nn
 
 from course_utils.questions.lesson_10 import PREDICT_KEPT
 from course_utils.tasks.inputs import linear, whole_numbers
-from course_utils.tasks.messages import ERRORS, watched
+from course_utils.tasks.send_recv import ERRORS, watched
 from course_utils.tasks.task import GRADIENT_IMPORTS, OUT_OF_STEP, Miss, Task
 
 # ------------------------------------------------------------------------- one_f_one_b

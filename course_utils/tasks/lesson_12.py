@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from course_utils.questions.lesson_12 import PREDICT_LOSS
 from course_utils.tasks.compare import difference, plain
 from course_utils.tasks.inputs import linear, whole_numbers
-from course_utils.tasks.messages import told_by_all
+from course_utils.tasks.send_recv import told_by_all
 from course_utils.tasks.task import OPTIMIZER_IMPORTS, OUT_OF_STEP, Miss, Task
 
 
