@@ -78,7 +78,7 @@ QUESTIONS = lesson(
         "The lower bound is 2(n - 1)/n · S bytes from each rank on average. Which of "
         "these follow from what you have read?",
         Right(
-            "With 1,000 ranks, each rank of a ring sends a ninth more than with 10.",
+            "With 1,000 ranks, each rank of a ring sends 11 % more than with 10.",
             "1.998·S and 1.8·S. What stops rings from growing is not the number of "
             "bytes but the number of steps.",
         ),

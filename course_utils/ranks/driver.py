@@ -17,6 +17,7 @@ import psutil
 
 from course_utils.ranks.copies import pickled, pickled_call, unpickled
 from course_utils.ranks.output import Printer, choose_output
+from course_utils.ranks.processes import interrupts_held
 from course_utils.ranks.report import (
     RanksError,
     Unwaited,
@@ -31,7 +32,6 @@ from course_utils.ranks.round import (
     SEVER_AFTER,
     Round,
     calls_by_group,
-    interrupts_held,
 )
 from course_utils.ranks.team import Team
 

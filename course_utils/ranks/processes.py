@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,26 @@ def seconds_without_core(pids: Mapping[int, int]) -> dict[int, float]:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 waited[rank] += int(file.read_text().split()[1]) * 1e-9
     return waited
+
+
+@contextlib.contextmanager
+def interrupts_held(raise_after: bool = False) -> Iterator[None]:
+    """What is inside must not be broken off by Ctrl-C; it takes a few seconds at most.
+
+    Args:
+        raise_after: let one that came interrupt at the end; else forget it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: came.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came.is_set() and raise_after:  # rather than what went wrong inside
+            signal.raise_signal(signal.SIGINT)  # may be held by another one, outside
 
 
 def temporary_folder() -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
 from course_utils.ranks.deadlock import DeadlockWatch
 from course_utils.ranks.output import Printer, is_c10d_log
-from course_utils.ranks.processes import seconds_of_work, seconds_without_core
+from course_utils.ranks.processes import (
+    interrupts_held,
+    seconds_of_work,
+    seconds_without_core,
+)
 from course_utils.ranks.report import (
     HELPER_ENDED,
     NOT_TOLD,
@@ -448,23 +450,3 @@ def calls_by_group(
         group: {rank: calls.get(rank, {}).get(group, 0) for rank in group if rank < n}
         for group in groups
     }
-
-
-@contextlib.contextmanager
-def interrupts_held(raise_after: bool = False) -> Iterator[None]:
-    """What is inside must not be broken off by Ctrl-C; it takes a few seconds at most.
-
-    Args:
-        raise_after: raise KeyboardInterrupt at the end if one came; else forget it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: came.set())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came.is_set() and raise_after:  # rather than what went wrong inside
-            raise KeyboardInterrupt

@@ -16,6 +16,7 @@ from course_utils.ranks.processes import (
     SharedFolder,
     SpawnedRank,
     Zygote,
+    interrupts_held,
     start_method,
 )
 
@@ -49,17 +50,18 @@ class Team:
         if not self.forks and self.folder is None:
             self.folder = SharedFolder(self.n * BOARD_BYTES)
         started = []
-        for rank in which:
-            if self.forks:
-                process = ForkedRank(
-                    self.zygote, rank, self.n, self._environment(rank), self.shared
-                )
-            else:
-                process = SpawnedRank(
-                    rank, self.n, self._environment(rank), self.folder
-                )
-            self.processes[rank] = process
-            started.append(process)
+        with interrupts_held(raise_after=True):  # or one is made that nobody knows
+            for rank in which:
+                if self.forks:
+                    process = ForkedRank(
+                        self.zygote, rank, self.n, self._environment(rank), self.shared
+                    )
+                else:
+                    process = SpawnedRank(
+                        rank, self.n, self._environment(rank), self.folder
+                    )
+                self.processes[rank] = process
+                started.append(process)
         for process in started:
             process.wait_started()
 
