@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 
 from course_utils.measure.tensor_bytes import record_tensor_bytes
 
@@ -224,9 +225,9 @@ def beside(
     """
     results = ranks.run(trained, wrap, steps)
     expected, _ = ranks.run(trained, other, steps)[0]
-    whole = torch.cat([value.flatten() for value in expected.values()])
-    gaps = []
-    for weights, _ in results:
-        found = torch.cat([weights[name].flatten() for name in expected])
-        gaps.append(((found - whole).norm() / whole.norm()).item())
-    return max(gaps), results[0][1]
+    whole = parameters_to_vector(expected.values())
+    gaps = [
+        parameters_to_vector(weights[name] for name in expected) - whole
+        for weights, _ in results
+    ]
+    return max(gap.norm().item() for gap in gaps) / whole.norm().item(), results[0][1]

@@ -47,10 +47,10 @@ class Team:
             board = os.memfd_create("ranks-board")
             os.ftruncate(board, self.n * BOARD_BYTES)
             self.shared = [board, os.memfd_create("ranks-meeting")]
-        if not self.forks and self.folder is None:
-            self.folder = SharedFolder(self.n * BOARD_BYTES)
         started = []
         with interrupts_held(raise_after=True):  # or one is made that nobody knows
+            if not self.forks and self.folder is None:
+                self.folder = SharedFolder(self.n * BOARD_BYTES)
             for rank in which:
                 if self.forks:
                     process = ForkedRank(
