@@ -106,26 +106,25 @@ QUESTIONS = lesson(
     SingleChoice(
         "05.sum_step",
         "A learning rate of 0.5 is already high for this network, but one process "
-        "learns well with it. Four ranks use the same rate, add up their gradients, "
-        "and forget to divide. How long is their first step of plain SGD, compared "
-        "with that of the average? And what does the loss do in four epochs?",
+        "learns well with it. Four ranks use the same rate with plain SGD, add up "
+        "their gradients, and forget to divide. What does the loss do in four epochs?",
         Wrong(
-            "As long, in the same direction: the loss falls as with the average.",
+            "It falls as with the average, since sum and mean point the same way.",
             "The direction is the same, but the sum of four gradients is four times "
-            "their mean.",
+            "their mean, and so is the step.",
         ),
         Wrong(
-            "Four times as long: the loss falls, in fewer steps than with the mean.",
+            "It falls in fewer steps, since each step is four times as long.",
             "That may happen with a small learning rate. Here the steps are so long "
             "that the loss hardly falls.",
         ),
         Right(
-            "Four times as long: the loss stays near 2.3, as if guessing a digit.",
+            "It stays near 2.3, as if guessing, since the steps are too long.",
             "The sum is four times the mean, as if the learning rate were 2.0. That is "
             "too large for this network.",
         ),
         Wrong(
-            "16 times as long: the loss grows until it is NaN.",
+            "It grows until it is NaN, since each step is 16 times as long.",
             "Four ranks, four gradients: there is one factor of 4. The loss stays "
             "finite here.",
         ),
