@@ -319,10 +319,10 @@ class _Bucket:
         """Wait: the means are the gradients now, and need not be copied back."""
         self.work.wait()
         used_by = self.used_by.tolist()
-        for parameter, mean, ranks in zip(
+        for parameter, mean, users in zip(
             self.parameters, self.means, used_by, strict=True
         ):
-            if ranks > 0:
+            if users > 0:
                 parameter.grad = mean
         self.used.clear()
 

@@ -308,7 +308,7 @@ def speeds_of_two(
     cores = {"1 thread": 0.9, "2 threads": 0.9, "2 processes": 1.5}
     times = free_medians(ways, cores, seconds=seconds)
     gil = "on" if getattr(sys, "_is_gil_enabled", lambda: True)() else "off"
-    note = f"CPU cores: {inspect_machine().cores}. GIL: {gil}."
+    note = f"CPU cores: {inspect_machine().cores}. Python's global lock (GIL): {gil}."
     if busy := {way: ways[way] for way in ways if way not in times}:
         times |= free_medians(busy, dict.fromkeys(busy, 0.0), runs=3)
         note += "\nNot a fair measurement: other programs used the CPU. "

@@ -313,7 +313,8 @@ class Judge:
             advice = ADVICE.get(getattr(mine, "kind", ""), "")
             found = f"That is {kind(mine)}, and not what was asked for. {advice}"
         if name == RETURNED and mine is None:
-            says = PRINTED if self._prints_of(rank) else RETURNED_NONE
+            says = self._near_miss(want, name) or RETURNED_NONE
+            says = PRINTED if self._prints_of(rank) else says
         elif self.seen.unwaited:
             says = "\n".join(filter(None, (*self.seen.unwaited, because)))
         else:
@@ -479,7 +480,7 @@ class Judge:
         lines = self.seen.printed.splitlines(keepends=True)
         text = "".join(line[len(begin) :] for line in lines if line.startswith(begin))
         lines = NOISE.sub("", text).splitlines()
-        shown = [f"  {line[:70]}" for line in lines[:SHOWN_PRINTS]]
+        shown = cut_lines(lines[:SHOWN_PRINTS])
         if len(lines) > SHOWN_PRINTS:
             shown.append("  ... and more")
         return ["It printed:", *shown] if shown else []
@@ -518,5 +519,8 @@ def leaves(module: nn.Module) -> list[nn.Module]:
 
 def indented(text: str) -> list[str]:
     """The last lines; one that comes again and again (a recursion) only once."""
-    lines = [line for line, _ in itertools.groupby(text.splitlines())]
-    return [f"  {s if len(s) <= 76 else s[:72] + ' ...'}" for s in lines[-4:]]
+    return cut_lines([line for line, _ in itertools.groupby(text.splitlines())][-4:])
+
+
+def cut_lines(lines: list[str]) -> list[str]:
+    return [f"  {s if len(s) <= 76 else s[:72] + ' ...'}" for s in lines]

@@ -98,7 +98,7 @@ def hint(task_id: str) -> None:
     number = _hints_shown.get(task_id, 0) + 1
     if number > len(task.hints):
         print(
-            "There are no more hints. After a check of your own code, see the "
+            "There are no more hints. After an answer of your own, see the "
             f'solution: solution("{task_id}")'
         )
         return

@@ -103,13 +103,15 @@ def _bars(
     low, step = 0.22 + 0.28 * len(notes), 0.44
     picture, board = draw.board(0.56 + step * len(values) + low, title)
     left = MARGIN + 0.2 + min(max(draw.width_of(name, NORMAL) for name in values), 2.4)
-    room = max(draw.width_of(text, NORMAL, "bold") for text in said.values())
-    room = min(room, 2.6)
-    width = WIDTH - MARGIN - left - room - 0.15
     measured = [v for name, v in values.items() if not name.startswith(_GUESS)]
     most = max((v for v in values.values() if v is not None), default=0.0)
     if measured and max(measured):
         most = min(most, _FAR * max(measured))
+    far = {name for name, value in values.items() if value is not None and value > most}
+    said = {name: text + " (bar cut)" * (name in far) for name, text in said.items()}
+    room = max(draw.width_of(text, NORMAL, "bold") for text in said.values())
+    room = min(room, 2.6)
+    width = WIDTH - MARGIN - left - room - 0.15
     for row, (name, value) in enumerate(values.items()):
         y = low + step * (len(values) - 1 - row) + 0.06
         draw.write(board, MARGIN, y + 0.16, draw.cut(name, 2.4, NORMAL), size=NORMAL)
@@ -121,7 +123,7 @@ def _bars(
         if not fair:
             looks = {**looks, "fill": draw.MIST, "hatch": "////"}
         draw.box(board, left, y, wide, 0.32, **{**looks, "rounded": 0.01})
-        if value > most:
+        if name in far:
             for x in (left + wide - 0.28, left + wide - 0.16):
                 board.plot(
                     [x - 0.06, x + 0.06], [y - 0.02, y + 0.34], color=draw.PAPER, lw=4

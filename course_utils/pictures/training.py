@@ -141,7 +141,9 @@ def _differences(columns: Mapping[str, Mapping[str, list]]) -> str:
     if len(gaps) > 1:
         each = [f"{name}: {words.number(loss, 2)}" for name, (loss, _) in gaps.items()]
         start = next(iter(columns))
-        return f"Largest difference in loss from {start}: {'; '.join(each)}."
+        return (
+            f"Largest difference in loss from {start} in an epoch: {'; '.join(each)}."
+        )
     ((loss, accuracy),) = gaps.values()
     return (
         "Largest difference between the runs in one epoch: loss "

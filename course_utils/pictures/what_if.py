@@ -94,7 +94,8 @@ def what_if(
         f"Scaling efficiency {100 * step.efficiency:.3g} %; a batch of {batch:,} "
         f"{trained.sample}s, {words.spoken(batch / step.seconds)} a second.",
         f"Gradients: {sum(mib):,.1f} MiB {buckets if len(mib) > 1 else 'in 1 bucket'}.",
-        "Real clusters are slower: here GPUs compute at half of their peak.",
+        "Here GPUs compute at half of their peak, and links reach their data sheets. "
+        "Real clusters are slower.",
         f"Model: {trained.parameters / 1e6:,.4g} million parameters; {trained.source}.",
         f"{cluster}: {pod.source}.",
     ]

@@ -64,7 +64,7 @@ QUESTIONS = lesson(
         ),
     ),
     Number(
-        "01.gil_speedup",
+        "01.two_threads",
         "A loop in pure Python has a million steps. Two threads of one process each do "
         "half of it. Two CPU cores are free. How many times as fast are the two "
         "threads as one thread that does it all? (Python as it is usually built.)",
@@ -133,8 +133,8 @@ QUESTIONS = lesson(
     SingleChoice(
         "01.master",
         "You start a job on two nodes with torchrun. On `node0` you type "
-        "`--node-rank 0 --master-addr node0`, and on `node1` `--node-rank 1 "
-        "--master-addr node1`. What happens?",
+        "`--nnodes 2 --node-rank 0 --master-addr node0`, and on `node1` `--nnodes 2 "
+        "--node-rank 1 --master-addr node1`. What happens?",
         Wrong(
             "It works: each node names its own address.",
             "All processes have to meet at one place, and here there are two.",
@@ -146,7 +146,7 @@ QUESTIONS = lesson(
         Right(
             "Both nodes wait, until they give up after a timeout.",
             "`node0` waits for `node1`, which looks for a meeting point on itself. "
-            "All name the same one: node 0, where rank 0 runs.",
+            "Both must name the same one: node 0, where rank 0 runs.",
         ),
         Wrong(
             "`node1` gets rank 0, as its address is the master's.",
@@ -261,7 +261,8 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "The newest values may still be in the CPU's caches.",
-            "The hardware takes care of that, for both kinds of memory.",
+            "The hardware takes care of that: a GPU that reads the CPU's memory gets "
+            "the newest values.",
         ),
         Wrong(
             "Ordinary memory has pages, which PCIe cannot address.",

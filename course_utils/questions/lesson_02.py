@@ -65,7 +65,7 @@ QUESTIONS = lesson(
         ),
     ),
     SingleChoice(
-        "02.fc_error",
+        "02.copied_model",
         "`CopiedResNet50` gets a first batch, which is on `cuda:0`. What happens?",
         Wrong(
             "No error: PyTorch moves what is on the other GPU.",
@@ -266,8 +266,8 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "02.where_to_cut",
-        "Many micro-batches go through a pipeline, and all cuts fit into the memory. "
-        "Which cut is the fastest?",
+        "Many micro-batches go through a pipeline. All cuts fit into the memory, and "
+        "copies take a small part of a step. Which cut is the fastest?",
         Wrong(
             "The one with the same number of layers in each stage.",
             "Layers differ. In this model, a block of the last group takes about four "
@@ -286,8 +286,8 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "The one that sends the fewest bytes between stages.",
-            "That helps where links are slow. But here a copy takes a small part of a "
-            "step, and an uneven cut costs time in every micro-batch.",
+            "That helps where links are slow. Here copies take a small part of a step, "
+            "and an uneven cut costs time in every micro-batch.",
         ),
     ),
 )
@@ -316,9 +316,9 @@ PREDICT_MICRO_BATCHES = NumberTask(
     hints=(
         "Count in parts: what one GPU needs for one micro-batch. How many parts does "
         "the last GPU wait at the beginning?",
-        "Each GPU waits for 3 parts and works for M parts. The 3 may be a tenth of the "
-        "whole, so the M are the other nine tenths.",
-        "For 2 GPUs and a quarter it goes like this:\n"
+        "Each GPU waits for 3 parts and works for M parts. Which share of the whole "
+        "time may the 3 parts be?",
+        "If 2 GPUs may each be idle for a quarter of the time, it goes like this:\n"
         "  1 / (M + 1) <= 1/4    so M + 1 >= 4, and M = 3",
     ),
 )

@@ -82,7 +82,7 @@ QUESTIONS = lesson(
             "It does not: `4.0` and `4` give the same.",
         ),
         Wrong(
-            "It was called after `backward()`, when all was decided.",
+            "It was called after `backward()`, which is too late for it.",
             "Before it there are no gradients to average.",
         ),
     ),
@@ -209,11 +209,12 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "05.shuffle_false",
-        "You give a `DataLoader` a `DistributedSampler`. You leave out `shuffle` in "
-        "both, and never call `set_epoch`. What does rank 0 get from epoch to epoch?",
+        "You give a `DataLoader` a `DistributedSampler`, which shuffles unless it is "
+        "told not to. You never call `set_epoch`. What does rank 0 get from epoch to "
+        "epoch?",
         Wrong(
             "The same items, in the order of the data set itself.",
-            "That is the sampler with `shuffle=False`. Its default is True.",
+            "That is the sampler with `shuffle=False`.",
         ),
         Right(
             "The same items, in the same shuffled order.",
@@ -294,7 +295,7 @@ QUESTIONS = lesson(
             "number of GPUs.",
         ),
         Wrong(
-            "DDP raises the learning rate to the number of GPUs by itself.",
+            "DDP multiplies the learning rate by the number of GPUs.",
             "It averages gradients, and leaves the learning rate to you.",
         ),
         Wrong(
@@ -303,7 +304,7 @@ QUESTIONS = lesson(
             "large for the network. The paper names a limit, too.",
         ),
         Right(
-            "A warm-up helps because the weights change quickly at the beginning.",
+            "The reason for a warm-up: weights change quickly at the beginning.",
             "The rule takes the gradient to be nearly the same over k small steps. At "
             "the beginning it is not.",
         ),

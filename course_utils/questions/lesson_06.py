@@ -187,9 +187,9 @@ QUESTIONS = lesson(
     ),
     Number(
         "06.divide_by_k",
-        "A batch is cut into 4 micro-batches, whose gradients add up. The losses are "
-        "not divided by 4. How many times as large as the gradient of the whole batch "
-        "is the accumulated one?",
+        "A batch is cut into 4 micro-batches, whose gradients add up. Each loss is a "
+        "mean over its rows, and is not divided by 4. How many times as large as the "
+        "gradient of the whole batch is the accumulated one?",
         answer=4,
         unit="times",
         tolerance=0.05,
@@ -212,22 +212,21 @@ QUESTIONS = lesson(
         Right(
             "Each micro-batch is averaged: nothing is saved.",
             "The forward has already decided that the next backward sends. (The mean "
-            "is right: an average of gradients that are averaged already changes "
-            "nothing in them.)",
+            "is right: averaging gradients that are equal already changes nothing.)",
         ),
         Wrong(
             "The gradients are never averaged.",
-            "That would be the forward inside and the backward outside, in the last "
-            "micro-batch.",
+            "That happens if, in the last micro-batch, the forward is inside and the "
+            "backward outside.",
         ),
         Wrong(
             "An error: forward and backward do not match.",
             "There is no error, and no warning.",
         ),
         Wrong(
-            "It works: only the backward sends.",
-            "It is the backward that sends, but the forward that decides: the next "
-            "cell shows the mean, 0.5.",
+            "It works as meant: only the backward counts.",
+            "It is the backward that sends, but the forward that decides: the cell "
+            "above shows the mean, 0.5.",
         ),
         measured=True,
     ),

@@ -76,7 +76,7 @@ QUESTIONS = lesson(
     MultipleChoice(
         "07.lower_bound",
         "The lower bound is 2(n - 1)/n · S bytes from each rank on average. Which of "
-        "these follow from what you have read?",
+        "these are true?",
         Right(
             "With 1,000 ranks, each rank of a ring sends 11 % more than with 10.",
             "1.998·S and 1.8·S. What stops rings from growing is not the number of "
@@ -85,7 +85,7 @@ QUESTIONS = lesson(
         Wrong(
             "No algorithm can be faster than a ring.",
             "The bound is about bytes, not about steps. For small tensors the time is "
-            "latency, and a tree has fewer steps.",
+            "latency, and other algorithms have fewer steps.",
         ),
         Wrong(
             "With twice the ranks, each rank of a ring sends about half the bytes.",
@@ -215,7 +215,7 @@ QUESTIONS = lesson(
     Number(
         "07.ten_thousand",
         "A flat ring of 10,000 GPUs all-reduces a tensor of a few bytes. In each step "
-        "a message takes 4 µs. How long does it take in all, in milliseconds?",
+        "a message takes 4 µs on average. How many milliseconds does it take in all?",
         answer=79.992,
         tolerance=1,
         unit="ms",

@@ -98,7 +98,7 @@ def run_on_ranks(line: str, cell: str) -> None:
         if expected and options.expect_error in names_of(error):
             print(f"As expected: {error}")
         elif options.may_fail and error.cause not in ("usage", "interrupt"):
-            print(f"As it turned out: {error}")
+            print(f"It failed. {error}")
         else:
             raise
         return

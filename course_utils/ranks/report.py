@@ -524,7 +524,10 @@ def _needed(places: list[str]) -> str:
         return "A send returns only when the other rank calls recv."
     if all(place.startswith("recv") for place in places):
         return "A recv needs its send, by the rank that it names."
-    return "Every rank of a group must call its collectives; a recv needs its send."
+    every = "Every rank of a group must call its collectives"
+    if any(place.startswith(("send", "recv")) for place in places):
+        return f"{every}; a recv needs its send."
+    return f"{every}."
 
 
 def request_lines(unwaited: Iterable[Unwaited]) -> list[str]:

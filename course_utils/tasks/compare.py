@@ -282,7 +282,7 @@ def show(value: Any) -> str:
         return _show_tensor(value)
     if isinstance(value, float):
         text = f"{value:.6g}"
-        return f"{text}.0" if text.lstrip("-").isdigit() else text
+        return f"{value:.1f}" if text.lstrip("-").isdigit() else text
     if isinstance(value, int) and not isinstance(value, bool):
         if abs(value) >= 10**MANY_DIGITS:
             return f"a number of more than {MANY_DIGITS} digits"

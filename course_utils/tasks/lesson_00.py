@@ -45,6 +45,11 @@ WHO_AM_I = Task(
             "Every rank says that it is rank 0. Call dist.get_rank() inside the "
             "function. LOCAL_RANK is another number: it begins at 0 on every node.",
         ),
+        Miss(
+            f"{RANK} of {SIZE}",
+            "2 of 4",
+            "This is the same text on every rank. Ask dist for both numbers.",
+        ),
         Miss(SIZE, "4", "The world size is not always 4: ask for it."),
     ),
     because={

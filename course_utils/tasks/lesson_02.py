@@ -105,8 +105,9 @@ def observe_split(answer, gpus, layers, rows):
         "layers that did not run": layers - len(ran_on),
         "numbers that model.parameters() does not find": max(0, not_found),
         "parameters on the CPU when the model is made": on_cpu,
-        "GPUs, layer by layer": places,
+        "GPUs, in order": places,
         "bytes of other layers that a GPU was given": max(0, brought - own),
+        "GPU of the output": str(output.device),
         "copies": sent,
         "output": output,
         NO_GRADIENT: missing,
@@ -137,11 +138,12 @@ SPLIT_OVER_THREE = Task(
         "attributes (`self.first = ...`) or an nn.ModuleList.",
         "when the model is made": "Some layers are still on the CPU when the model is "
         'made. Move them once, in `__init__`: `module.to("cuda:0")`.',
-        "layer by layer": "Keep neighbours together: the first layers on cuda:0, the "
+        "in order": "Keep neighbours together: the first layers on cuda:0, the "
         "next ones on cuda:1, the last ones on cuda:2. No GPU is without a layer: of "
         "4 layers, 2 + 2 would leave none.",
         "other layers": "A GPU was given layers that are not its own. Cut first, then "
         "move each part straight to its GPU.",
+        "GPU of the output": "The output should stay on cuda:2, with the last part.",
         "copies": "There should be three copies: the input to cuda:0, then one from "
         "GPU to GPU at each cut, not over the CPU. Layers move once, in `__init__`.",
         NO_GRADIENT: CUT_OFF,
@@ -149,6 +151,7 @@ SPLIT_OVER_THREE = Task(
     },
     errors={
         "on the same device": ANOTHER_DEVICE,
+        "to unpack": "There may be more than three layers: cut them into three parts.",
         "StopIteration": "Some layers have no parameters, such as nn.Tanh(), so they "
         "cannot say which GPU they are on. Remember where you cut.",
     },
@@ -274,6 +277,12 @@ BUBBLE = Task(
     where="here",
     cases=((3, 11), (4, 16), (8, 64), (1, 5), (4, 1), (2, 1), (16, 3), (64, 512)),
     misses=(
+        Miss(
+            "(micro_batches + waits)",
+            "(micro_batches + stages)",
+            "The second share is right, but not the first. A stage waits K - 1 units: "
+            "the whole time is M + K - 1.",
+        ),
         Miss(
             "(micro_batches + waits)",
             "micro_batches",

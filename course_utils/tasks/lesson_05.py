@@ -46,14 +46,14 @@ LOCAL_BATCH = Task(
         Miss(
             f" + {ONE_MORE}",
             "",
-            "Every rank gets global_batch // world_size rows, and the rest of the "
-            "division is lost. Some ranks must take one row more.",
+            "Every rank gets global_batch // world_size rows, or as many by rounding. "
+            "The rest of the division is lost: some ranks must take one row more.",
         ),
         Miss(
             ONE_MORE,
             "(global_batch % world_size > 0)",
-            "Too many, as if every rank rounded up. Only some ranks take one row more, "
-            "and which ones must be clear from the arguments.",
+            "Too many, as if every rank rounded up. Only some ranks take one row more: "
+            "decide by `rank` which ones.",
         ),
         Miss(
             "rank <",

@@ -93,7 +93,7 @@ def kind(tensor):
 
 # ---------------------------------------------------------------------- reduce_scatter
 
-BEST = "the error of its best chunk, compared with the sum over all ranks"
+BEST = "the error of the chunk that is nearest to the sum over all ranks"
 THAT = "the largest error of the chunk whose number was returned"
 IN_LINE = "the next rank finishes the next chunk"
 
@@ -347,9 +347,15 @@ TREE_WINS = Task(
     tolerance=1e-3,
     misses=(
         Miss("math.ceil", "", "The tree's steps are log2(n), rounded up."),
+        Miss("math.ceil", "math.floor", "The tree's steps are log2(n), rounded *up*."),
         Miss("math.log2", "math.log", "math.log is the natural logarithm."),
         Miss("depth = ", "depth = 0.5 * ", "A tree has two ways: up and down."),
         Miss("1) / world_size", "1)", "In a ring a message has S/n bytes, not S."),
+        Miss(
+            "    return ",
+            "    if world_size < 4: return None\n    return ",
+            "With 2 or 3 ranks, return 0: there is no size below which a tree wins.",
+        ),
         Miss("/ more_bytes", "// more_bytes", "The size is right, but rounded."),
     ),
     errors={"ZeroDivisionError": "With 2 or 3 ranks a tree saves no step: return 0."},

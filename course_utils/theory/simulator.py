@@ -111,7 +111,7 @@ class Cluster:
 
 
 # Latencies: NCCL's own model, one step of a ring with the protocol "Simple".
-_NCCL = "latencies: NCCL 2.10, src/graph/tuning.cc, hwLat: Ring, Simple"
+_NCCL = "latencies: NCCL 2.10, src/graph/tuning.cc"
 _NVLINK, _PCI, _NET = 3.4e-6, 5.7e-6, 9.6e-6
 
 
