@@ -409,7 +409,7 @@ SAID = {
     "FSDP": "8 all-gathers of 4 units, of which at most 2 are whole at a time.",
     "a record": "FSDP: measured peak 9 kB, at the end 4 kB.",
     "3 equal curves": "93.3 % after 8 epochs. The runs are equal in every epoch.",
-    "mean and sum": "difference in loss from one process: mean: 0; sum: 1.1.",
+    "mean and sum": "loss from one process in an epoch: mean: 0; sum: 1.1.",
     "differences": "equal. First above it at step 1: uneven and BatchNorm.",
     "0 and nan": "Always 0: mean. First above 1e-06 at step 1: sum.",
     "message times": "Fitted: latency 60 µs, bandwidth 1.6 GB/s. The largest error of ",

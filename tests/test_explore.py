@@ -217,7 +217,8 @@ def test_what_a_collective_costs():
     said = pictures.collective_call("all_reduce").summary
     made = "Made of send and recv"
     assert f"{made}, all through rank 0: 6 messages, 6 steps." in said
-    assert f"{made}, in two halves: 24 messages, 6 steps." in said
+    halves = "in two halves, with parts of a tensor"
+    assert f"{made}, {halves}: 24 messages, 6 steps." in said
     said = pictures.collective_call("broadcast", 8).summary
     assert f"{made}, as a tree: 7 messages, 3 steps." in said
     assert f"{made}: 3 messages" in pictures.collective_call("gather").summary

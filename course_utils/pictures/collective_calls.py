@@ -43,7 +43,7 @@ _MADE_OF = {
     },
     "all_reduce": {
         "all_reduce_naive": ", all through rank 0",
-        "all_reduce": ", in two halves",
+        "all_reduce": ", in two halves, with parts of a tensor",
     },
     "barrier": {"all_reduce_naive": ""},
 }
@@ -110,7 +110,7 @@ class CollectiveCall:
 
         >>> call = CollectiveCall("reduce", 3, op="MAX", root=2)
         >>> call.after()
-        [None, None, [3.0, 4.0, 5.0]]
+        [[3.0, 2.0, 5.0], [2.0, 3.0, 4.0], [3.0, 4.0, 5.0]]
         >>> call.lines()
         ['dist.reduce(tensor, dst=2, op=dist.ReduceOp.MAX)']
 
@@ -164,7 +164,8 @@ class CollectiveCall:
     def after(self) -> list[_Held]:
         """What each rank holds in the variable of the result, in rank order.
 
-        None where there is no result: on ranks to which nothing is promised.
+        None where there is no result. After a `reduce` the other ranks hold what they
+        held, but that is not promised.
         """
         n, old = self.world_size, self.before()
         only_root = [rank == self.root for rank in range(n)]
@@ -181,7 +182,10 @@ class CollectiveCall:
                 return [old] * n
             case "reduce":
                 total = self._reduced(old)
-                return [total if here else None for here in only_root]
+                return [
+                    total if here else mine
+                    for here, mine in zip(only_root, old, strict=True)
+                ]
             case "all_reduce":
                 return [self._reduced(old)] * n
             case "reduce_scatter":

@@ -56,25 +56,25 @@ QUESTIONS = lesson(
         "03.different_models",
         "The next cell makes 10 training steps with `nn.DataParallel`, on 1, 2 and 4 "
         "GPUs, from the same start and with the same batches. A colleague says: “Each "
-        "GPU trains its own model on other rows, so the models drift apart.” Which "
-        "parameters come out?",
+        "GPU trains its own model on other rows, so the models drift apart.” Do the "
+        "three runs end with the same parameters?",
         Wrong(
-            "Different ones: each GPU has trained on rows of its own.",
+            "No: each GPU has trained on rows of its own.",
             "The GPUs compute on different rows, but no GPU has a model of its own to "
             "train. All the gradients go into one model.",
         ),
         Wrong(
-            "Different ones: with four GPUs there are four updates a step.",
+            "No: with four GPUs there are four updates a step.",
             "There is one update in each step, on the default GPU. The copies are "
             "never updated.",
         ),
         Wrong(
-            "The same: after each step, the models are averaged.",
+            "Yes: after each step, the models are averaged.",
             "There is only one model after the step, so there is nothing to average. "
             "What is added up are the gradients of its copies.",
         ),
         Right(
-            "The same: the GPUs train one model, with temporary copies.",
+            "Yes: the GPUs train one model, with temporary copies.",
             "The gradients of the copies are added up in the one model. So a step "
             "computes what one GPU would compute with the whole batch. Layers that "
             "look at other rows, such as BatchNorm, are an exception.",
@@ -135,9 +135,8 @@ QUESTIONS = lesson(
         "Four equal GPUs train with `nn.DataParallel` and Adam, in float32: 1,024 "
         "rows, a quarter for each. For each row the model computes 2,000 numbers, and "
         "it has 1 MiB of parameters. The loss needs one more tensor of the size of the "
-        "outputs, and their gradient is another. How many times as much memory as one "
-        "of the others does the fullest GPU need, each at its fullest moment? "
-        "Estimate.",
+        "outputs, and their gradient is another. Estimate: how many times as high as "
+        "the peak of another GPU is the peak of the fullest one?",
         answer=6.4,
         tolerance=1.5,
         why="The first GPU needs 28 MiB, the others 4.4 MiB each. It gathers the "
@@ -211,7 +210,7 @@ QUESTIONS = lesson(
             "These names have no `module.` in front.",
         ),
         Wrong(
-            "`self.steps += 1` in the forward counts the training steps.",
+            "With an int, `self.steps += 1` in the forward counts the steps.",
             "Each replica sets its own attribute, and is thrown away. The model's "
             "counter stays at 0.",
         ),

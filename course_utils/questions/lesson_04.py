@@ -40,8 +40,8 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "04.spawn_args",
-        "Many tutorials have the line `mp.spawn(worker, args=(n), nprocs=n)`. What "
-        "does it do?",
+        "A script has the line `mp.spawn(worker, args=(n), nprocs=n)`. What does it "
+        "do?",
         Wrong(
             "It runs `worker(i, n)` in n processes, for i from 0.",
             "That was the plan. But it would take a tuple, and `(n)` is not one.",

@@ -704,7 +704,7 @@ def observe_steps(answer, gpus, rows, device_ids):
     with_loss = answer(model)
     replicas = importlib.import_module("torch.nn.parallel.parallel_apply")
     with mock.patch.object(replicas, "ExceptionWrapper", AsRaised):
-        with_loss.training_step(x, y, device_ids)  # nothing of it may count later
+        first = plain(with_loss.training_step(x, y, device_ids))
         model.zero_grad()
         _seen_rows.clear()
         before = len(gpus.transfers)
@@ -718,7 +718,8 @@ def observe_steps(answer, gpus, rows, device_ids):
     )
     return {
         "rows on each device": dict(_seen_rows),
-        "loss": loss,
+        "loss": first,
+        "loss of the next step": loss,
         "the outputs stay where they are": left <= FEW * rows,
         "gradient": model.outer.weight.grad,
     }
@@ -746,10 +747,23 @@ SPOT_THE_MEAN = Task(
             "each GPU has the same number of rows. Here the last one has fewer, and "
             "each of its rows counts for more.",
         ),
+        Miss(
+            "losses.mean()",
+            "losses.sum() / len(device_ids)",
+            "Divide by the number of rows, and not by that of the GPUs.",
+        ),
+        Miss(
+            "    loss.backward()",
+            "    loss.backward(retain_graph=True)\n        loss.backward()",
+            "The loss is right, but `backward()` has run twice: the gradients are "
+            "twice as large.",
+        ),
     ),
     because={
         "rows on": "The model must see each row of the batch once, spread over "
         "`device_ids`. Keep nn.DataParallel, pass `device_ids` on, and add no rows.",
+        "next step": "The first step is right, but it leaves something behind for the "
+        "next one.",
         "stay": "The loss is right, but the outputs of all rows travel to GPU 0 again. "
         "Return one number for each row, or for each GPU.",
         "gradient": "The loss is right, but the gradients are not those of this loss. "
@@ -759,6 +773,8 @@ SPOT_THE_MEAN = Task(
         "missing 2 required positional arguments: 'x'": "2 rows on 4 GPUs are 2 "
         "pieces. But a keyword argument goes to all four GPUs, and nn.DataParallel "
         "calls the last two replicas without any rows. Pass it by its position.",
+        "for scalar outputs": "`backward()` needs one number, and this is a loss for "
+        "each row: take the mean first.",
         "0-d tensor": "With one GPU nothing is gathered: nn.DataParallel returns what "
         "`forward` returned, a loss without dimensions, which has no length. "
         "`losses.mean()` and `losses.sum()` work with both.",
@@ -769,8 +785,7 @@ SPOT_THE_MEAN = Task(
         "return.",
     },
     otherwise="The loss of a batch is the sum of the losses of all its rows, divided "
-    "once by their number, and not by that of the GPUs: 2 rows on 4 GPUs are 2 pieces. "
-    "A step leaves nothing behind for the next one.",
+    "once by their number.",
     hints=(
         "Compute it for 3 rows on 2 GPUs, by hand: losses 1, 2 and 6. What does each "
         "GPU return, and what comes out at the end?",
