@@ -273,14 +273,36 @@ HEADS_FIRST = (
         "part for part in parts",
     ),
 )
+IN_THREE_PARAMETERS = (
+    *(
+        "self.fused = nn.Parameter(mine.clone())",
+        "self.q, self.k, self.v = map(nn.Parameter, mine.clone().chunk(3))",
+    ),
+    *("self.fused)", "torch.cat([self.q, self.k, self.v]))"),
+)
+F_AFTER_THE_SLICES = (
+    "F.linear(CopyToRanks.apply(x), self.fused)",
+    "CopyToRanks.apply(F.linear(x, self.fused))",
+)
+SUMMED_BACKWARD = ("SumOverRanks.apply(F", "torch.distributed.nn.all_reduce(F")
 ANSWERS.edited(
     "09.spot_the_attention",
-    right=[(CUT, OF_EACH_KIND.format("fused.chunk(3)")), HEADS_FIRST],
-    wrong=[
-        ("Write down for two ranks and two heads", CUT, QUERIES_LAST),
-        ("everything before this layer", F_OF_X, "x.clone()"),
+    right=[
+        (CUT, OF_EACH_KIND.format("fused.chunk(3)")),
+        HEADS_FIRST,
+        IN_THREE_PARAMETERS,
     ],
-    crashed=[("are its outputs: cut those", CUT, "fused.chunk(n, 1)[rank]")],
+    wrong=[
+        ("split into queries, keys and values as they lie", CUT, QUERIES_LAST),
+        ("everything before this layer", F_OF_X, "x.clone()"),
+        ("f must stand before", *F_AFTER_THE_SLICES),
+        ("`SumOverRanks` hands it on", *SUMMED_BACKWARD),
+        ("what comes out of mix, once", "(2), self.mix))", "(2), self.mix)) / 2"),
+    ],
+    crashed=[
+        ("which are its outputs", CUT, "fused.chunk(n, 1)[rank]"),
+        ("which are its inputs", "mix.chunk(n, 1)[rank]", "mix.chunk(n, 0)[rank]"),
+    ],
 )
 
 test_wrong, test_right = ANSWERS.tests()

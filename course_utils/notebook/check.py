@@ -24,6 +24,7 @@ list, a tuple, or a tensor or array of one dimension. A tensor's shape and dtype
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 from course_utils.notebook.lessons import lesson_of
@@ -136,7 +137,8 @@ def solution(task_id: str, force: bool = False) -> None:
         return
     record_solution(task_id)
     code = "\n".join(f"    {line}".rstrip() for line in ours.code.splitlines())
-    print(f"Our solution of {task_id}\n\n{code}\n\nWhy\n{wrap(ours.why)}")
+    why = re.sub(r"\*\*|\$", "", ours.why)  # text has no bold face and no formulas
+    print(f"Our solution of {task_id}\n\n{code}\n\nWhy\n{wrap(why)}")
 
 
 def find_task(task_id: str) -> Task | NumberTask:

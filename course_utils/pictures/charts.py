@@ -196,7 +196,8 @@ def stacked(
     }
     below = dict.fromkeys(rows, 0.0)  # its height
     for name, note in notes.items():
-        if note and draw.width_of(note, SMALL) > free_until - ends[name] - 0.14:
+        wide = draw.width_of(note, SMALL) > free_until - ends[name] - 0.14
+        if note and (room_left or wide):
             below[name] = 0.2
     top = low + step * len(rows) + sum(below.values())
     picture, board = draw.board(0.54 + head + top, title)
@@ -220,12 +221,12 @@ def stacked(
         if room_left and free > 0.02:
             looks = {"rounded": 0.0, **LOOKS["idle"]}
             draw.box(board, end, bottom, free, tall, **looks)
-            note = note or draw.first_that_fits(["room left", "room"], free - 0.14)
+            text = draw.first_that_fits(["room left", "room"], free - 0.14)
+            looks = {"ha": "center", "color": draw.QUIET, **draw.on_paper(1.5)}
+            draw.write(board, end + free / 2, middle, text, **looks)
         quiet = {"color": draw.QUIET, **draw.on_paper(1.5)}
         if below[name]:
             draw.write(board, left, y + 0.13, note, **quiet)
-        elif room_left:
-            draw.write(board, end + free / 2, middle, note, ha="center", **quiet)
         else:
             draw.write(board, end + 0.08, middle, note, **quiet)
         for place, text in enumerate(said[name]):

@@ -240,7 +240,8 @@ def memory_by_stage(
     shape = costs.transformer_shape(model)
     lines = [
         *fits,
-        "other: one whole unit, as long as it computes.",
+        "other: what is whole of one unit while it computes: gradients in stage 2, "
+        "weights and gradients in stage 3.",
         f"Model: {shape.parameters:,} parameters; {shape.layers} layers of width "
         f"{shape.width:,}, {shape.heads} heads, a vocabulary of {shape.vocabulary:,}. "
         f"{shape.source}.",

@@ -46,8 +46,10 @@ def mesh(
     }
     nodes = -(-total // gpus_per_node)
     tall, wide = 0.42, min(0.8, (WIDTH - 2 * MARGIN - 0.9) / gpus_per_node)
-    long = [f"{name} {size}" for name, size in sizes.items() if size > 1]
-    title = f"{' × '.join(long) or '1 rank'}: the groups of {axis}"
+    long = [
+        f"{name} {size}" for name, size in sizes.items() if size > 1 or name == axis
+    ]
+    title = f"{' × '.join(long)}: the groups of {axis}"
     picture, board = draw.board(1.0 + tall * nodes, title)
     top = 0.4 + tall * nodes
     for node in range(nodes):
@@ -62,7 +64,10 @@ def mesh(
                 looks = draw.rank_looks(group) | {"hatch": _hatch(group)}
                 draw.box(board, *box, label, size=NORMAL, **looks)
     said = f"{words.count(len(members), 'group')} of {sizes[axis]}"
-    draw.note(board, f"{said}: ranks with the same letter {MEANS[axis]}.")
+    means = f"ranks with the same letter {MEANS[axis]}"
+    if sizes[axis] == 1:
+        means = "along this axis nothing is sent"
+    draw.note(board, f"{said}: {means}.")
     first = "; ".join(
         f"{_letter(number)}: ranks {words.listed(ranks)}"
         for number, ranks in enumerate(list(members.values())[:4])

@@ -382,6 +382,8 @@ class Number(Question):
         Where the unit is %, a fraction such as `"3/8"` is a share: 37.5. One comma
         before three digits is refused: it may be a thousand or a decimal.
         """
+        if hasattr(given, "item"):  # of a tensor or an array with one number
+            given = given.item()
         text = str("" if given is None else given).strip()
         if not text:
             raise AnswerError("Type a number first.")
@@ -402,7 +404,7 @@ class Number(Question):
         if not math.isfinite(value):
             of_unit = f" of {self.unit}" if self.unit else ""
             raise AnswerError(
-                f'"{_shortened(text)}" is not a number{of_unit}. Type digits: 1.5, 3/8 '
+                f'"{_shortened(text)}" is not a number{of_unit}. Type digits: 1.5, 2/3 '
                 "or 1e9."
             )
         share = slash and self.unit == "%" and not text.endswith("%")

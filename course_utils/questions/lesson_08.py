@@ -59,9 +59,9 @@ QUESTIONS = lesson(
     ),
     Number(
         "08.stage_one",
-        "Mixed precision with Adam: 2 + 2 + 12 bytes for each parameter. Your GPUs "
-        "have room for 6 bytes for each parameter, beside the activations. How many "
-        "GPUs does ZeRO's stage 1 need, at least?",
+        "Mixed precision with Adam: 2 + 2 + 12 bytes for each parameter. Each of your "
+        "GPUs has room for 6 bytes for each parameter, beside the activations. How "
+        "many GPUs does ZeRO's stage 1 need, at least?",
         answer=6,
         unit="GPUs",
         why="2 + 2 + 12/6 = 6. Weight and gradient take 4 of the 6 bytes, so 2 are "
@@ -119,8 +119,8 @@ QUESTIONS = lesson(
     Number(
         "08.peak",
         "Eight layers of the same size, each one a unit, on 4 ranks. No prefetch. How "
-        "much memory do parameters take on a rank at the worst moment, as a share of "
-        "the whole model's?",
+        "much memory do parameters take on a rank at the worst moment, as a share "
+        "of the whole model's, from 0 to 1?",
         answer=0.375,
         tolerance=0.006,
         why="A quarter of everything, all the time, and one whole layer while it "
@@ -220,8 +220,8 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "The optimizer's state is whole as well.",
-            "It belongs to the shards, and stays sharded. So it is ZeRO's stage 2, not "
-            "DDP.",
+            "It belongs to the shards, and stays sharded. It sends what DDP "
+            "sends, but keeps less.",
         ),
         Wrong(
             "The weights are gathered in the first step, and never again.",
@@ -315,7 +315,7 @@ QUESTIONS = lesson(
             "what it needs.",
         ),
         Wrong(
-            "A rank that loads it reads one of the 4 files.",
+            "Any rank that loads it reads exactly one of the 4 files.",
             "It reads the pieces that it needs. With another number of ranks they are "
             "in several files.",
         ),

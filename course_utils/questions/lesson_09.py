@@ -75,7 +75,7 @@ QUESTIONS = lesson(
             "GELU of two parts, added, is not GELU of their sum.",
         ),
         Wrong(
-            "They are gathered: each rank has other outputs.",
+            "They are gathered: each rank has different outputs.",
             "After a cut by rows each rank has a part of *every* output.",
         ),
         Right(
@@ -241,6 +241,7 @@ PREDICT_BYTES = NumberTask(
         2560: "That would be 2 times the tensor. A ring sends 2(n - 1)/n of it.",
         70: "That is one block. There are 32.",
         17.5: "That is one all-reduce. How many are there in a step?",
+        17920: "That is what all 8 GPUs send together. The question is about one.",
         560: "That is one all-reduce a block. There are four.",
     },
     hints=(

@@ -105,7 +105,7 @@ QUESTIONS = lesson(
             "still it hangs: one of the two must not block.",
         ),
         Wrong(
-            "The ranks receive each other's tensor in place of their own",
+            "What rank 0 sends overwrites the tensor that rank 1 is sending",
             "Nothing is received here. Both still wait in `send`.",
         ),
         measured=True,
@@ -164,7 +164,7 @@ QUESTIONS = lesson(
         ),
         Right(
             "more activations that are kept at once",
-            "A rank begins with more forwards before its first backward.",
+            "A rank begins with more than v times as many forwards, each of a v-th.",
         ),
         Wrong(
             "a different result, as the layers run in another order",

@@ -91,7 +91,8 @@ QUESTIONS = lesson(
         ),
         Right(
             "Parameters that every rank has whole count once, not tp times",
-            "The norms and biases of rows are on all ranks of tp, and equal there.",
+            "LayerNorms, and the biases of row-parallel layers, are on all ranks of "
+            "tp, and equal there.",
         ),
         Wrong(
             "Each rank can clip by the norm of its own slices instead",
@@ -102,10 +103,11 @@ QUESTIONS = lesson(
         "11.passes",
         "Four ranks share a sequence, a quarter each. In ring attention keys and "
         "values go around, both in one message. How many such messages does each rank "
-        "pass on in the forward of one attention layer?",
+        "send in the forward of one attention layer?",
         answer=3,
         unit="messages",
-        why="It begins with its own quarter, and three others have to come by.",
+        why="It begins with its own quarter, and three others have to come by. In each "
+        "of these three steps, every rank sends a quarter on.",
         hint="With which keys can a rank begin at once?",
         slips={
             4: "Its own keys are there already.",
@@ -161,7 +163,7 @@ PREDICT_GROUP = NumberTask(
     is_name=True,
     title="Predict the group",
     stars=1,
-    why="13 = 1 · 8 + 1 · 4 + 1: second half, second replica, second slice. The same "
+    why="13 = 1 · 8 + 1 · 4 + 1: second stage, second replica, second slice. The same "
     "with the first replica is 1 · 8 + 0 · 4 + 1.",
     hint="Write 13 as pp · 8 + dp · 4 + tp. Only dp differs in its group.",
     slips={

@@ -136,8 +136,8 @@ QUESTIONS = lesson(
     SingleChoice(
         "12.grows",
         "A job keeps two lists of losses, as tensors: those of training, each after "
-        "its `backward()`, and those of validation, which has no backward. Which list "
-        "makes memory grow by megabytes?",
+        "its `backward()`, and those of validation: the same code without the "
+        "backward. Which list makes memory grow by megabytes?",
         Wrong(
             "The list of the training, as gradients are computed there",
             "`backward()` lets go of the activations as it uses them. The loss that "
@@ -155,8 +155,8 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "Neither of them, as a loss is a single number of 4 bytes",
-            "The number is, but `loss.grad_fn` leads to all that a backward would "
-            "need.",
+            "The number takes 4 bytes, but `loss.grad_fn` leads to all that a backward "
+            "would need.",
         ),
         measured=True,
     ),

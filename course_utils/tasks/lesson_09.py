@@ -442,14 +442,32 @@ def observe_attention(answer, heads, head_size):
     )
     if not seen:
         return y
-    shape, grad = layer.fused.shape, layer.fused.grad
-    if grad is not None and shape[1:] == (width,):  # a rank may have them in any order
-        is_row = (layer.fused.detach()[:, None] == fused).all(-1)
-        grad = grad[is_row.int().argmax(1).argsort()]
-    grads = {"gradient of fused": grad, "gradient of mix": layer.mix.grad}
-    return {"shape of self.fused": (*shape,)} | arrived(seen | grads)
+    rows, of_rows = kept_of(fused, layer)
+    columns, of_columns = kept_of(mix.mT, layer, lambda weight: weight.mT)
+    grads = {"gradient of fused": of_rows, "gradient of mix": of_columns}
+    return {ROWS: rows, COLUMNS: columns} | arrived(seen | grads)
 
 
+def kept_of(whole, layer, rows_of=lambda weight: weight):
+    """Which rows of `whole` a layer keeps, in any order, and their gradients."""
+    places, grads = [], []
+    for parameter in (p for p in layer.parameters() if p.dim() > 1):
+        rows = rows_of(parameter.detach())
+        if rows.shape[-1] != whole.shape[-1]:
+            continue
+        rows = rows.reshape(-1, whole.shape[-1])
+        is_row = (rows[:, None] == whole).all(-1)
+        if is_row.any(1).all():
+            grad = parameter.grad
+            grads.append(None if grad is None else rows_of(grad).reshape(rows.shape))
+            places.append(is_row.int().argmax(1))
+    if not places or any(grad is None for grad in grads):
+        return sorted(torch.cat([*places, torch.empty(0)]).tolist()), None
+    order = torch.cat(places).argsort()
+    return torch.cat(places)[order].tolist(), torch.cat(grads)[order]
+
+
+ROWS, COLUMNS = "rows of fused on this rank", "columns of mix on this rank"
 FUSED = "fused.view(3, -1, width).chunk(n, 1)[rank]"
 SPOT_ATTENTION = Task(
     id="09.spot_the_attention",
@@ -476,19 +494,34 @@ SPOT_ATTENTION = Task(
             "F.linear(SumOverRanks.apply(x), ",
             "x is the same on all ranks and must not be summed. Its gradient must: f.",
         ),
+        Miss(
+            "F.linear(CopyToRanks.apply(x), self.fused)",
+            "CopyToRanks.apply(F.linear(x, self.fused))",
+            "f must stand before the slices, on x itself.",
+        ),
+        Miss(
+            "    return SumOverRanks.apply(",
+            "    import torch.distributed.nn.functional as dnn\n"
+            "        return dnn.all_reduce(",
+            "g's gradient was summed, and is n times too large. `SumOverRanks` hands "
+            "it on as it is.",
+        ),
     ),
     because={
         **BECAUSE,
-        "shape of": "A rank has queries, keys and values of heads / n heads: "
-        "[3 * width / n, width].",
-        OUTPUT: "Write down for two ranks and two heads which rows of the fused weight "
+        ROWS: "Write down for two ranks and two heads which rows of the fused weight "
         "each rank gets. Are they queries, keys and values of one head?",
+        COLUMNS: "What comes out of a rank's heads meets columns of mix: "
+        "`mix.chunk(n, 1)[rank]`.",
+        OUTPUT: "The rows and columns are the right ones, but not what is done with "
+        "them. Are they split into queries, keys and values as they lie? And g adds up "
+        "what comes out of mix, once.",
         OF_X: NO_F,
         "bytes sent": f"{TOO_MUCH} an all-reduce forward and one backward.",
     },
     errors={
-        "cannot be multiplied": "The rows of the fused weight are its outputs: cut "
-        "those, dimension 0.",
+        "cannot be multiplied": "Cut fused by its rows, which are its outputs: "
+        "dimension 0. Cut mix by its columns, which are its inputs: dimension 1.",
         **ERRORS,
     },
     hints=(

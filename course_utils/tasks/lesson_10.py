@@ -14,7 +14,7 @@ from course_utils.tasks.task import GRADIENT_IMPORTS, OUT_OF_STEP, Miss, Task
 # ------------------------------------------------------------------------- one_f_one_b
 
 WARM_UP = (
-    "Rank r has ranks - r - 1 ranks behind it. It does that many forwards before its "
+    "Rank r has ranks - r - 1 ranks after it. It does that many forwards before its "
     "first backward can come back to it."
 )
 
@@ -42,13 +42,13 @@ ONE_F_ONE_B = Task(
             "ranks - rank - 1",
             "ranks - 1",
             "Every rank does the same number of forwards first. It depends on the "
-            "rank: how many ranks are behind it?",
+            "rank: how many ranks come after it?",
         ),
         Miss(
             "min(ranks - rank - 1, micro_batches)",
             "ranks - rank - 1",
-            "With fewer micro-batches than ranks behind, some of these forwards do not "
-            "exist. Take the smaller number.",
+            "With fewer micro-batches than ranks after this one, some of these "
+            "forwards do not exist. Take the smaller number.",
         ),
         Miss(
             '[("F", before + i), ("B", i)]',

@@ -304,10 +304,24 @@ SPOT_MESH = Task(
             "`group` is overwritten: each rank ends with the last group. Keep the one "
             "that this rank is in.",
         ),
+        Miss(
+            "gradient /= n // tp",
+            "gradient = gradient / (n // tp)",
+            "The sum is right, but `gradient = ...` makes a new tensor. Divide the "
+            "argument in place: `/=`.",
+        ),
+        Miss(
+            "dist.all_reduce(gradient, group=group)\n    gradient /= n // tp",
+            "dist.all_reduce(gradient)\n    gradient /= n",
+            "That is the mean over all ranks. Only those with the same slice count.",
+        ),
     ),
     errors={
+        "UnboundLocalError": "This rank is in none of the groups that you made. There "
+        "are tp of them, and the ranks of one are tp apart.",
         OUT_OF_STEP: "`new_group` is a call of *all* ranks of the job, also of those "
-        "that will not be in the group: each makes every group, in the same order.",
+        "that will not be in the group: each makes every group, in the same order. "
+        "There are tp, and no rank is in two of them.",
     },
     forbids=(
         "torch.distributed.device_mesh.DeviceMesh",

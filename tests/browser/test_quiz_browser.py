@@ -69,7 +69,7 @@ def test_by_keyboard_only(open_notebook) -> None:
     expect(number).to_have_value("ddabx6")
     page.keyboard.press("Enter")
     expect(status(notebook.cell(1))).to_have_text(
-        '"ddabx6" is not a number. Type digits: 1.5, 3/8 or 1e9.'
+        '"ddabx6" is not a number. Type digits: 1.5, 2/3 or 1e9.'
     )
     page.keyboard.press("Control+a")
     page.keyboard.type("6")

@@ -70,7 +70,7 @@ class ShardedFlatParameter(FlatParameter):
             self.point_to(self.whole)
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Take the memory of the whole weights away."""
         if self.gathering is not None:
             self.gather()
         if self.gathered:
