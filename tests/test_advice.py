@@ -130,6 +130,15 @@ def test_the_tests_that_run_them_exist():
         assert f"\ndef {name}(" in source, test
 
 
+def test_what_a_text_imports_is_there():
+    """Also where no cell runs it."""
+    form = r"^ *((?:from|import) course_utils.*)"
+    lines = {line for text in texts() for line in re.findall(form, text, re.M)}
+    assert lines
+    for line in sorted(lines):
+        exec(line, {})
+
+
 class Understood(Exception):
     """The script has read its arguments, and begins."""
 

@@ -217,7 +217,7 @@ def test_what_a_collective_costs():
     said = pictures.collective_call("all_reduce").summary
     made = "Made of send and recv"
     assert f"{made}, all through rank 0: 6 messages, 6 steps." in said
-    halves = "in two halves, with parts of a tensor"
+    halves = "in two halves, an n-th of the tensor in a message"
     assert f"{made}, {halves}: 24 messages, 6 steps." in said
     said = pictures.collective_call("broadcast", 8).summary
     assert f"{made}, as a tree: 7 messages, 3 steps." in said

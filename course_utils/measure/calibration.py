@@ -7,9 +7,8 @@
     seconds_in_turns        several works of all ranks, which take turns
     free_medians            work in the notebook itself, while no other program runs
     speeds_of_two           two threads and two processes, compared with one thread
-    host_copy_seconds       a copy to the GPU, from pageable and from pinned memory
 
-All but the last three run on the ranks, and every rank calls them:
+All but the last two run on the ranks, and every rank calls them:
 
     SIZES = [2**19, 2**20, 2**21, 2**22]
     link = ranks.run(measured_link, ring_shift_seconds, SIZES)[0]

@@ -43,7 +43,7 @@ _MADE_OF = {
     },
     "all_reduce": {
         "all_reduce_naive": ", all through rank 0",
-        "all_reduce": ", in two halves, with parts of a tensor",
+        "all_reduce": ", in two halves, an n-th of the tensor in a message",
     },
     "barrier": {"all_reduce_naive": ""},
 }

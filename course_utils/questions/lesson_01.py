@@ -132,9 +132,9 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "01.master",
-        "You start a job on two nodes with torchrun. On `node0` you type "
-        "`--nnodes 2 --node-rank 0 --master-addr node0`, and on `node1` `--nnodes 2 "
-        "--node-rank 1 --master-addr node1`. What happens?",
+        "You start a job on two nodes with torchrun, with `--nnodes 2` on both. On "
+        "`node0` you add `--node-rank 0 --master-addr node0`. On `node1` you add "
+        "`--node-rank 1 --master-addr node1`. What happens?",
         Wrong(
             "It works: each node names its own address.",
             "All processes have to meet at one place, and here there are two.",

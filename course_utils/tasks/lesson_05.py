@@ -224,7 +224,7 @@ class Net(nn.Module):
 
 
 WAITED = "asynchronous calls are waited for"
-NO_FROZEN = "no frozen parameter has a gradient"
+FROZEN = "a frozen parameter has a gradient"
 NONE_MISSING = "each trained parameter has a gradient"
 REST = "the rest of the model is as before"
 
@@ -244,7 +244,7 @@ def observe_gradients(answer, kind):
                 parameter.grad = torch.zeros_like(parameter)
     return {
         WAITED: log.missing() == 0,
-        NO_FROZEN: all(p.grad is None for p in frozen),
+        FROZEN: any(p.grad is not None for p in frozen),
         NONE_MISSING: all(p.grad is not None for p in trained),
         **{f"gradient of {n}": p.grad for n, p in network.named_parameters()},
         REST: state_of(network) == before,
@@ -303,7 +303,7 @@ AVERAGE_GRADIENTS = Task(
         WAITED: "With async_op=True, the call returns before the result is there. Wait "
         "for it, `work.wait()`, before you use the gradient or return. "
         "(`get_future()` and `then()` do not wait.)",
-        NO_FROZEN: "A frozen parameter has a gradient now, and an optimizer with "
+        FROZEN: "A frozen parameter has a gradient now, and an optimizer with "
         "weight decay or momentum may move it. Skip parameters with "
         "requires_grad=False.",
         NONE_MISSING: "On a rank whose rows did not pass the layer, the gradient is "

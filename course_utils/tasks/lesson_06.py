@@ -273,7 +273,7 @@ def seen_in_step(network, log, began, in_buckets, as_it_was):
         "requests of earlier steps are let go": log.kept() == 0,
         "finish() awaits each all-reduce": log.missing() == 0,
         "tensors under way are left alone": not any(one.changed for one in log.now),
-        "no parameter is sent": sent.isdisjoint(p.data_ptr() for p in trained),
+        "a parameter is sent": any(p.data_ptr() in sent for p in trained),
         "but for gradients, the network is as it was": as_it_was,
         "numbers in gradients that were not sent": max(0, numbers - sum(sizes)),
         "each trained parameter has a .grad": all(p.grad is not None for p in trained),
@@ -310,7 +310,7 @@ BECAUSE = {
     "when the next backward begins. It adds to what is in .grad: send that sum.",
     "not sent": "Not all gradients are sent. Each trained parameter needs a hook, and "
     "that sends the .grad of its own argument.",
-    "no parameter": "A parameter itself is sent. The hook gets the *parameter*: the "
+    "a parameter": "A parameter itself is sent. The hook gets the *parameter*: the "
     "gradient is in its .grad.",
     "has a .grad": "There is no gradient after finish(): leave the mean in each .grad.",
     "hook waits": "The backward stands still while a hook waits. Pass async_op=True, "

@@ -175,9 +175,9 @@ SAVE_HANGS = Task(
 
 KIND = "a pair for each epoch"
 ON_ONE = "each item is on one rank in each epoch"
-MIXED = "no two epochs have the same order"
-OWN_NOISE = "no two ranks draw the same noise"
-NEW_NOISE = "no rank draws the same noise twice"
+SAME_ORDER = "two epochs have the same order"
+SHARED_NOISE = "two ranks draw the same noise"
+OLD_NOISE = "a rank draws the same noise twice"
 AGAIN = "the same when called again"
 SEEDED = "another seed gives something else"
 
@@ -203,9 +203,9 @@ def observe_draws(answer, n_items, epochs, seed):
     return {
         KIND: True,
         ON_ONE: all(items == list(range(n_items)) for items in dealt),
-        MIXED: len({tuple(items) for items, _ in drawn}) == epochs,
-        OWN_NOISE: not any(set(one) & set(two) for one, two in pairs),
-        NEW_NOISE: all(len(set(one)) == epochs for one in noise),
+        SAME_ORDER: len({tuple(items) for items, _ in drawn}) < epochs,
+        SHARED_NOISE: any(set(one) & set(two) for one, two in pairs),
+        OLD_NOISE: any(len(set(one)) < epochs for one in noise),
         AGAIN: again == drawn,
         SEEDED: all(a != b for a, b in zip(other[0], drawn[0], strict=True)),
     }
@@ -224,11 +224,11 @@ THREE_SEEDS = Task(
         ON_ONE: "Some items are on two ranks and others on none, because each rank "
         "shuffles by a seed of its own. The order must be the same on all ranks; then "
         "each takes a part.",
-        MIXED: "Every epoch has the same order. The sampler must be told the number of "
+        SAME_ORDER: "Every epoch has the same order. The sampler must be told the number of "
         "the epoch, before it is asked for its items.",
-        OWN_NOISE: "Two ranks draw the same noise. What a rank draws for itself needs "
+        SHARED_NOISE: "Two ranks draw the same noise. What a rank draws for itself needs "
         "a seed that no other rank has, in any epoch.",
-        NEW_NOISE: "The noise is the same in every epoch. Seed once, before the loop, "
+        OLD_NOISE: "The noise is the same in every epoch. Seed once, before the loop, "
         "and go on drawing.",
         AGAIN: "Two calls with the same arguments draw different things. The noise "
         "needs a seed, too, or no run can be repeated.",
