@@ -103,8 +103,7 @@ def test_tensors_of_before_and_after():
 
 def test_only_one_machine_is_on_and_off_belongs_where_on_was():
     gpus = virtual_gpus(2, force=True)
-    with pytest.raises(RuntimeError, match="not on"):
-        gpus.off()
+    gpus.off()  # as a cell does that runs a second time
     with gpus:
         for other in (gpus, virtual_gpus(3, force=True)):
             with pytest.raises(RuntimeError, match="on already|only one"):

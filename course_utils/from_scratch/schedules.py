@@ -83,10 +83,12 @@ def interleaved(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[
         ValueError: the number of micro-batches is no multiple of the ranks.
     """
     _refuse(rank, ranks, micro_batches)
-    if chunks < 1 or micro_batches % ranks:
+    if chunks < 1:
+        raise ValueError(f"Each rank has {chunks} stages: expected 1 or more.")
+    if micro_batches % ranks:
         raise ValueError(
-            f"There are {micro_batches} micro-batches, {ranks} ranks and {chunks} "
-            "chunks: expected 1 chunk or more, and a multiple of the ranks."
+            f"There are {micro_batches} micro-batches: expected a multiple of the "
+            f"{ranks} ranks."
         )
     total = micro_batches * chunks
 

@@ -470,13 +470,15 @@ def pipeline(
         title, span: as of `device_timeline`.
 
     Raises:
-        ValueError: as from `device_timeline`.
+        ValueError: as from `device_timeline`, or a rank has more than two stages.
     """
     ranks = [list(row) for row in done]
     is_cut = any(action.kind == "W" for row in ranks for action, _, _ in row)
 
     def work(action: PipelineAction, start: float, stop: float) -> tuple:
         kind = (_CUT if is_cut else _WHOLE)[action.kind]
+        if action.chunk > 1:
+            raise ValueError("A rank has three stages or more: this draws at most two.")
         kind += " (second stage)" * action.chunk
         return start, stop, str(action.micro_batch), kind
 

@@ -328,7 +328,8 @@ class MultipleChoice(_ChoiceQuestion):
         feedback = super().respond(answer, tries)
         if feedback.right is not False or tries > 1:
             return feedback
-        text = f"{feedback.text} Change your ticks. The next try shows which ones."
+        later = "The next try shows, for each option, if you were right."
+        text = f"{feedback.text} Change your ticks. {later}"
         return replace(feedback, text=text, notes=())
 
 

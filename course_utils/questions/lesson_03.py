@@ -135,8 +135,8 @@ QUESTIONS = lesson(
         "Four equal GPUs train with `nn.DataParallel` and Adam, in float32: 1,024 "
         "rows, a quarter for each. For each row the model computes 2,000 numbers, and "
         "it has 1 MiB of parameters. The loss needs one more tensor of the size of the "
-        "outputs, and their gradient is another. Estimate: how many times as high as "
-        "the peak of another GPU is the peak of the fullest one?",
+        "outputs, and their gradient is another. Estimate: the peak of the fullest "
+        "GPU is how many times as high as that of another GPU?",
         answer=6.4,
         tolerance=1.5,
         why="The first GPU needs 28 MiB, the others 4.4 MiB each. It gathers the "

@@ -237,8 +237,8 @@ QUESTIONS = lesson(
     Number(
         "07.slow_link",
         "64 GPUs on 8 nodes in a flat ring, 1 GB. In 8 places the ring goes from one "
-        "node to the next. In one of these the link is 10 times slower than in the "
-        "others. About how many times as long does the all-reduce take?",
+        "node to the next. In one of these the link has a tenth of the bandwidth "
+        "of the others. About how many times as long does the all-reduce take?",
         answer=9.89,
         tolerance=0.9,
         unit="times",

@@ -77,8 +77,8 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "08.collectives",
-        "FSDP, with the usual settings. Which collective runs before a layer's "
-        "forward, which before its backward, and which after its backward?",
+        "FSDP frees a layer's weights after its forward. Which collective runs before "
+        "a layer's forward, which before its backward, and which after its backward?",
         Wrong(
             "broadcast, nothing, all-reduce",
             "That is close to DDP, which broadcasts at the start. In FSDP no rank has "
@@ -253,8 +253,8 @@ QUESTIONS = lesson(
         "08.faster",
         "GPT-2 XL on 64 GPUs, in nodes of 8. A node has eight H100 and eight "
         "InfiniBand cards of 400 Gb/s, or eight A100 and one Ethernet card of 100 "
-        "Gb/s. FSDP sends 1.5 times as much as DDP, which has large buckets here. How "
-        "many times as long as a step of DDP does a step of FSDP take?",
+        "Gb/s. FSDP sends 1.5 times as much as DDP, which has large buckets here. A "
+        "step of FSDP takes how many times as long as a step of DDP?",
         Wrong(
             "1.5 times with InfiniBand, and 1.5 with Ethernet",
             "That would be so if nothing were hidden. But computing hides messages, "

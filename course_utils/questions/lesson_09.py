@@ -166,7 +166,7 @@ QUESTIONS = lesson(
         "exp() finite?",
         slips={
             64: "One a position is not enough: there is a sum and a target.",
-            128: "And the largest score, without which exp may be infinite.",
+            128: "The largest score needs all ranks, too: or else exp may be infinite.",
             3: "That is for one position.",
             768: "That is for all four ranks together. Count those of one.",
             2_048_000: "Those are all the scores. Nobody needs all of them.",

@@ -164,7 +164,8 @@ QUESTIONS = lesson(
         ),
         Right(
             "more activations that are kept at once",
-            "A rank begins with more than v times as many forwards, each of a v-th.",
+            "A rank begins with more than v times as many forwards, each through a "
+            "v-th of its layers.",
         ),
         Wrong(
             "a different result, as the layers run in another order",

@@ -126,7 +126,7 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "Whether the start is broadcast from rank 0 to the others",
-            "It is, or they have been lucky: the norms are equal at the start.",
+            "The norms are equal at the start, so the start was the same.",
         ),
         Wrong(
             "Whether both ranks read the same data in each of the steps",

@@ -475,7 +475,7 @@ def describe_failures(
             parts.append("  exit() ends a script. A rank goes on living: leave it out.")
     if mismatches[1:]:
         others = [f.rank for f in mismatches[1:]]
-        parts.append(f"{rank_list(others)} found the same.")
+        parts.append(f"{rank_list(others)} noticed the same.")
     stuck = by_kind["stuck"]
     if stuck and cause == "interrupt":
         parts.append("interrupted by you.")

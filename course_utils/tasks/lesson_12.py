@@ -224,10 +224,10 @@ THREE_SEEDS = Task(
         ON_ONE: "Some items are on two ranks and others on none, because each rank "
         "shuffles by a seed of its own. The order must be the same on all ranks; then "
         "each takes a part.",
-        SAME_ORDER: "Every epoch has the same order. The sampler must be told the number of "
-        "the epoch, before it is asked for its items.",
-        SHARED_NOISE: "Two ranks draw the same noise. What a rank draws for itself needs "
-        "a seed that no other rank has, in any epoch.",
+        SAME_ORDER: "Every epoch has the same order. The sampler must be told the "
+        "number of the epoch, before it is asked for its items.",
+        SHARED_NOISE: "Two ranks draw the same noise. What a rank draws for itself "
+        "needs a seed that no other rank has, in any epoch.",
         OLD_NOISE: "The noise is the same in every epoch. Seed once, before the loop, "
         "and go on drawing.",
         AGAIN: "Two calls with the same arguments draw different things. The noise "

@@ -119,15 +119,17 @@ class VirtualGPUs:
 
         Tensors on virtual GPUs are ordinary CPU tensors from then on. The records stay.
 
+        Where they are off already, nothing happens.
+
         Raises:
-            RuntimeError: they are not on, or something that was entered since (a
-                `with torch.device(...)`, another mode) is still open.
+            RuntimeError: something that was entered since (a `with torch.device(...)`,
+                another mode) is still open.
         """
         if self._aside:
             self._aside = False
             return
         if active is not self or self._patches is None:
-            raise RuntimeError("These virtual GPUs are not on: call on() first.")
+            return
         _check_modes(*self._modes)
         self._patches.close()
         self._patches = None
