@@ -110,7 +110,7 @@ class CollectiveCall:
 
         >>> call = CollectiveCall("reduce", 3, op="MAX", root=2)
         >>> call.after()
-        [[3.0, 2.0, 5.0], [2.0, 3.0, 4.0], [3.0, 4.0, 5.0]]
+        [[1.0, 4.0, 3.0], [2.0, 3.0, 4.0], [3.0, 4.0, 5.0]]
         >>> call.lines()
         ['dist.reduce(tensor, dst=2, op=dist.ReduceOp.MAX)']
 
