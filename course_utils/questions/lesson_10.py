@@ -58,7 +58,7 @@ QUESTIONS = lesson(
         answer=4,
         why="Rank 0 does three forwards before its turns begin, and each turn begins "
         "with a forward: four are kept, however many micro-batches there are.",
-        hint="Three ranks are behind rank 0. What does it do until the first gradient "
+        hint="Three ranks come after rank 0. What does it do until the first gradient "
         "comes back?",
         slips={
             8: "It would be, if rank 0 ran ahead while it waits for the first "
@@ -200,19 +200,19 @@ PREDICT_KEPT = NumberTask(
     answer=6,
     title="Predict what is kept",
     stars=1,
-    why="Five ranks are behind rank 2: five forwards come first, and each turn begins "
+    why="Five ranks come after rank 2: five forwards come first, and each turn begins "
     "with one more.",
-    hint="How many ranks are behind rank 2? It does a forward for each of them first.",
+    hint="How many ranks come after rank 2? It does a forward for each of them first.",
     slips={
         32: "That is GPipe, where all forwards come first.",
-        8: "That is rank 0, which has seven ranks behind it.",
+        8: "That is rank 0, with seven ranks after it.",
         5: "Five come before the turns. A turn begins with one more forward.",
-        3: "Count the ranks behind it, not those before.",
-        2: "Count the ranks behind it, not those before.",
+        3: "Count the ranks after it, not those before.",
+        2: "Count the ranks after it, not those before.",
     },
     hints=(
         "What does a rank do while the first gradient is on its way back?",
-        "Rank r of p has p - r - 1 ranks behind it. For each it does a forward first.",
-        "  behind = p - r - 1\n  kept = behind + ...",
+        "Rank r of p has p - r - 1 ranks after it. For each it does a forward first.",
+        "  after = p - r - 1\n  kept = after + ...",
     ),
 )

@@ -56,8 +56,8 @@ SPOT_THE_TUPLE = Task(
     otherwise="Each of n new processes must run worker(i, n), with its own i from 0 to "
     "n - 1.",
     hints=(
-        "Ask Python: `type((3))`. And `type((3,))`? (`args=(n)` and `args=n` are the "
-        "same to Python, and so to the check.)",
+        "Ask Python: `type((3))`. And `type((3,))`? (If you changed `(n)` to `n`: to "
+        "Python that is the same, so nothing is repaired.)",
         "spawn calls worker(i, *args). The star needs something with elements.",
         "A tuple of one element ends with a comma. This is one: (3,). And this: "
         '("text",).',
@@ -77,7 +77,7 @@ def is_one_row(rows, row, received):
 
 SPOT_THE_WAIT = Task(
     id="04.spot_the_wait",
-    title="Spot the missing wait",
+    title="Spot the missing waits",
     stars=2,
     observe=lambda answer, rows: looked_at(answer, rows, ONE_ROW, is_one_row),
     cases=(3, 1, 100_000),  # how long a row is

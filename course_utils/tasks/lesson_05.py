@@ -617,7 +617,7 @@ def all_differ(lists):
 
 SPOT_THE_LOADER = Task(
     id="05.spot_the_loader",
-    title="Spot the bugs of a loader",
+    title="Spot the bugs in a loader",
     stars=2,
     observe=observe_loader,
     cases=((96, 24, 3), (48, 12, 2)),

@@ -437,7 +437,7 @@ REDUCED = "self.requests.append(dist.all_reduce(parameter.grad"
 
 SPOT_THE_HOOK = Task(
     id="06.spot_the_hook",
-    title="Spot the bugs of a copied DDP",
+    title="Spot the bugs in a copied DDP",
     stars=2,
     cases=((NET, NONE), (NET_TIED, NONE), (NET_FROZEN, ZERO_OUT), (NET_TURNED, NEVER)),
     instead="Repair the three places, and leave the rest.",

@@ -300,7 +300,7 @@ ON_PAPER = (
 
 SPOT_RING = Task(
     id="07.spot_the_ring",
-    title="Spot the bugs of a ring",
+    title="Spot the bugs in a ring",
     stars=2,
     cases=(6, 5, 1, 100_003),
     inputs=lambda size, rank, n: (whole_numbers((size,), rank),),

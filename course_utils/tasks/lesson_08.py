@@ -397,7 +397,7 @@ OPTIMIZER = "    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)\n"
 
 SPOT_THE_OPTIMIZER = Task(
     id="08.spot_the_optimizer",
-    title="Spot the bugs of a copied script",
+    title="Spot the bugs in a copied script",
     stars=2,
     ranks=(2, 3),  # with 3, FSDP's first steps take twice as long
     observe=observe_training,

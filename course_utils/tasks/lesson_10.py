@@ -36,7 +36,7 @@ ONE_F_ONE_B = Task(
             "min(ranks - rank - 1, micro_batches)",
             "micro_batches",
             "That is GPipe: all forwards first. In 1F1B a rank does only a few before "
-            "the turns begin, one for each rank behind it.",
+            "the turns begin, one for each rank after it.",
         ),
         Miss(
             "ranks - rank - 1",
@@ -54,7 +54,7 @@ ONE_F_ONE_B = Task(
             '[("F", before + i), ("B", i)]',
             '[("B", i), ("F", before + i)]',
             "In a turn the forward comes first. The backward waits for the ranks "
-            "behind, and they can use what this forward sends.",
+            "after it, and they can use what this forward sends.",
         ),
         Miss(
             '[("B", i) for i in range(micro_batches - before, micro_batches)]',
@@ -241,7 +241,7 @@ SPOT_PIPELINE = Task(
     id="10.spot_the_pipeline",
     imports=GRADIENT_IMPORTS,
     seconds=10.0,
-    title="Spot the bugs of a schedule",
+    title="Spot the bugs in a schedule",
     stars=2,
     cases=(4, 1, 3),
     inputs=a_stage,

@@ -266,7 +266,7 @@ def a_gradient(case, rank, n):
 
 SPOT_MESH = Task(
     id="11.spot_the_mesh",
-    title="Spot the bugs of a mesh",
+    title="Spot the bugs in a mesh",
     stars=2,
     ranks=(4, 1, 2, 6),
     cases=((3, 2), (5, 1), (2, 3)),

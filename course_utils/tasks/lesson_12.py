@@ -405,7 +405,7 @@ MEAN_OF_MEANS = Task(
         "losses. Divided by that count, the parts of all ranks add up to the mean.",
         "  tokens = ...              # of this rank, then of all\n"
         '  loss = F.cross_entropy(..., reduction="sum") / ...\n'
-        "  ...                       # add up gradients and losses, and divide no more",
+        "  ...                       # add up gradients and losses, and do not divide",
     ),
 )
 
@@ -468,7 +468,7 @@ CANNOT_RESUME = Task(
         "holds the tensors themselves. Return a copy of all of it.",
     },
     hints=(
-        "Which is the first key of `ddp.state_dict()`? And what else has a state?",
+        "What is the first key of `ddp.state_dict()`? And what else has a state?",
         "Three state_dicts: of the model inside DDP, of the optimizer, of the "
         "scheduler. And training goes on: whose tensors are in them?",
         '  state = {"model": ddp....state_dict(), "optimizer": ..., ...}\n'
