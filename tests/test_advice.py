@@ -182,9 +182,10 @@ def debug(monkeypatch):
     """Run a cell on a rank with TORCH_DISTRIBUTED_DEBUG; how it fails."""
 
     def run(level: str, cell: str) -> str:
-        monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
-        with Ranks(1, quiet=True) as ranks, pytest.raises(RanksError) as caught:
-            ranks.run_cell(cell)
+        with Ranks(1, quiet=True):  # torch is imported, and has read the variable
+            monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+            with Ranks(1, quiet=True) as ranks, pytest.raises(RanksError) as caught:
+                ranks.run_cell(cell)
         return str(caught.value)
 
     return run

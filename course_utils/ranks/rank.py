@@ -264,6 +264,7 @@ class Rank:
         self.severed_at = None
         self.agreement.start_generation(request["generation"])
         os.environ.update(request["environment"])
+        dist.set_debug_level_from_env()  # torch read it when it was imported
         if not request["init"]:
             return {"status": "ok"}
         where: dict[str, Any] = {}
