@@ -71,7 +71,7 @@ QUESTIONS = lesson(
         measured=True,
     ),
     SingleChoice(
-        "10.same_bubble",
+        "10.time_of_a_step",
         "All stages take equally long. How does the time of a step with 1F1B compare "
         "with that of GPipe, for the same number of micro-batches?",
         Wrong(
@@ -139,8 +139,8 @@ QUESTIONS = lesson(
         answer=18.75,
         unit="%",
         tolerance=0.3,
-        why="(p - 1) / (m v) = 3 / (8 · 2) = 18.75 %: the next rank begins after half "
-        "a stage.",
+        why="(p - 1) / (m v) = 3 / (8 · 2) = 18.75 %, with v = 2 stages on each rank: "
+        "the next rank begins after a stage that is half as long.",
         hint="A rank still waits for p - 1 others, but each of them takes less time.",
         slips={
             37.5: "That is without interleaving: with v stages, divide by v.",

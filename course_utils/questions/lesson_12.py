@@ -116,8 +116,8 @@ QUESTIONS = lesson(
     ),
     SingleChoice(
         "12.start_cause",
-        "Norms of the parameters, on two ranks. At the start: 5.12 and 5.12. After the "
-        "first step: 5.08 and 5.08. After the second: 5.05 and 5.09. Where do you look "
+        "Hashes of the parameters, on two ranks. At the start: a3f and a3f. After the "
+        "first step: 51c and 51c. After the second: 07e and d92. Where do you look "
         "first?",
         Right(
             "What the ranks do differently in the second step",
@@ -126,7 +126,7 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "Whether the start is broadcast from rank 0 to the others",
-            "The norms are equal at the start, so the start was the same.",
+            "The hashes are equal at the start, so the start was the same.",
         ),
         Wrong(
             "Whether both ranks read the same data in each of the steps",
