@@ -208,7 +208,7 @@ QUESTIONS = lesson(
         measured=True,
     ),
     SingleChoice(
-        "05.shuffle_false",
+        "05.no_set_epoch",
         "You give a `DataLoader` a `DistributedSampler`, which shuffles unless it is "
         "told not to. You never call `set_epoch`. What does rank 0 get from epoch to "
         "epoch?",

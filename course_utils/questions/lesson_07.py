@@ -43,7 +43,7 @@ QUESTIONS = lesson(
         "started: one rank for each step.",
         slips={
             -1: "1 - 2 is right, but the chunks are 0 to 5: count in a circle.",
-            3: "The chunk moves forwards, so its number falls: r - k, not r + k.",
+            3: "Chunks move forwards, so what a rank sends falls: r - k, not r + k.",
             2: "That is the step. Which chunk has reached rank 1 by then?",
             1: "Chunk 1 leaves rank 1 in step 0.",
             0: "Chunk 0 is what rank 1 sends in step 1.",
@@ -129,7 +129,7 @@ QUESTIONS = lesson(
         "+ 2 + 1.",
         hint="Each piece has ceil(5 / 4) numbers, until none is left.",
         slips={
-            4: "You would think so. But each piece has ceil(5 / 4) numbers.",
+            4: "That is what one expects. But each piece has ceil(5 / 4) numbers.",
             5: "There are five numbers. How many go into each piece?",
             2: "Each piece has two numbers. How many pieces is that?",
         },

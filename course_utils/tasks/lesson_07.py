@@ -148,7 +148,7 @@ REDUCE_SCATTER = Task(
         "It returned": "Return the number of the chunk that is finished here, 0 to "
         "n - 1 (`% n`): an int, not the chunk itself, and not a pair.",
         OF_LARGE: DIGITS_LOST,
-        BEST: "No chunk on this rank is the sum over all ranks. On 2 ranks, print "
+        BEST: "No chunk on this rank is the sum over all ranks. On 3 ranks, print "
         "which chunk each rank sends in each step, and what it adds.",
         THAT: "The chunk whose number was returned is not the one that is finished "
         "here: that is the last of the n - 1 chunks to arrive.",
