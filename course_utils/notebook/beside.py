@@ -313,8 +313,8 @@ class Judge:
             advice = ADVICE.get(getattr(mine, "kind", ""), "")
             found = f"That is {kind(mine)}, and not what was asked for. {advice}"
         if name == RETURNED and mine is None:
-            says = self._near_miss(want, name) or RETURNED_NONE
-            says = PRINTED if self._prints_of(rank) else says
+            says = PRINTED if self._prints_of(rank) else self._near_miss(want, name)
+            says = says or RETURNED_NONE
         elif self.seen.unwaited:
             says = "\n".join(filter(None, (*self.seen.unwaited, because)))
         else:

@@ -62,6 +62,8 @@ ERRORS = {
     "works on the bits of whole numbers). Write `10**9`, or 1e9.",
     "has to be contiguous": "A column, or a tensor that was transposed, is no single "
     "piece of memory. Send a copy that is: `.contiguous()`.",
+    "only for scalar outputs": "`backward()` starts from one number, and these are "
+    "several: take their mean or their sum first.",
     "invalid output tensor list at index": ROOM_FOR_ALL,
     "The output holds one piece for each of the": ROOM_FOR_ALL,
     "NameError: name 'rank' is": f"{READY_MADE}: dist.get_rank().",

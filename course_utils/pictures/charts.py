@@ -217,14 +217,13 @@ def stacked(
             if part.text:
                 draw.name(board, box, part.middle, middle, part.text)
         end, note = ends[name], notes[name]
+        quiet = {"color": draw.QUIET, **draw.on_paper(1.5)}
         free = free_until - end
         if room_left and free > 0.02:
             looks = {"rounded": 0.0, **LOOKS["idle"]}
             draw.box(board, end, bottom, free, tall, **looks)
             text = draw.first_that_fits(["room left", "room"], free - 0.14)
-            looks = {"ha": "center", "color": draw.QUIET, **draw.on_paper(1.5)}
-            draw.write(board, end + free / 2, middle, text, **looks)
-        quiet = {"color": draw.QUIET, **draw.on_paper(1.5)}
+            draw.write(board, end + free / 2, middle, text, ha="center", **quiet)
         if below[name]:
             draw.write(board, left, y + 0.13, note, **quiet)
         else:

@@ -182,10 +182,7 @@ class CollectiveCall:
                 return [old] * n
             case "reduce":
                 total = self._reduced(old)
-                return [
-                    total if here else mine
-                    for here, mine in zip(only_root, old, strict=True)
-                ]
+                return [total if r == self.root else old[r] for r in range(n)]
             case "all_reduce":
                 return [self._reduced(old)] * n
             case "reduce_scatter":

@@ -383,7 +383,7 @@ class Number(Question):
         Where the unit is %, a fraction such as `"3/8"` is a share: 37.5. One comma
         before three digits is refused: it may be a thousand or a decimal.
         """
-        if hasattr(given, "item"):  # of a tensor or an array with one number
+        if getattr(given, "ndim", None) == 0:  # a tensor or an array with one number
             given = given.item()
         text = str("" if given is None else given).strip()
         if not text:

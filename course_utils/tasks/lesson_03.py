@@ -743,27 +743,19 @@ SPOT_THE_MEAN = Task(
         Miss(
             "losses.mean()",
             "torch.stack([x.mean() for x in losses.chunk(len(device_ids))]).mean()",
-            "That is the mean of the GPUs' means. It is the mean of all rows only if "
-            "each GPU has the same number of rows. Here the last one has fewer, and "
-            "each of its rows counts for more.",
-        ),
-        Miss(
-            "losses.mean()",
-            "losses.sum() / len(device_ids)",
-            "Divide by the number of rows, and not by that of the GPUs.",
+            "That is the mean of the GPUs' means. Here the last GPU has fewer rows, "
+            "and each of them counts for more.",
         ),
         Miss(
             "    loss.backward()",
             "    loss.backward(retain_graph=True)\n        loss.backward()",
-            "The loss is right, but `backward()` has run twice: the gradients are "
-            "twice as large.",
+            "`backward()` has run twice: the gradients are twice as large.",
         ),
     ),
     because={
         "rows on": "The model must see each row of the batch once, spread over "
         "`device_ids`. Keep nn.DataParallel, pass `device_ids` on, and add no rows.",
-        "next step": "The first step is right, but it leaves something behind for the "
-        "next one.",
+        "next step": "The first step is right, but it leaves something behind.",
         "stay": "The loss is right, but the outputs of all rows travel to GPU 0 again. "
         "Return one number for each row, or for each GPU.",
         "gradient": "The loss is right, but the gradients are not those of this loss. "
@@ -773,19 +765,16 @@ SPOT_THE_MEAN = Task(
         "missing 2 required positional arguments: 'x'": "2 rows on 4 GPUs are 2 "
         "pieces. But a keyword argument goes to all four GPUs, and nn.DataParallel "
         "calls the last two replicas without any rows. Pass it by its position.",
-        "for scalar outputs": "`backward()` needs one number, and this is a loss for "
-        "each row: take the mean first.",
         "0-d tensor": "With one GPU nothing is gathered: nn.DataParallel returns what "
         "`forward` returned, a loss without dimensions, which has no length. "
         "`losses.mean()` and `losses.sum()` work with both.",
         "object is not iterable": "gather joins tensors only. If a replica is to "
         "return a number, make a tensor of it, on the device of its rows.",
         "'LossInside' object": "If it is set in `forward`: there, `self` is a replica, "
-        "which is gone after the step. What `training_step` is to know, `forward` must "
-        "return.",
+        "which is gone after the step. Let `forward` return it.",
     },
     otherwise="The loss of a batch is the sum of the losses of all its rows, divided "
-    "once by their number.",
+    "once by their number, and not by that of the GPUs.",
     hints=(
         "Compute it for 3 rows on 2 GPUs, by hand: losses 1, 2 and 6. What does each "
         "GPU return, and what comes out at the end?",

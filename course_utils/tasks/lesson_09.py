@@ -450,21 +450,22 @@ def observe_attention(answer, heads, head_size):
 
 def kept_of(whole, layer, rows_of=lambda weight: weight):
     """Which rows of `whole` a layer keeps, in any order, and their gradients."""
-    places, grads = [], []
+    kept = []  # the place of each row, and its gradient
     for parameter in (p for p in layer.parameters() if p.dim() > 1):
-        rows = rows_of(parameter.detach())
+        rows, grad = rows_of(parameter.detach()), parameter.grad
         if rows.shape[-1] != whole.shape[-1]:
             continue
         rows = rows.reshape(-1, whole.shape[-1])
         is_row = (rows[:, None] == whole).all(-1)
         if is_row.any(1).all():
-            grad = parameter.grad
-            grads.append(None if grad is None else rows_of(grad).reshape(rows.shape))
-            places.append(is_row.int().argmax(1))
-    if not places or any(grad is None for grad in grads):
-        return sorted(torch.cat([*places, torch.empty(0)]).tolist()), None
-    order = torch.cat(places).argsort()
-    return torch.cat(places)[order].tolist(), torch.cat(grads)[order]
+            of_rows = [None] * len(rows)
+            if grad is not None:
+                of_rows = rows_of(grad).reshape(rows.shape)
+            kept += zip(is_row.int().argmax(1).tolist(), of_rows, strict=True)
+    kept.sort(key=lambda one: one[0])
+    grads = [grad for _, grad in kept]
+    arrive = grads and all(grad is not None for grad in grads)
+    return [place for place, _ in kept], torch.stack(grads) if arrive else None
 
 
 ROWS, COLUMNS = "rows of fused on this rank", "columns of mix on this rank"
