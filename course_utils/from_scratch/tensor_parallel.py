@@ -45,7 +45,7 @@ class _CopyToRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         ctx.group = group
-        return x.view_as(x)
+        return x
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:

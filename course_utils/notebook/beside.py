@@ -327,9 +327,10 @@ class Judge:
         lines = [self._call(rank), compared(name, mine, right[rank])]
         if found not in says and show(mine) == show(right[rank]):
             lines.append(found)
-        wrong = {rank for rank, _ in differences(self.task, self.seen, want)}
+        differ = set(differences(self.task, self.seen, want))
+        wrong = [r for r in range(self.n) if (r, name) in differ]
         if fine := [r for r in range(self.n) if r not in wrong]:
-            lines.append(f"Right on {rank_list(fine)}; wrong on {rank_list([*wrong])}.")
+            lines.append(f"Right on {rank_list(fine)}; wrong on {rank_list(wrong)}.")
         elif self.n > 1:
             lines.append("Wrong on all ranks.")
         return self._outcome("wrong", says, *lines, rank=rank)

@@ -240,8 +240,8 @@ QUESTIONS = lesson(
             "190 × 1.969 = 374 GB/s.",
         ),
         Wrong(
-            "Neither: they differ only as two runs may differ.",
-            "The bus bandwidths differ by more than that, and the other way round.",
+            "Neither: 64 GPUs take a little longer for the same work.",
+            "It is not the same work: on 64 GPUs, each GPU has to send more.",
         ),
         Wrong(
             "You cannot tell: the numbers of GPUs are different.",

@@ -220,8 +220,8 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "The optimizer's state is whole as well.",
-            "It belongs to the shards, and stays sharded. It sends what DDP "
-            "sends, but keeps less.",
+            "It belongs to the shards, and stays sharded. So less is kept than with "
+            "DDP, though as much is sent.",
         ),
         Wrong(
             "The weights are gathered in the first step, and never again.",

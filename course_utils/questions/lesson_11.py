@@ -54,7 +54,7 @@ QUESTIONS = lesson(
         "11.innermost",
         "A model of 7.5 billion parameters (36 layers of width 4,096) trains with dp = "
         "8 and tp = 8. In each step every replica works on 64 sequences of 2,048 "
-        "tokens. What does a GPU send in a step?",
+        "tokens, one at a time. What does a GPU send in a step?",
         Wrong(
             "More along dp, as gradients are larger than activations",
             "It sends those of its slices only, an eighth of all, and once in a step.",
@@ -150,7 +150,8 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "It is shorter: fewer tokens have to travel to other ranks",
-            "Those of expert 2's own rank stay. The others travel as before.",
+            "On the rank of expert 2 more of its own tokens stay, on the others fewer. "
+            "In all, three quarters travel, as before.",
         ),
     ),
 )

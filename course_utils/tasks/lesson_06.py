@@ -242,7 +242,7 @@ def observe_wrapper(answer, kind, zero, *bucket_bytes):
         log.watch(network)
         wrapped = answer(network, *bucket_bytes)
         seen = {
-            f"starts with rank 0's {name}": torch.equal(tensor, tensors_0[name])
+            f"starts with rank 0's `{name}`": torch.equal(tensor, tensors_0[name])
             for name, tensor in tensors_of(network).items()
         }
         for step in range(3):
@@ -291,9 +291,9 @@ def seen_in_step(network, log, began, in_buckets, as_it_was):
 
 
 BECAUSE = {
-    "rank 0's count": "The buffers are each rank's own. Send them, too: "
+    "rank 0's `count`": "The buffers are each rank's own. Send them, too: "
     "`module.buffers()`.",
-    "rank 0's scale": "`state_dict()` leaves out a buffer with persistent=False. "
+    "rank 0's `scale`": "`state_dict()` leaves out a buffer with persistent=False. "
     "`module.buffers()` has them all.",
     "starts with": "Not all ranks begin with rank 0's model. The first thing a wrapper "
     "does is to broadcast all parameters and all buffers.",

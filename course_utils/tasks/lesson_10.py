@@ -14,8 +14,8 @@ from course_utils.tasks.task import GRADIENT_IMPORTS, OUT_OF_STEP, Miss, Task
 # ------------------------------------------------------------------------- one_f_one_b
 
 WARM_UP = (
-    "Rank r has ranks - r - 1 ranks after it. It does that many forwards before its "
-    "first backward can come back to it."
+    "Rank r has ranks - r - 1 ranks after it. It begins with that many forwards. Then "
+    "a forward and a backward follow in turns."
 )
 
 ONE_F_ONE_B = Task(
