@@ -98,8 +98,8 @@ def load_ipython_extension(shell):
 
     shell.events.register("post_run_cell", look_again)
     from course_utils.ranks import magic
-    from course_utils.ranks.processes import Zygote, start_method
+    from course_utils.ranks.processes import ZygoteProcess, start_method
 
     magic.register(shell)
     if start_method() == "fork":
-        Zygote.prepare()
+        ZygoteProcess.prepare()

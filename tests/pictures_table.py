@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler
 from course_utils import pictures, virtual_gpus
 from course_utils.from_scratch import schedules
 from course_utils.from_scratch.pipeline import ticks
-from course_utils.measure.machine import Gpu, Link, inspect_machine
+from course_utils.measure.machine import Gpu, GpuPair, inspect_machine
 from course_utils.measure.messages import Message
 from course_utils.measure.snapshots import History, Moment
 from course_utils.measure.tensor_bytes import TensorBytes
@@ -36,7 +36,7 @@ def computer(cores=2, count=0, link=None, **changes):
     facts = {"cpu": "AMD EPYC", "cores": cores, "all_cores": cores}
     facts |= {"memory": 25_300_000_000, "physical_cores": None, "gpu_problem": ""}
     facts["gpus"] = [Gpu(i, "NVIDIA H200", 141 * 2**30) for i in range(count)]
-    facts["links"] = [Link(a, b, link(a, b)) for a, b in pairs]
+    facts["links"] = [GpuPair(a, b, link(a, b)) for a, b in pairs]
     return SimpleNamespace(**{**facts, **changes})
 
 
@@ -158,7 +158,7 @@ def measured(*collectives):
 
 
 FIVE = ("broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-FIT = costs.Transfer(latency=60e-6, bandwidth=1.6e9)
+FIT = costs.AlphaBeta(latency=60e-6, bandwidth=1.6e9)
 SIZES = [4**k for k in range(1, 13)]
 NOISY = [FIT.seconds(size) * (1 + 0.5 * (k % 3)) for k, size in enumerate(SIZES)]
 GPUS = (8, 16, 64, 512, 1024, 10_000)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from course_utils.ranks import Ranks, RanksError
-from course_utils.ranks.processes import Zygote, start_method
+from course_utils.ranks.processes import ZygoteProcess, start_method
 from course_utils.ranks.zygote import LATER_IMPORTS, join_pages
 
 # Whatever a test starts inherits this, also what leaves its session and its parent.
@@ -250,7 +250,7 @@ def helper() -> Iterator[None]:
     if start_method() != "fork":
         yield
         return
-    zygote = Zygote.acquire()
+    zygote = ZygoteProcess.acquire()
     yield
     zygote.release()
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from course_utils.measure import machine
-from course_utils.measure.machine import Gpu, Link, inspect_machine
+from course_utils.measure.machine import Gpu, GpuPair, inspect_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -183,7 +183,7 @@ def test_gpus_and_their_links_are_read(nvidia_smi) -> None:
 def test_links_of_two_pairs() -> None:
     links = {(x.first, x.second): x for x in machine.parse_links(TOPO_PAIRS)}
     assert len(links) == 6
-    assert links[0, 1] == Link(0, 1, "NV4")
+    assert links[0, 1] == GpuPair(0, 1, "NV4")
     assert links[2, 3].description == "PCIe, through the CPU"
     assert links[1, 2].description == "PCIe, and from one CPU to another"
     assert links[1, 2].nvlinks == 0

@@ -36,7 +36,7 @@ from thorough import thorough_after
 
 from course_utils.ranks import Ranks, RanksError, deadlock, report, round
 from course_utils.ranks.deadlock import AFTER_THE_END_SECONDS
-from course_utils.ranks.processes import Zygote
+from course_utils.ranks.processes import ZygoteProcess
 from course_utils.ranks.round import Round
 from course_utils.ranks.team import Team
 
@@ -284,7 +284,7 @@ def in_a_thread(action):
 @pytest.fixture
 def own_helper(watch, monkeypatch):  # noqa: F811
     """New ``Ranks`` get a helper process of their own: the shared ranks live on."""
-    monkeypatch.setattr(Zygote, "current", None)
+    monkeypatch.setattr(ZygoteProcess, "current", None)
     yield
     watch.assert_no_strays()
 
@@ -393,14 +393,14 @@ def test_the_folder_of_the_kernel_is_gone(ranks, tmp_path, monkeypatch):  # noqa
 def test_an_interrupt_while_ranks_are_made(own_helper):
     # The helper process is new and imports torch: time enough for an interrupt.
     def interrupt():
-        eventually(lambda: Zygote.current is not None)
+        eventually(lambda: ZygoteProcess.current is not None)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = in_a_thread(interrupt)
     with within(1), pytest.raises(KeyboardInterrupt):
         Ranks(2, quiet=True)
     thread.join()
-    assert Zygote.current is None
+    assert ZygoteProcess.current is None
 
 
 def test_an_interrupt_in_a_restart_leaves_whole_ranks(monkeypatch):

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from course_utils.theory import costs, simulator
-from course_utils.theory.costs import MiB, Transfer
+from course_utils.theory.costs import AlphaBeta, MiB
 from course_utils.theory.simulator import (
     Cluster,
-    Layer,
     Model,
+    ModelLayer,
     all_reduce,
     ddp_step,
     fsdp_step,
 )
 
-LINK = Transfer(latency=5e-6, bandwidth=10e9)
+LINK = AlphaBeta(latency=5e-6, bandwidth=10e9)
 S = 3e8
 
 
@@ -33,8 +33,8 @@ def two_levels(nodes, gpus_per_node, cards=1):
         name="two levels",
         nodes=nodes,
         gpus_per_node=gpus_per_node,
-        inside=Transfer(2e-6, 100e9),
-        between=Transfer(9e-6, 10e9),
+        inside=AlphaBeta(2e-6, 100e9),
+        between=AlphaBeta(9e-6, 10e9),
         cards=cards,
         flops=1e12,
     )
@@ -110,7 +110,7 @@ def test_hierarchical_is_three_rings_one_after_the_other():
     run = all_reduce(cluster, S, "hierarchical")
     in_nodes = 2 * (g - 1) * cluster.inside.seconds(S / g)
     # The four GPUs of a node share its two cards of 10 GB/s.
-    between = 2 * (nodes - 1) * Transfer(9e-6, 5e9).seconds(S / g / nodes)
+    between = 2 * (nodes - 1) * AlphaBeta(9e-6, 5e9).seconds(S / g / nodes)
     assert run.seconds == pytest.approx(in_nodes + between, rel=1e-9)
 
 
@@ -129,7 +129,7 @@ def test_a_ring_is_as_fast_as_its_slowest_link_and_as_late_as_all_latencies():
 def test_gpus_of_a_node_share_its_cards_while_they_send_at_the_same_time():
     """Halving-doubling, 2 nodes of 4: all 4 send half of S through 2 cards, twice."""
     cluster = two_levels(2, 4, cards=2)
-    between = 2 * Transfer(9e-6, 5e9).seconds(S / 2)
+    between = 2 * AlphaBeta(9e-6, 5e9).seconds(S / 2)
     inside = 2 * sum(cluster.inside.seconds(S / part) for part in (4, 8))
     run = all_reduce(cluster, S, "halving-doubling")
     assert run.seconds == pytest.approx(between + inside)
@@ -213,7 +213,7 @@ def test_the_clusters_are_those_of_their_data_sheets(
 
 # --- a step of DDP --------------------------------------------------------------
 
-FOUR = Model("four layers", tuple(Layer(MiB // 4, 1e9) for _ in range(4)), "image")
+FOUR = Model("four layers", tuple(ModelLayer(MiB // 4, 1e9) for _ in range(4)), "image")
 UNTIED = simulator.transformer(
     "untied", layers=6, width=256, vocabulary=1000, tied=False
 )
@@ -228,7 +228,7 @@ def test_buckets_leave_as_soon_as_they_are_full():
     assert [b.start for b in step.buckets] == pytest.approx(ready)
     assert step.exposed == pytest.approx(formula("ring", 4, MiB))
     # Slow links: they queue up behind each other.
-    link = Transfer(1e-3, 1e7)
+    link = AlphaBeta(1e-3, 1e7)
     step = ddp_step(flat(4, link), FOUR, 10, bucket_bytes=2 * MiB)
     times = [formula("ring", 4, n * MiB, link) for n in (1, 2, 1)]
     assert step.seconds == pytest.approx(step.buckets[0].ready + sum(times))
@@ -290,7 +290,7 @@ def test_without_overlap_a_step_is_the_sum_of_its_parts(n, model):
     gathers = sum(half(n, 4 * layer.parameters) for layer in model.layers)
     step = fsdp_step(flat(n), model, 10, prefetch=0)
     assert step.seconds == pytest.approx(alone.seconds + 3 * gathers)
-    one = Model("one", (Layer(MiB // 4, 1e9),), "sample")
+    one = Model("one", (ModelLayer(MiB // 4, 1e9),), "sample")
     step = fsdp_step(flat(n), one, 10)  # there is no next unit
     assert step.seconds == pytest.approx(step.compute + 3 * half(n, MiB))
 
@@ -304,7 +304,7 @@ def test_fast_links_show_only_what_nothing_can_hide():
 
 @pytest.mark.parametrize("model", [FOUR, UNTIED], ids=lambda model: model.name)
 def test_slow_links_make_a_step_half_as_long_again_as_that_of_ddp(model):
-    slow = flat(4, Transfer(0.0, 1e3))
+    slow = flat(4, AlphaBeta(0.0, 1e3))
     ddp, fsdp = ddp_step(slow, model, 1), fsdp_step(slow, model, 1)
     assert fsdp.communication / ddp.communication == pytest.approx(1.5)
     assert fsdp.seconds / ddp.seconds == pytest.approx(1.5, rel=1e-3)
@@ -324,11 +324,11 @@ def test_shared_weights_stay_whole():
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_whole_parameters_are_those_of_the_formula(prefetch):
-    step = fsdp_step(flat(4, Transfer(0.0, 1e9)), FOUR, 1000, prefetch=prefetch)
+    step = fsdp_step(flat(4, AlphaBeta(0.0, 1e9)), FOUR, 1000, prefetch=prefetch)
     memory = costs.fsdp_memory([MiB // 4] * 4, 4, prefetch=prefetch)
     assert step.whole == memory.gathered
     # With slow links, units that wait for the network come later.
-    slow = fsdp_step(flat(4, Transfer(0, 1e3)), FOUR, 1, prefetch=prefetch)
+    slow = fsdp_step(flat(4, AlphaBeta(0, 1e3)), FOUR, 1, prefetch=prefetch)
     assert slow.whole <= memory.gathered
 
 
@@ -414,7 +414,10 @@ def test_resnet_50_is_torchvisions():
         (lambda: ddp_step(flat(4), FOUR, 1, slow_gpus={0: 0.5}), "0.5 for rank 0: exp"),
         (lambda: ddp_step(flat(1), FOUR, 1, slow_gpus={0: 2}), "All GPUs are slow"),
         (lambda: fsdp_step(flat(4), FOUR, 1, prefetch=-1), "prefetch is -1: expected"),
-        (lambda: Layer(6, 1.0, (2, 3)), "have 5 parameters together, but the layer"),
+        (
+            lambda: ModelLayer(6, 1.0, (2, 3)),
+            "have 5 parameters together, but the layer",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(call, says):

@@ -171,7 +171,7 @@ def measured_link(
     measure: Callable[..., Sequence[float]],
     sizes: Sequence[int],
     rounds: int = 20,
-) -> costs.Transfer:
+) -> costs.AlphaBeta:
     """The latency and bandwidth of a link, also where the machine is busy meanwhile.
 
     Every rank calls it. What one gets is checked against what the memory can do: a
@@ -201,7 +201,7 @@ def measured_link(
 
 def _fit(
     sizes: Sequence[int], seconds: Sequence[float], limit: float
-) -> costs.Transfer:
+) -> costs.AlphaBeta:
     """`costs.fit_transfer`, or the best fit with that bandwidth, if it is beyond it."""
     try:
         link = costs.fit_transfer(sizes, seconds)
@@ -214,7 +214,7 @@ def _fit(
     weights = [1 / time for time in seconds]
     rests = [1 - n / limit / t for n, t in zip(sizes, seconds, strict=True)]
     latency = sum(map(operator.mul, weights, rests)) / sum(w * w for w in weights)
-    return costs.Transfer(max(0.0, latency), limit)
+    return costs.AlphaBeta(max(0.0, latency), limit)
 
 
 def _copied_a_second() -> float:

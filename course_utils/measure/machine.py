@@ -29,7 +29,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Link:
+class GpuPair:
     """How two GPUs reach each other."""
 
     first: int  # index of a GPU
@@ -69,7 +69,7 @@ class Machine:
     memory: int  # bytes that this process may use
     free_memory: int  # bytes of it that are free
     gpus: tuple[Gpu, ...] = ()
-    links: tuple[Link, ...] = ()  # one for each pair of GPUs
+    links: tuple[GpuPair, ...] = ()  # one for each pair of GPUs
     driver: str = ""  # version of the NVIDIA driver
     gpu_problem: str = ""  # why nvidia-smi, which is there, did not answer
 
@@ -316,7 +316,7 @@ def parse_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
     return tuple(gpus), driver
 
 
-def parse_links(text: str) -> tuple[Link, ...]:
+def parse_links(text: str) -> tuple[GpuPair, ...]:
     """Read the matrix that ``nvidia-smi topo -m`` prints; () if there is none."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)  # it underlines the heading
     rows = [[c.strip() for c in line.split("\t")] for line in plain.splitlines()]
@@ -328,5 +328,5 @@ def parse_links(text: str) -> tuple[Link, ...]:
         for name, code in zip(heading, row, strict=False):
             second = gpu.fullmatch(name)
             if first and second and int(first[1]) < int(second[1]):
-                links.append(Link(int(first[1]), int(second[1]), code))
+                links.append(GpuPair(int(first[1]), int(second[1]), code))
     return tuple(links)

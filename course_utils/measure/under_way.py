@@ -14,7 +14,7 @@ import torch.distributed as dist
 from course_utils.measure.taps import put_back, tap
 
 
-class Sent:
+class Pending:
     """A collective under way. Its result is held back until somebody waits for it.
 
     So code that does not wait never finds the result there by chance, and code that
@@ -59,7 +59,7 @@ class Promise:
     """
 
     future: torch.futures.Future
-    sent: list[Sent]
+    sent: list[Pending]
     make: Callable[[], object]
     step: int
     is_more: bool = False
@@ -126,7 +126,7 @@ class Log:
         stack.enter_context(tap(lambda call: asked[call.name](call), asked, owner))
 
     def _send(self, call):
-        sent = Sent(self.step, call.tensors)
+        sent = Pending(self.step, call.tensors)
         sent.work = call.go(sent.copies)
         self.sent.append(sent)
         self.after.append(self.ready)
@@ -225,7 +225,7 @@ class Log:
         self.after.clear()
 
     @property
-    def now(self) -> list[Sent]:
+    def now(self) -> list[Pending]:
         """What this step has sent."""
         return [sent for sent in self.sent if sent.step == self.step]
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from course_utils.notebook import on_rank
 from course_utils.ranks import Ranks
-from course_utils.ranks.processes import Zygote, start_method
+from course_utils.ranks.processes import ZygoteProcess, start_method
 from course_utils.tasks.task import Task
 
-_zygote: Zygote | None = None
+_zygote: ZygoteProcess | None = None
 kept: dict[tuple[int, bool], Ranks] = {}
 
 
@@ -48,7 +48,7 @@ def _prepare_zygote(task: Task) -> None:
     """
     global _zygote
     if _zygote is None or not _zygote.usable():
-        _zygote = Zygote.acquire()
+        _zygote = ZygoteProcess.acquire()
     ours = (on_rank.__name__, task.observe.__module__)
     for name in (*(m for m in ours if m.startswith("course_utils.")), *task.imports):
         _zygote.import_first(name)

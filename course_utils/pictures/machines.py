@@ -11,7 +11,7 @@ from course_utils.pictures.draw import LARGE, MARGIN, NORMAL, SMALL, WIDTH, Pict
 from course_utils.theory import costs
 
 if TYPE_CHECKING:
-    from course_utils.measure.machine import Gpu, Link, Machine
+    from course_utils.measure.machine import Gpu, GpuPair, Machine
 
 
 def _boxes(
@@ -127,7 +127,7 @@ def _real_gpus(
         draw.write(board, left + 0.4, low, text, color=draw.QUIET)
 
 
-def _link_levels(links: Sequence["Link"]) -> list[tuple[str, list[set[int]]]]:
+def _link_levels(links: Sequence["GpuPair"]) -> list[tuple[str, list[set[int]]]]:
     """What connects the GPUs: the best two levels and the last one.
 
     Each is its name and the groups of GPUs that are connected so or better.
@@ -156,7 +156,7 @@ def _link_levels(links: Sequence["Link"]) -> list[tuple[str, list[set[int]]]]:
     return levels if len(levels) <= 3 else [*levels[:2], levels[-1]]
 
 
-def _way(link: "Link") -> str:
+def _way(link: "GpuPair") -> str:
     way = "NV" if link.nvlinks else link.code
     return way if way in _WAYS else _WAYS[-1]
 

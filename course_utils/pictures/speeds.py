@@ -35,7 +35,7 @@ def _by_name(
 
 @draw.picture
 def transfer_times(
-    sizes: Sequence[float], seconds: Sequence[float], fit: costs.Transfer
+    sizes: Sequence[float], seconds: Sequence[float], fit: costs.AlphaBeta
 ) -> Picture:
     """Measured times of messages, with the latency and bandwidth that fit them.
 

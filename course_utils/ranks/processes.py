@@ -229,14 +229,14 @@ class RankProcess:
 
 
 # ------------------------------------------------------------------------ fork (Linux)
-class Zygote:
+class ZygoteProcess:
     """The kernel's handle on the helper process; all ``Ranks`` share one.
 
     ``acquire()`` starts it or counts one more user; after the last ``release()`` it
     ends.
     """
 
-    current: Zygote | None = None
+    current: ZygoteProcess | None = None
     _guard = threading.Lock()
 
     def __init__(self) -> None:
@@ -269,7 +269,7 @@ class Zygote:
                 cls.current = cls()
 
     @classmethod
-    def acquire(cls) -> Zygote:
+    def acquire(cls) -> ZygoteProcess:
         """The zygote of this process, started if there is none."""
         cls.prepare()
         with cls._guard:
@@ -287,9 +287,9 @@ class Zygote:
 
     def close(self) -> None:
         """End it with all its ranks."""
-        with Zygote._guard:
-            if Zygote.current is self:
-                Zygote.current = None
+        with ZygoteProcess._guard:
+            if ZygoteProcess.current is self:
+                ZygoteProcess.current = None
         self.pump()
         self.socket.close()
         if self.owner == os.getpid():
@@ -388,7 +388,7 @@ class ForkedRank(RankProcess):
 
     def __init__(
         self,
-        zygote: Zygote,
+        zygote: ZygoteProcess,
         rank: int,
         world_size: int,
         environment: dict[str, str],

@@ -15,7 +15,7 @@ from course_utils.ranks.processes import (
     RankProcess,
     SharedFolder,
     SpawnedRank,
-    Zygote,
+    ZygoteProcess,
     interrupts_held,
     start_method,
 )
@@ -30,7 +30,7 @@ class Team:
         self.n = n
         self.owner = os.getpid()
         self.processes: dict[int, RankProcess] = {}
-        self.zygote: Zygote | None = None
+        self.zygote: ZygoteProcess | None = None
         self.shared: list[int] = []  # files in memory: the board, the meeting file
         self.folder: SharedFolder | None = None  # the same for spawned ranks
         self.port = contextlib.ExitStack()  # holds MASTER_PORT
@@ -42,7 +42,7 @@ class Team:
             if self.zygote is not None:  # somebody killed it, and with it all ranks
                 self.zygote.release()
                 which = range(self.n)
-            self.zygote = Zygote.acquire()
+            self.zygote = ZygoteProcess.acquire()
         if self.forks and not self.shared:
             board = os.memfd_create("ranks-board")
             os.ftruncate(board, self.n * BOARD_BYTES)

@@ -201,7 +201,7 @@ ONLY_FIRST = "a network with a layer that only rank 0 uses"
 UNUSED = "a network with a layer that no rank uses"
 
 
-class Net(nn.Module):
+class SmallNet(nn.Module):
     """Four linear steps, so that gradients are whole numbers on every rank."""
 
     def __init__(self, kind):
@@ -230,7 +230,7 @@ REST = "the rest of the model is as before"
 
 
 def observe_gradients(answer, kind):
-    network, rank = Net(kind), dist.get_rank()
+    network, rank = SmallNet(kind), dist.get_rank()
     uses_middle = kind != UNUSED and (kind != ONLY_FIRST or rank == 0)
     network(whole_numbers((2, 4), 10 + rank), uses_middle).sum().backward()
     trained = [p for p in network.parameters() if p.requires_grad]

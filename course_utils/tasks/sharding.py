@@ -122,7 +122,7 @@ class Counts:
         self.most_gradients = max(self.most_gradients, len(kept | sent))
 
 
-class Request:
+class ReduceScatter:
     """A reduce-scatter on its way; it keeps the whole gradient until it is awaited."""
 
     def __init__(self, gradient, counts):
@@ -179,7 +179,7 @@ class LinearUnit:
         return grad @ self._need().t(), gradient
 
     def reduce_scatter(self, gradient):
-        return Request(gradient, self._counts)
+        return ReduceScatter(gradient, self._counts)
 
     def _need(self):
         if self._whole is None:

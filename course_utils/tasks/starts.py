@@ -20,7 +20,7 @@ MEETING = 3.0 if CAN_FORK else 20.0  # seconds that workers wait for each other
 LATE = 0.05  # seconds that a worker takes; one of them takes n more of these
 
 
-class Note:
+class NotingWorker:
     """A worker that leaves a file. It first waits for the other workers.
 
     In the file are its arguments, the process that it ran in, and whether it saw all
@@ -106,7 +106,7 @@ def observe_start(answer, n):
     place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     with place as folder, forks_for_spawns():
         try:
-            answer(Note(folder, n), n)
+            answer(NotingWorker(folder, n), n)
         except mp.ProcessRaisedException as error:
             # Its first lines are a traceback; what it is about is in the last one.
             last = str(error).strip().splitlines()[-1]

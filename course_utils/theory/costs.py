@@ -117,7 +117,7 @@ def half_bandwidth_bytes(*, latency: NotNegative, bandwidth: Positive) -> float:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class AlphaBeta:
     """A link, or what `fit_transfer` found.
 
     Attributes:
@@ -134,7 +134,9 @@ class Transfer:
 
 
 @checked
-def fit_transfer(sizes: Sequence[NotNegative], seconds: Sequence[Positive]) -> Transfer:
+def fit_transfer(
+    sizes: Sequence[NotNegative], seconds: Sequence[Positive]
+) -> AlphaBeta:
     """The latency and bandwidth that explain measured times best.
 
     Least squares of the *relative* errors: with sizes from bytes to megabytes the
@@ -175,7 +177,7 @@ def fit_transfer(sizes: Sequence[NotNegative], seconds: Sequence[Positive]) -> T
             "The times do not grow with the sizes, so there is no bandwidth in them. "
             "Measure larger messages, or more often."
         )
-    return Transfer(latency, 1 / slope)
+    return AlphaBeta(latency, 1 / slope)
 
 
 # --- the time of a training run -------------------------------------------------

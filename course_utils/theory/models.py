@@ -88,7 +88,7 @@ def transformer_shape(name: str) -> TransformerShape:
 
 
 @dataclass(frozen=True)
-class Layer:
+class ModelLayer:
     """A part of a model: what computes, and which parameters it has.
 
     Attributes:
@@ -128,7 +128,7 @@ class Model:
     """
 
     name: str
-    layers: tuple[Layer, ...]
+    layers: tuple[ModelLayer, ...]
     sample: str
     source: str = ""
 
@@ -162,12 +162,12 @@ def transformer(
             GPT-2: their gradient is ready last. Else it has weights of its own.
     """
     matrices = (3 * width**2, width**2, 4 * width**2, 4 * width**2)
-    block = Layer(sum(matrices), 2 * sum(matrices), matrices)
+    block = ModelLayer(sum(matrices), 2 * sum(matrices), matrices)
     embedding = vocabulary * width
-    output = Layer(0 if tied else embedding, 2 * embedding)
+    output = ModelLayer(0 if tied else embedding, 2 * embedding)
     return Model(
         name,
-        (Layer(embedding, 0.0), *[block] * layers, output),
+        (ModelLayer(embedding, 0.0), *[block] * layers, output),
         "token",
         f"{layers} layers of width {width}, {vocabulary:,} tokens",
     )
@@ -205,7 +205,7 @@ _RESNET_50 = (
 )
 _RESNET = Model(
     "ResNet-50",
-    tuple(Layer(sum(t), 2e6 * madds, t) for t, madds in _RESNET_50),
+    tuple(ModelLayer(sum(t), 2e6 * madds, t) for t, madds in _RESNET_50),
     "image",
     "torchvision.models.resnet50, counted with torch.utils.flop_counter",
 )

@@ -43,8 +43,8 @@ from course_utils.theory.arguments import (
     fitting,
     one_of,
 )
-from course_utils.theory.costs import Transfer, link
-from course_utils.theory.models import MODELS, Layer, Model, transformer  # noqa: F401
+from course_utils.theory.costs import AlphaBeta, link
+from course_utils.theory.models import MODELS, Model, ModelLayer, transformer  # noqa: F401
 from course_utils.theory.pipelines import pipeline_step  # noqa: F401
 
 _LARGEST = 20_000  # GPUs that are simulated one by one, unless told
@@ -73,8 +73,8 @@ class Cluster:
     name: str
     nodes: int
     gpus_per_node: int
-    inside: Transfer
-    between: Transfer
+    inside: AlphaBeta
+    between: AlphaBeta
     cards: int
     flops: float
     source: str = ""
@@ -92,14 +92,14 @@ class Cluster:
         """The same with another number of nodes."""
         return replace(self, nodes=nodes)
 
-    def between_nodes(self, senders: int | np.ndarray) -> Transfer:
+    def between_nodes(self, senders: int | np.ndarray) -> AlphaBeta:
         """A message to another node while `senders` GPUs of its node send one each.
 
         One GPU alone can use all cards of its node: libraries split its message (NCCL
         makes a ring for every card).
         """
         share = self.between.bandwidth * self.cards / senders
-        return Transfer(self.between.latency, share)
+        return AlphaBeta(self.between.latency, share)
 
     def check_ranks(self, ranks: Iterable[int], what: str) -> None:
         """Raise a `ValueError` if one of these ranks is not in the cluster."""
@@ -117,28 +117,28 @@ _NVLINK, _PCI, _NET = 3.4e-6, 5.7e-6, 9.6e-6
 
 def _pod(name: str, node: dict, between: str, cards: int, source: str) -> Cluster:
     source = f"{node['source']}; {source}; {_NCCL}"
-    network = Transfer(_NET, link(between).one_way)
+    network = AlphaBeta(_NET, link(between).one_way)
     own = {"name": name, "nodes": 1, "between": network, "cards": cards}
     return Cluster(**{**node, **own, "source": source})
 
 
 _A100 = {
     "gpus_per_node": 8,
-    "inside": Transfer(_NVLINK, link("NVLink 3 (A100)").one_way),
+    "inside": AlphaBeta(_NVLINK, link("NVLink 3 (A100)").one_way),
     "flops": 312e12,
     "source": "8 GPUs: NVIDIA A100 80GB SXM data sheet (NVLink, 312 TFLOP/s in "
     "bfloat16)",
 }
 _H100 = {
     "gpus_per_node": 8,
-    "inside": Transfer(_NVLINK, link("NVLink 4 (H100, H200)").one_way),
+    "inside": AlphaBeta(_NVLINK, link("NVLink 4 (H100, H200)").one_way),
     "flops": 989e12,
     "source": "8 GPUs: NVIDIA H100 SXM data sheet (NVLink, 989 TFLOP/s in bfloat16, "
     "dense)",
 }
 _A100_PCIE = {
     "gpus_per_node": 4,
-    "inside": Transfer(_PCI, link("PCIe Gen4 x16").one_way),
+    "inside": AlphaBeta(_PCI, link("PCIe Gen4 x16").one_way),
     "flops": 312e12,
     "source": "4 GPUs: NVIDIA A100 80GB PCIe data sheet (PCIe Gen4, 312 TFLOP/s in "
     "bfloat16)",

@@ -11,7 +11,7 @@ from course_utils.virtual_gpus.parts import Tensor, tensors_in
 from course_utils.virtual_gpus.patches import Patches
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.machine import Machine
+    from course_utils.virtual_gpus.machine import VirtualMachine
 
 
 _set_enabled, _set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
@@ -72,7 +72,7 @@ AS_IT_IS = frozenset(
 _CAST = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def autocasted(machine: Machine, func: Any, args: tuple, kwargs: dict) -> Any:
+def autocasted(machine: VirtualMachine, func: Any, args: tuple, kwargs: dict) -> Any:
     """Call a function with the autocast of the device that its tensors are on.
 
     Raises:
@@ -123,7 +123,7 @@ def _cuda_casts(
     return None, name in AS_IT_IS
 
 
-def _cast(machine: Machine, value: Any, dtype: torch.dtype) -> Any:
+def _cast(machine: VirtualMachine, value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         casts = value.dtype in _CAST and machine.device_of(value).type == "cuda"
         return value.to(dtype) if casts else value
@@ -132,7 +132,7 @@ def _cast(machine: Machine, value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def install(machine: Machine, patches: Patches) -> None:
+def install(machine: VirtualMachine, patches: Patches) -> None:
     """Let `autocast("cuda")` and `autocast("cpu")` be two things."""
     enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
 

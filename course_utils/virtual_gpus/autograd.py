@@ -17,10 +17,10 @@ from course_utils.virtual_gpus.patches import Patches, copy_of
 from course_utils.virtual_gpus.records import GRADIENTS, OPTIMIZER
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.machine import Machine
+    from course_utils.virtual_gpus.machine import VirtualMachine
 
 
-def install(machine: Machine, patches: Patches) -> None:
+def install(machine: VirtualMachine, patches: Patches) -> None:
     """Replace what runs modules, optimizers, backward passes and threads."""
     _modules_and_optimizers(machine, patches)
     _autograd_and_threads(machine, patches)
@@ -30,7 +30,7 @@ def install(machine: Machine, patches: Patches) -> None:
 # --- nn.Module, optimizers ------------------------------------------------------------
 
 
-def _modules_and_optimizers(machine: Machine, patches: Patches) -> None:
+def _modules_and_optimizers(machine: VirtualMachine, patches: Patches) -> None:
     Module = torch.nn.Module  # noqa: N806
     module_call, apply = copy_of(Module.__call__), copy_of(Module._apply)
 
@@ -91,7 +91,7 @@ def _modules_and_optimizers(machine: Machine, patches: Patches) -> None:
 # --- autograd, threads ----------------------------------------------------------------
 
 
-def _autograd_and_threads(machine: Machine, patches: Patches) -> None:
+def _autograd_and_threads(machine: VirtualMachine, patches: Patches) -> None:
     engine = copy_of(torch.autograd.graph._engine_run_backward)
 
     @functools.wraps(engine)
@@ -139,7 +139,7 @@ def _autograd_and_threads(machine: Machine, patches: Patches) -> None:
     _threads(machine, patches)
 
 
-def _threads(machine: Machine, patches: Patches) -> None:
+def _threads(machine: VirtualMachine, patches: Patches) -> None:
     """What other threads are given to call; some of them are started by C++."""
     for name in ("start_new_thread", "start_joinable_thread"):  # of all of threading
         if start := getattr(_thread, name, None):
@@ -171,7 +171,7 @@ def _threads(machine: Machine, patches: Patches) -> None:
     )
 
 
-def _scripted(machine: Machine, original: Callable) -> Callable:
+def _scripted(machine: VirtualMachine, original: Callable) -> Callable:
     """TorchScript calls no Python, so a factory in it has only these arguments."""
 
     @functools.wraps(original)
@@ -185,7 +185,9 @@ def _scripted(machine: Machine, original: Callable) -> Callable:
 # --- gradients: what autograd's engine checks, but it sees CPU tensors only -----------
 
 
-def _at_home(machine: Machine, grads: Any, places: Any, whose: str = "") -> tuple:
+def _at_home(
+    machine: VirtualMachine, grads: Any, places: Any, whose: str = ""
+) -> tuple:
     """Gradients, if they are where they belong; those without dimensions are moved.
 
     Raises:
@@ -210,7 +212,7 @@ def _at_home(machine: Machine, grads: Any, places: Any, whose: str = "") -> tupl
     return tuple(found)
 
 
-def _homes(machine: Machine, values: Any) -> list[torch.device | None]:
+def _homes(machine: VirtualMachine, values: Any) -> list[torch.device | None]:
     """Where the gradients of tensors belong; None where nothing says it."""
     with truth():
         return [
@@ -221,7 +223,7 @@ def _homes(machine: Machine, values: Any) -> list[torch.device | None]:
         ]
 
 
-def _gradients(machine: Machine, patches: Patches) -> None:
+def _gradients(machine: VirtualMachine, patches: Patches) -> None:
     """Check the gradients that a Function of yours returns."""
     apply = vars(torch.autograd.Function)["apply"]  # of classes, so not yet bound
 

@@ -15,14 +15,14 @@ from course_utils.virtual_gpus.parts import CPU
 from course_utils.virtual_gpus.patches import Patches, copy_of
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.machine import Machine
+    from course_utils.virtual_gpus.machine import VirtualMachine
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
     """Stands for what has no effect on virtual GPUs."""
 
 
-def install(machine: Machine, patches: Patches) -> None:
+def install(machine: VirtualMachine, patches: Patches) -> None:
     """Answer for virtual GPUs where `torch.cuda` asks `torch._C`.
 
     All of its Python stays as it is, but for what asks the driver past `torch._C`.
@@ -41,7 +41,7 @@ class _Properties(refusals.Partial, types.SimpleNamespace):
     stands_for = torch.cuda._CudaDeviceProperties
 
 
-def _devices(machine: Machine, patches: Patches) -> None:
+def _devices(machine: VirtualMachine, patches: Patches) -> None:
     thread = machine.thread
 
     def exchange(device: int) -> int:
@@ -101,7 +101,7 @@ def _devices(machine: Machine, patches: Patches) -> None:
     patches.set(torch.backends.cudnn, is_acceptable=lambda x: False)
 
 
-def _memory(machine: Machine, patches: Patches) -> None:
+def _memory(machine: VirtualMachine, patches: Patches) -> None:
     def stats(device: int) -> dict[str, Any]:
         """What C++ keeps for `torch.cuda.memory_stats`, nested."""
         with machine.lock:
@@ -158,7 +158,7 @@ def _memory(machine: Machine, patches: Patches) -> None:
 # --- random numbers -------------------------------------------------------------------
 
 
-def _random_numbers(machine: Machine, patches: Patches) -> None:
+def _random_numbers(machine: VirtualMachine, patches: Patches) -> None:
     """One generator for the CPU and all GPUs: a split model drops the same values."""
     default = torch.default_generator
 
@@ -193,7 +193,7 @@ def _random_numbers(machine: Machine, patches: Patches) -> None:
 POLL_SECONDS = 1e-6  # of the host, for a look: a loop of looks comes to its end
 
 
-def _streams_and_events(machine: Machine, patches: Patches) -> None:
+def _streams_and_events(machine: VirtualMachine, patches: Patches) -> None:
     def is_done(at: float) -> bool:
         """Has the host come so far? It runs ahead of the GPUs until it waits."""
         machine.thread.host += POLL_SECONDS

@@ -13,7 +13,7 @@ from course_utils.virtual_gpus.parts import CPU, tensors_in
 from course_utils.virtual_gpus.records import size_in_words
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.machine import Machine
+    from course_utils.virtual_gpus.machine import VirtualMachine
     from course_utils.virtual_gpus.parts import Op
 
 FORKED = (
@@ -41,7 +41,7 @@ _ON_CUDA = {
 }
 
 
-def already_on(on: Machine, new: Machine) -> str:
+def already_on(on: VirtualMachine, new: VirtualMachine) -> str:
     if on is new:
         return f"{on.n} virtual GPU(s) are on already. Call off() before on() again."
     return (
@@ -219,7 +219,9 @@ def full_name(op: Op) -> str:
     return f"{op.name}.{overload}" if overload else op.name
 
 
-def mismatch(machine: Machine, op: Op, args: tuple, kwargs: dict) -> RuntimeError:
+def mismatch(
+    machine: VirtualMachine, op: Op, args: tuple, kwargs: dict
+) -> RuntimeError:
     """The error for tensors that are not all on one device."""
     named = [(name, x, machine.where(x)) for name, x in op.named(args, kwargs)]
     first = named[0][2]
@@ -285,7 +287,7 @@ def check_generator(generator: torch.Generator | None, place: torch.device) -> N
         )
 
 
-def check_gradient(machine: Machine, args: tuple) -> None:
+def check_gradient(machine: VirtualMachine, args: tuple) -> None:
     """What `tensor.grad = gradient` says of one from another device.
 
     Raises:
@@ -313,7 +315,7 @@ def check_gradient(machine: Machine, args: tuple) -> None:
     )
 
 
-def check_recurrent(machine: Machine, args: tuple) -> None:
+def check_recurrent(machine: VirtualMachine, args: tuple) -> None:
     """What `nn.LSTM` and its like check before they begin.
 
     Raises:
@@ -331,7 +333,7 @@ def check_recurrent(machine: Machine, args: tuple) -> None:
                 )
 
 
-def check_attention(machine: Machine, args: tuple) -> None:
+def check_attention(machine: VirtualMachine, args: tuple) -> None:
     """What `scaled_dot_product_attention` checks before it chooses a kernel.
 
     Raises:
@@ -346,7 +348,7 @@ def check_attention(machine: Machine, args: tuple) -> None:
         )
 
 
-def check_lengths(machine: Machine, args: tuple) -> None:
+def check_lengths(machine: VirtualMachine, args: tuple) -> None:
     """What `pack_padded_sequence` says of lengths on a GPU.
 
     Raises:

@@ -13,10 +13,10 @@ from course_utils.virtual_gpus.parts import Tensor
 from course_utils.virtual_gpus.patches import Patches
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.machine import Machine
+    from course_utils.virtual_gpus.machine import VirtualMachine
 
 
-def install(machine: Machine, patches: Patches) -> None:
+def install(machine: VirtualMachine, patches: Patches) -> None:
     """Let files remember devices, and keep tensors in this process."""
 
     def tag(storage: Any) -> str | None:

@@ -23,7 +23,7 @@ from course_utils.virtual_gpus import (
     refusals,
     tensors,
 )
-from course_utils.virtual_gpus.machine import Machine
+from course_utils.virtual_gpus.machine import VirtualMachine
 from course_utils.virtual_gpus.modes import Dispatch, Function
 from course_utils.virtual_gpus.patches import Patches
 from course_utils.virtual_gpus.records import (
@@ -59,7 +59,7 @@ class VirtualGPUs:
     """
 
     def __init__(self, n: int, *, force: bool, **settings: Any) -> None:
-        self.n, self.machine = n, Machine(n, **settings)
+        self.n, self.machine = n, VirtualMachine(n, **settings)
         self._force, self._aside, self._in_block = force, False, False
         self._modes: tuple = ()
         self._patches: Patches | None = None

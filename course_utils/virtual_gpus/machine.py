@@ -44,7 +44,7 @@ Parameter = torch.nn.Parameter
 HOST_FLOPS, HOST_BANDWIDTH = 100e9, 50e9
 
 
-class Machine(Ledger):
+class VirtualMachine(Ledger):
     """Devices `cuda:0 ... cuda:n-1`: what is where, and what it costs."""
 
     def __init__(

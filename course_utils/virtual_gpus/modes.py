@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from course_utils.virtual_gpus.parts import Op, truth
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.machine import Machine
+    from course_utils.virtual_gpus.machine import VirtualMachine
 
 
 def as_above(op: Op) -> contextlib.AbstractContextManager:
@@ -35,7 +35,7 @@ class Dispatch(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: VirtualMachine) -> None:
         super().__init__()
         self.machine = machine
 
@@ -57,7 +57,7 @@ class Dispatch(TorchDispatchMode):
 class Function(TorchFunctionMode):
     """Sees every call of a PyTorch function from Python, above autograd."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: VirtualMachine) -> None:
         super().__init__()
         self.machine = machine
 

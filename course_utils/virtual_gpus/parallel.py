@@ -15,19 +15,19 @@ from course_utils.virtual_gpus.parts import CPU, Tensor
 from course_utils.virtual_gpus.patches import Patches, copy_of
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.machine import Machine
+    from course_utils.virtual_gpus.machine import VirtualMachine
 
 
 BUCKET = 10 * 2**20  # bytes that DataParallel sends at once (torch.nn.parallel.comm)
 
 
-def install(machine: Machine, patches: Patches) -> None:
+def install(machine: VirtualMachine, patches: Patches) -> None:
     """Replace the C++ below `nn.DataParallel` and around gloo."""
     _data_parallel(machine, patches)
     _distributed(machine, patches)
 
 
-def _data_parallel(machine: Machine, patches: Patches) -> None:
+def _data_parallel(machine: VirtualMachine, patches: Patches) -> None:
     """The C++ below torch.nn.parallel.comm; all its Python stays as it is."""
     utils = torch._utils
 
@@ -138,7 +138,7 @@ def _backends(patches: Patches) -> None:
         patches.set(nccl, __init__=refuse)
 
 
-def _distributed(machine: Machine, patches: Patches) -> None:
+def _distributed(machine: VirtualMachine, patches: Patches) -> None:
     """DDP's C++ makes its buckets from nothing: they are where the module is."""
     if not torch.distributed.is_available():
         return

@@ -21,7 +21,7 @@ from course_utils.virtual_gpus import errors
 from course_utils.virtual_gpus.patches import Patches
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.machine import Machine
+    from course_utils.virtual_gpus.machine import VirtualMachine
 
 _SCRIPT = "files of TorchScript are C++'s, which sees CPU tensors only"
 _DRIVER = "there is no driver and no CUDA runtime behind them"
@@ -74,7 +74,7 @@ _OF_THE_DRIVER = re.compile("_(cuda|nccl|accelerator|gds|cufft)_")
 _NEEDS_NO_DRIVER = re.compile("cudnn|conv_benchmark|nccl_version")
 
 
-def install(machine: Machine, patches: Patches) -> None:
+def install(machine: VirtualMachine, patches: Patches) -> None:
     """Refuse what nothing else has an answer to; to be called last."""
     for name in _calls_of_the_driver():
         found = getattr(torch._C, name, None)

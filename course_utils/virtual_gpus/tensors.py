@@ -16,7 +16,7 @@ from course_utils.virtual_gpus.patches import Patches, copy_of
 from course_utils.virtual_gpus.records import OTHER
 
 if TYPE_CHECKING:
-    from course_utils.virtual_gpus.machine import Machine
+    from course_utils.virtual_gpus.machine import VirtualMachine
 
 Base = torch._C.TensorBase
 
@@ -39,7 +39,7 @@ CHECKS = {
 }
 
 
-def install(machine: Machine, patches: Patches) -> None:
+def install(machine: VirtualMachine, patches: Patches) -> None:
     """Replace what makes and moves tensors and storages."""
     _factories(machine, patches)
     _tensor_methods(machine, patches)
@@ -100,7 +100,7 @@ def _forget_default_device() -> None:
         torch.set_default_device(None)
 
 
-def check_generator(machine: Machine, args: tuple, kwargs: dict) -> None:
+def check_generator(machine: VirtualMachine, args: tuple, kwargs: dict) -> None:
     """What ops say of random numbers from elsewhere; factories do it by themselves."""
     tensors = tensors_in((*args, *kwargs.values()), [])
     if tensors and not tensors[0].is_meta:
@@ -128,7 +128,7 @@ def named_device(*args: Any, **kwargs: Any) -> torch.device:
     return torch.device(*args, **kwargs)
 
 
-def factory(machine: Machine, func: Any, args: tuple, kwargs: dict) -> Any:
+def factory(machine: VirtualMachine, func: Any, args: tuple, kwargs: dict) -> Any:
     """Call a function that makes a tensor; NotImplemented if that is PyTorch's job."""
     __tracebackhide__ = True
     device = kwargs.get("device")
@@ -173,7 +173,7 @@ def factory(machine: Machine, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _copied_there(
-    machine: Machine, place: torch.device, func: Any, x: Tensor, kwargs: dict
+    machine: VirtualMachine, place: torch.device, func: Any, x: Tensor, kwargs: dict
 ) -> Tensor:
     """What `tensor`, `as_tensor` or `asarray` makes of a tensor from elsewhere.
 
@@ -192,7 +192,7 @@ def _copied_there(
     return out
 
 
-def _factories(machine: Machine, patches: Patches) -> None:
+def _factories(machine: VirtualMachine, patches: Patches) -> None:
     """These ask the CUDA driver before any mode of ours sees them.
 
     PyTorch's own Python calls them where our function mode is off for a moment.
@@ -219,7 +219,7 @@ def _factories(machine: Machine, patches: Patches) -> None:
 # --- torch.Tensor ---------------------------------------------------------------------
 
 
-def _tensor_methods(machine: Machine, patches: Patches) -> None:
+def _tensor_methods(machine: VirtualMachine, patches: Patches) -> None:
     where = machine.device_of
 
     def direct(name: str) -> Callable:

@@ -12,7 +12,7 @@ from course_utils.theory import costs, simulator
 from tests.benchmarks._harness import Row, median_row
 
 NBYTES = 1e9
-LINK = costs.Transfer(latency=5e-6, bandwidth=50e9)
+LINK = costs.AlphaBeta(latency=5e-6, bandwidth=50e9)
 
 
 def rows(quick: bool = False) -> Iterator[Row]:

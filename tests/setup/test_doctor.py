@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from course_utils import ROOT
-from course_utils.measure.machine import Gpu, Link, Machine
+from course_utils.measure.machine import Gpu, GpuPair, Machine
 from course_utils.setup import doctor
 from tests.setup.conftest import Clone
 
@@ -105,7 +105,7 @@ def test_no_packages_and_no_loopback(clone: Clone) -> None:
 )
 def test_what_is_real_and_what_virtual(examined, gpus, torch, words) -> None:
     cards = tuple(Gpu(i, "NVIDIA H100 80GB HBM3", 81559 * 2**20) for i in range(gpus))
-    links = (Link(0, 1, "NV18"),) if gpus > 1 else ()
+    links = (GpuPair(0, 1, "NV18"),) if gpus > 1 else ()
     machine = replace(MACHINE, gpus=cards, links=links, driver="580.65.06")
     found = examined(machine, {**TORCH, **torch})
     assert words in f"{found['GPUs'].meaning} {found['GPUs'].fix}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..tensors import in_memory, write
 from .pieces import padded
-from .refusals import Note, Sharded, watch_optimizers
+from .refusals import Mark, Sharded, watch_optimizers
 
 
 class FlatParameter(Sharded):
@@ -49,7 +49,7 @@ class FlatParameter(Sharded):
                     f"{name!r} is sharded already, as {before!r}. A module can be "
                     "sharded once: make a new one"
                 )
-            parameter._sharded_as = Note(name)
+            parameter._sharded_as = Mark(name)
         watch_optimizers()
         sizes = [parameter.numel() for parameter in self.parameters]
         self.starts = [0, *accumulate(sizes)]

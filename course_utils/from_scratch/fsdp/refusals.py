@@ -66,7 +66,7 @@ class Sharded(NotCopied):
     )
 
 
-class Note(str):
+class Mark(str):
     """Text on a parameter. A pickled copy, whose values are its own, gets none."""
 
     def __reduce__(self) -> Any:
