@@ -32,7 +32,7 @@ def by_counting(rank, ranks, micro_batches):
 
 # ---------------------------------------------------------------------- 10.step_seconds
 
-ANSWERS.wrong("10.step_seconds", "wrong", "divided by the number of chunks")(
+ANSWERS.wrong("10.step_seconds", "wrong", "The work is micro_batches")(
     lambda ranks, micro_batches, chunks, forward, backward: forward + backward
 )
 
@@ -122,15 +122,44 @@ ASKED_AHEAD = (
     *("dist.recv(grad, rank + 1)", "ahead[i].wait()"),
 )
 RETURN = "return sum(losses) if rank == last else None"
+FOR_ALL = (  # to report it, rank 0 needs the loss as well
+    "loss = sum(losses) if losses else torch.empty(())\n"
+    "    dist.broadcast(loss, last)\n"
+    "    return loss if rank == last else None"
+)
+TWICE = (
+    "extra = dist.isend(torch.zeros(rows, 4), rank + 1) if rank < last else None\n"
+    "    rank and dist.recv(torch.zeros(rows, 4), rank - 1)\n"
+    f"    extra and extra.wait()\n    {RETURN}"
+)
+UPDATED = f"torch.optim.SGD(stage.parameters(), 0.1).step()\n    {RETURN}"
+HARD_CODED = ("x = torch.empty(rows, 4)", "x = torch.empty(2, 4)")
+# Activations are computed a second time, and not kept.
+AGAIN = """    for i, x in enumerate(kept):
+        y = stage(x)
+        if rank == last:
+            part = slice(i * rows, (i + 1) * rows)
+            y = F.mse_loss(y, targets[part]) / micro_batches
+"""
+BY_HAND = ("kept.append((x, y))", "kept.append(x)", "    for x, y in kept:\n", AGAIN)
+FORWARD = ("y = stage(x)", "y = stage.forward(x)")
 SEND_BACK = "        if rank > 0:\n            dist.send(x.grad, rank - 1)\n"
 ANSWERS.edited(
     "10.gpipe_step",
-    right=[OTHER_CALLS, ASKED_AHEAD],
+    right=[OTHER_CALLS, ASKED_AHEAD, BY_HAND, (RETURN, FOR_ALL), FORWARD],
     wrong=[
+        ("does not travel in micro-batches", RETURN, TWICE),
+        ("weights have changed", RETURN, UPDATED),
+        ("times too large", "y.backward(grad)", "(2 * y).backward(grad)"),
         ("it still has its graph", "losses.append(y.detach())", "losses.append(y)"),
         ("others None", RETURN, "return sum(losses)"),
     ],
-    crashed=[("The stage has no gradient", "            x.requires_grad_()\n", "")],
+    crashed=[
+        ("must fit what the other receives", *HARD_CODED),
+        ("What `recv` fills", "            x.requires_grad_()\n", ""),
+        ("has no graph", "kept.append((x, y))", "kept.append((x, y.detach()))"),
+        ("has two ends", "        if rank == 0:\n", "        if False:\n"),
+    ],
     stuck=[("`x.grad` to the one before", SEND_BACK, "")],
 )
 

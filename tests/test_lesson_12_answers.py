@@ -33,6 +33,16 @@ def diagnosed(task_id, status, says):
 diagnosed("12.uneven_batches", "stuck", "Let the ranks agree on that number")
 
 
+@ANSWERS.wrong("12.uneven_batches", "wrong", "SGD with averaged gradients")
+def each_alone(model, batches):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return len(batches)
+
+
 @ANSWERS.wrong("12.uneven_batches", "wrong", "Let the ranks agree on that number")
 def zeros_for_those_without(model, batches):
     """As many steps as the rank with the most batches: another job than was asked."""
@@ -105,6 +115,11 @@ def barrier_before_the_file(shards, path):
 ANSWERS.edited(
     "12.save_hangs",
     wrong=[
+        (
+            "All ranks must wait",
+            "    dist.barrier()",
+            "    import time; time.sleep(0.5)",
+        ),
         ("a reader may find a mixture", "if dist.get_rank() == 0:", "if True:"),
         ("the pieces of all ranks, joined", "= torch.cat(pieces)", "= shard"),
     ],
@@ -133,29 +148,43 @@ COUNTED_UP = (
     *("        sampler.set_epoch(epoch)\n", ""),
     *(ITEMS, f"{ITEMS}\n        sampler.epoch += 1"),
 )
+BY_NUMPY = (  # its ranks draw a few of their items again, by chance
+    *(RESEED, "torch.manual_seed(1000 * seed + rank)"),
+    *(
+        ITEMS,
+        "import numpy; order = numpy.random.RandomState(seed + epoch)\n"
+        "        items = order.permutation(n_items)[rank :: dist.get_world_size()]",
+    ),
+)
 ANSWERS.edited(
     "12.three_seeds",
-    right=[COUNTED_UP],
+    right=[COUNTED_UP, BY_NUMPY],
     wrong=[
+        ("and a tensor", "torch.randn(len(items))", "torch.randn(len(items)).tolist()"),
         ("Return a pair for each epoch", "return drawn", "return drawn[:1]"),
         ("Return a pair for each epoch", "return drawn", "return drawn[0]"),
         ("Two ranks draw the same noise", RESEED, "torch.manual_seed(seed)"),
         ("draw different things", f"    {RESEED}\n", ""),
         ("The noise is the same in every epoch", ITEMS, f"{ITEMS}; {RESEED}"),
-        ("Every epoch has the same order", "sampler.set_epoch(epoch)", "pass"),
+        ("Two epochs have the same order", "sampler.set_epoch(epoch)", "pass"),
         ("Order and noise must both", "shuffle=True, seed=seed", "shuffle=True"),
     ],
 )
 
 # ------------------------------------------------------------------------- 12.new_head
 
-diagnosed("12.new_head", "wrong", "the optimizer holds the parameters of the old one")
+diagnosed("12.new_head", "wrong", "the optimizer does not hold its parameters")
 WRAP = "    model[1] = new_head\n    ddp = DDP(model)\n"
 TOO_EARLY = "    ddp = DDP(model)\n    model[1] = new_head\n"
 ANSWERS.edited(
     "12.new_head",
     crashed=[("DDP was made before the head was replaced", WRAP, TOO_EARLY)],
-    wrong=[("without DDP around it", "    return model", "    return ddp")],
+    wrong=[
+        ("without DDP around it", "    return model", "    return ddp"),
+        ("The body has not moved", "        optimizer.step()\n", ""),
+        ("The body has not moved", "ddp.parameters()", "new_head.parameters()"),
+        ("does not hold its parameters", "ddp.parameters()", "body.parameters()"),
+    ],
 )
 
 
@@ -207,9 +236,13 @@ def by_ddp(model, inputs, targets):
     return loss
 
 
+CLEARED = "targets[targets == -100] = 0; loss = loss.detach()"
 ANSWERS.edited(
     "12.mean_of_means",
-    wrong=[("not those of this loss", "dist.all_reduce(parameter.grad)", "pass")],
+    wrong=[
+        ("not those of this loss", "dist.all_reduce(parameter.grad)", "pass"),
+        ("is not what it was", "    loss = loss.detach()", f"    {CLEARED}"),
+    ],
 )
 
 
@@ -237,15 +270,32 @@ def divided_at_the_end(model, inputs, targets):
 # -------------------------------------------------------------------- 12.cannot_resume
 
 diagnosed("12.cannot_resume", "wrong", "The optimizer's state is missing")
+MODEL = "ddp.module.state_dict()"
+WITHOUT_BUFFERS = "{k: v.detach() for k, v in ddp.module.named_parameters()}"
+CUT = "{{k.{}: v.clone() for k, v in ddp.state_dict().items()}}"
+HALVES = "{k: v.half() for k, v in ddp.module.state_dict().items()}"
 ANSWERS.edited(
     "12.cannot_resume",
     wrong=[
+        ("names of the model inside DDP", MODEL, WITHOUT_BUFFERS),
+        ("names of the model inside DDP", MODEL, CUT.format("replace('module.', '')")),
+        ("names of the model inside DDP", MODEL, CUT.format("lstrip('module.')")),
+        ("not what state_dict() returns", MODEL, HALVES),
+        ("dict with three state_dicts", "copy.deepcopy(state)", "list(state.values())"),
         ("A part is missing", '"model": ', '"state_dict": '),
         ("The scheduler's state is missing", '"scheduler": ', '"lr": '),
         ("The names begin with `module.`", "ddp.module.", "ddp."),
         ("changes while training goes on", "copy.deepcopy(state)", "state"),
     ],
 )
+
+
+@ANSWERS.right("12.cannot_resume")
+def sent_by_rank_0(ddp, optimizer, scheduler):
+    parts = {"model": ddp.module, "optimizer": optimizer, "scheduler": scheduler}
+    state = [{name: part.state_dict() for name, part in parts.items()}]
+    dist.broadcast_object_list(state, src=0)
+    return copy.deepcopy(state[0])
 
 
 @ANSWERS.wrong("12.cannot_resume", "wrong", "not the object itself")

@@ -319,12 +319,15 @@ class Judge:
             says = "\n".join(filter(None, (*self.seen.unwaited, because)))
         else:
             says = self._near_miss(want, name) or because
+        lines = [self._call(rank), compared(name, mine, right[rank])]
         if not says:
             given = self.inputs[rank], self.task.tolerance
             looks = diagnosis.diagnose(got, right, rank, *given)
             decides = looks or ("" if NO_HELP.match(found) else found.rstrip())
             says = " ".join(filter(None, (decides, self.task.otherwise))) or found
-        lines = [self._call(rank), compared(name, mine, right[rank])]
+        elif says == because:
+            looks = diagnosis.factor(mine, right[rank], self.n, self.task.tolerance)
+            lines += filter(None, [looks])
         if found not in says and show(mine) == show(right[rank]):
             lines.append(found)
         differ = set(differences(self.task, self.seen, want))
@@ -405,7 +408,7 @@ class Judge:
         else:
             message = root.message.strip().split("\n(caused by")[0]
             raised = f"It raised {root.error}: {message}".rstrip(": ")
-            raised = "\n".join(line[:240] for line in raised.splitlines()[:3])
+            raised = "\n".join(cut(line, 240) for line in raised.splitlines()[:3])
             lines = [raised] * bool(about) + indented(root.traceback)
             about = about or raised
         lines = about, self._call(root.rank), *lines
@@ -524,4 +527,9 @@ def indented(text: str) -> list[str]:
 
 
 def cut_lines(lines: list[str]) -> list[str]:
-    return [f"  {s if len(s) <= 76 else s[:72] + ' ...'}" for s in lines]
+    return [f"  {cut(line, 76)}" for line in lines]
+
+
+def cut(line: str, letters: int) -> str:
+    """The line; if it has more letters, then its beginning."""
+    return line if len(line) <= letters else line[: letters - 4] + " ..."

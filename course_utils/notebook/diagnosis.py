@@ -126,12 +126,11 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
     for other in range(n):
         if other != rank and alike(mine, want[other]):
             return f"That is what rank {other} should have."
-    is_count = isinstance(right, int)
+    if looks := factor(mine, right, n, tolerance):
+        return looks
     mine, right = numbers_of(mine), numbers_of(right)
     if mine is None or right is None or mine.shape != right.shape:
         return ""
-    if looks := about_factor(mine, right, n, is_count, alike):
-        return looks
     # Large whole numbers are alike as floats, where they are only nearly right.
     if mine.numel() > 1 and not alike(mine, right):
         if alike(mine.flatten().sort()[0], right.flatten().sort()[0]):
@@ -139,10 +138,16 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
     return ""
 
 
-def about_factor(
-    mine: torch.Tensor, right: torch.Tensor, n: int, is_count: bool, alike: Any
-) -> str:
+def factor(got: Any, want: Any, n: int, tolerance: float) -> str:
     """Is it the right value times a number that tells something?"""
+    is_count = isinstance(want, int)
+    mine, right = numbers_of(got), numbers_of(want)
+    if mine is None or right is None or mine.shape != right.shape:
+        return ""
+
+    def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+        return difference(one, other, tolerance) is None
+
     if not right.any() or not mine.any():
         return ""
     if mine.numel() == 1 and abs(mine - right) == 1:
@@ -152,14 +157,14 @@ def about_factor(
     if alike(mine, -right):
         return "The sign is the other one."
     of_ranks = (n, n * n) if n > 1 else ()
-    for factor in (*of_ranks, *FACTORS):
-        is_n = factor == n > 1
-        if alike(mine, factor * right):
+    for times in (*of_ranks, *FACTORS):
+        is_n = times == n > 1
+        if alike(mine, times * right):
             why = ": a sum where a mean is wanted?" if is_n else "."
-            return f"It is {factor:g} times too large{why}"
-        if alike(factor * mine, right):
+            return f"It is {times:g} times too large{why}"
+        if alike(times * mine, right):
             why = ": divided once too often?" if is_n else "."
-            return f"It is {factor:g} times too small{why}"
+            return f"It is {times:g} times too small{why}"
     return ""
 
 

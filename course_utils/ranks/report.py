@@ -552,6 +552,8 @@ def request_lines(unwaited: Iterable[Unwaited]) -> list[str]:
                 ". Else the message can be lost, and what comes after it goes wrong or "
                 "hangs."
                 if same[0].is_p2p
+                else ": until that has returned, other ranks may not be there yet."
+                if where.startswith("barrier")
                 else ": until that has returned, nobody knows what is in the tensor."
             )
         lines.append(line)

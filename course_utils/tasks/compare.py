@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -220,7 +221,7 @@ def _list_difference(got: Any, want: list | tuple, tolerance: float) -> str | No
     for index, (one, other) in enumerate(zip(got, want, strict=True)):
         if (found := difference(one, other, tolerance)) is not None:
             found = found.replace(RETURNED_NONE, "It is None.")
-            return f"The item at index {index} is wrong. {found}".rstrip()
+            return f"The item at index {index} is wrong. {inside(found)}".rstrip()
     return None
 
 
@@ -235,8 +236,13 @@ def _dict_difference(got: Any, want: dict, tolerance: float) -> str | None:
         return f"The key {surplus[0]!r} was not expected."
     for key, value in want.items():
         if (found := difference(got[key], value, tolerance)) is not None:
-            return f"The value of {key!r} is wrong. {found}".rstrip()
+            return f"The value of {key!r} is wrong. {inside(found)}".rstrip()
     return None
+
+
+def inside(found: str) -> str:
+    """What differs within an item: its own items have numbers, too."""
+    return re.sub(r"^The (item|value|key) ", r"In it, the \1 ", found)
 
 
 def are_same(tensors: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:

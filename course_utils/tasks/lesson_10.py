@@ -1,14 +1,14 @@
 """Lesson 10, pipeline schedules: the tasks of its exercise."""
 
-import itertools
-
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_utils.measure.messages import recorded
 from course_utils.questions.lesson_10 import PREDICT_KEPT
+from course_utils.tasks.compare import are_same
 from course_utils.tasks.inputs import linear, whole_numbers
-from course_utils.tasks.send_recv import ERRORS, watched
+from course_utils.tasks.send_recv import ERRORS
 from course_utils.tasks.task import GRADIENT_IMPORTS, OUT_OF_STEP, Miss, Task
 
 # ------------------------------------------------------------------------- one_f_one_b
@@ -69,7 +69,8 @@ ONE_F_ONE_B = Task(
     ),
     otherwise="Each micro-batch has one forward and one backward, as pairs such as "
     '("F", 0), in a list. First the forwards of the beginning, then one forward and '
-    "one backward in turns, then the backwards that are left.",
+    "one backward in turns, then the backwards that are left. The backwards begin with "
+    "micro-batch 0, the oldest.",
     hints=(
         "Which rank can do the first backward, and after how many of its forwards?",
         "Rank r does ranks - r - 1 forwards (but no more than there are), then a "
@@ -84,39 +85,53 @@ ONE_F_ONE_B = Task(
 
 # ------------------------------------------------------------------ one step of a stage
 
-ROWS = 2
+READY_MADE = ("torch.distributed.pipelining.PipelineStage",)
+
 LOSS, GRADIENTS, GRAPH = "the loss", "the gradients of the stage", "a graph is left"
+NONE = "parameters of the stage without a gradient"
+WEIGHTS = "the stage has the weights that it had"
 SENT, FIRST = "messages to the next rank", "bytes of the largest message"
 ORDER, FORWARDS = "the order", "all forwards come first"
 
 
 def a_stage(case, rank, n):
-    """This rank's stage, its part of the batch, and the number of micro-batches."""
+    """This rank's stage, its part of the batch, and how that is cut."""
+    micro_batches, rows = case
     stage = nn.Sequential(linear(4, 4, seed=rank, divided_by=8), nn.Tanh())
-    inputs = whole_numbers((ROWS * case, 4), 20) / 4
-    targets = whole_numbers((ROWS * case, 4), 21) / 4
+    inputs = whole_numbers((micro_batches * rows, 4), 20) / 4
+    targets = whole_numbers((micro_batches * rows, 4), 21) / 4
     first, last = rank == 0, rank == n - 1
-    return stage, inputs if first else None, targets if last else None, case, ROWS
+    return stage, inputs if first else None, targets if last else None, *case
 
 
 def observe_step(answer, stage, inputs, targets, micro_batches, rows):
-    """A training step; what it leaves in the stage, and what was done for it."""
-    order, numbers = [], itertools.count()
+    """A training step; what it leaves in the stage, and what was done for it.
 
-    def note(stage, args, y):
-        number = next(numbers)
-        order.append(f"F{number}")
+    A micro-batch is known by its numbers: whoever runs its forward again, instead of
+    keeping activations, has done one forward.
+    """
+    order, numbers = [], {}
+
+    def note(last_layer, args, y):
+        number = numbers.setdefault(args[0].detach().numpy().tobytes(), len(numbers))
+        if f"F{number}" not in order:
+            order.append(f"F{number}")
         if y.requires_grad:
             y.register_hook(lambda grad: order.append(f"B{number}"))
 
-    with stage.register_forward_hook(note), watched(answer) as calls:
+    parameters = list(stage.parameters())
+    before = [parameter.detach().clone() for parameter in parameters]
+    with stage[-1].register_forward_hook(note), recorded() as calls:
         loss = answer(stage, inputs, targets, micro_batches, rows)
-    grads = [p.grad for p in stage.parameters()]
+    grads = [p.grad for p in parameters]
+    arrived = [grad.flatten() for grad in grads if grad is not None]
     sends = [call for call in calls if call.kind == "send"]
     onward = [call for call in sends if call.peer > dist.get_rank()]
     is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1
     return {
-        GRADIENTS: None if None in grads else torch.cat([g.flatten() for g in grads]),
+        NONE: grads.count(None),
+        GRADIENTS: torch.cat(arrived) if arrived else None,
+        WEIGHTS: are_same(parameters, before),
         LOSS: loss.item() if is_number and targets is not None else loss,
         GRAPH: getattr(loss, "requires_grad", False),
         SENT: len(onward),
@@ -132,15 +147,32 @@ def observe_gpipe(answer, stage, inputs, targets, micro_batches, rows):
     return {**seen, FORWARDS: kinds == sorted(kinds, reverse=True)}
 
 
+NO_GRAPH = (
+    "What `backward` is called on has no graph. Keep the `y` that the stage returns, "
+    "and detach only what is sent. Under `no_grad` a forward leaves no graph either."
+)
 NO_GRADIENT = (
-    "The stage has no gradient. What `recv` fills knows nothing of the rank before: "
-    "call `x.requires_grad_()` on it, then hand `x.grad` back after the backward."
+    "`x.grad` is None. What `recv` fills knows nothing of the rank before: call "
+    "`x.requires_grad_()` on it before the forward, and send its `grad` after the "
+    "backward. And send `x.grad`: `y`, the result of a layer, keeps none."
+)
+TWO_ENDS = (
+    "There is no such rank. A pipeline has two ends: no rank comes before rank 0, and "
+    "none after the last one. A single rank is both ends."
 )
 IN_PIECES = (
     "The gradients are right, but the batch does not travel in micro-batches: at each "
-    "boundary there is one message of `rows` rows for each of them."
+    "boundary there is one message of `rows` rows for each of them, and no other."
+)
+NOT_THE_MEAN = (
+    "The gradients are not those of the whole batch's mean loss. How is the loss "
+    "scaled? Does a later `recv` overwrite an `x` that a backward still needs? "
 )
 BECAUSE = {
+    NONE: "No backward has come to the parameters. Each micro-batch has one, on every "
+    "rank: from its loss, or from the gradient that the next rank sends.",
+    WEIGHTS: "The gradients are right, but the weights have changed. Leave that to an "
+    "optimizer, after the step.",
     SENT: IN_PIECES,
     FIRST: IN_PIECES,
     LOSS: "The last rank returns the mean loss of the batch, the others None. Each "
@@ -150,15 +182,17 @@ BECAUSE = {
 }
 STEP_ERRORS = {
     **ERRORS,
+    "is this rank itself": TWO_ENDS,
+    "should not be the same as the rank": TWO_ENDS,
+    "there is no rank": TWO_ENDS,
     "'NoneType' object is not subscriptable": "Only rank 0 has `inputs`, and only the "
     "last rank has `targets`. The others get what the rank before sends.",
     "grad can be implicitly created only for scalar outputs": "In the middle of a "
     "pipeline there is no loss. Receive the gradient of the output, and hand it to "
     "`y.backward(grad)`.",
-    "does not require grad": NO_GRADIENT,
+    "does not require grad": NO_GRAPH,
     "but got <class 'NoneType'> instead": NO_GRADIENT,
-    "'NoneType' object has no attribute": "What was received must require a gradient "
-    "*before* the forward: `x.requires_grad_()`. Then `x.grad` is there after it.",
+    "'NoneType' object has no attribute": NO_GRADIENT,
     OUT_OF_STEP: "A message is waited for that nobody sends, or nobody receives. Each "
     "rank sends `y` to the next one, and `x.grad` to the one before, in the order in "
     "which that one receives. Only the first and the last rank leave out one of them.",
@@ -174,10 +208,11 @@ GPIPE_STEP = Task(
     seconds=10.0,
     title="One step of a stage",
     stars=3,
-    cases=(4, 1, 3),
+    cases=((4, 2), (1, 3), (3, 1)),
     inputs=a_stage,
     observe=observe_gpipe,
     keeps_inputs=False,
+    forbids=READY_MADE,
     instead="Use send and recv, or isend and irecv.",
     misses=(
         Miss(
@@ -189,8 +224,8 @@ GPIPE_STEP = Task(
         Miss(
             "for x, y in kept:",
             "for x, y in kept[-1:]:",
-            "The backward of some micro-batches is missing, so their part of the "
-            "gradient is, too.",
+            "Only one micro-batch has added to the gradient. Are backwards missing, or "
+            "are gradients cleared between them?",
         ),
         Miss(
             "dist.send(y.detach(), rank + 1)",
@@ -212,8 +247,8 @@ GPIPE_STEP = Task(
         Miss("targets[i * rows : (i + 1) * rows]", "targets[:rows]", SAME_ROWS),
     ),
     because={
-        GRADIENTS: "The gradients are not those of the whole batch's mean loss. Does "
-        "each output meet the gradient of its own micro-batch?",
+        GRADIENTS: NOT_THE_MEAN
+        + "Does each output meet the gradient of its own micro-batch?",
         FORWARDS: "The gradients are right, but a backward comes before the last "
         "forward. If each micro-batch goes all the way and back before the next one "
         "begins, only one rank works at a time. Do all forwards first.",
@@ -243,10 +278,11 @@ SPOT_PIPELINE = Task(
     seconds=10.0,
     title="Spot the bugs in a schedule",
     stars=2,
-    cases=(4, 1, 3),
+    cases=((4, 2), (1, 3), (3, 1)),
     inputs=a_stage,
     observe=observe_step,
     keeps_inputs=False,
+    forbids=READY_MADE,
     instead="Keep the messages, and repair what is around them.",
     misses=(
         Miss(
@@ -262,8 +298,8 @@ SPOT_PIPELINE = Task(
         ),
     ),
     because={
-        GRADIENTS: "The gradients are not those of the whole batch's mean loss. Which "
-        "micro-batch does the gradient that arrives belong to?",
+        GRADIENTS: NOT_THE_MEAN
+        + "Which micro-batch does the gradient that arrives belong to?",
         ORDER: "The gradients are right, but it is no longer 1F1B. Perhaps it has "
         "become GPipe, where each rank keeps all micro-batches. Keep the order of "
         "1F1B, and change how it sends.",
@@ -302,8 +338,8 @@ STEP_SECONDS = Task(
         Miss(
             "(ranks - 1) / chunks",
             "(ranks - 1)",
-            "That is the bubble without interleaving. A chunk is that many times "
-            "smaller, and so is each wait for the first one.",
+            "That is the bubble without interleaving. With v chunks, a rank waits for "
+            "chunks that are v times shorter.",
         ),
         Miss(
             "(ranks - 1) / chunks",
@@ -323,8 +359,8 @@ STEP_SECONDS = Task(
             "its layers for all micro-batches. Only the bubble is divided.",
         ),
     ),
-    otherwise="The work is micro_batches · (forward + backward). The bubble is (ranks "
-    "- 1) of these in the same unit, divided by the number of chunks.",
+    otherwise="The work is micro_batches · (forward + backward), and the bubble is "
+    "(ranks - 1) · (forward + backward) / chunks.",
     hints=(
         "How long does a rank work, and how long does it wait?",
         "How many turns of a forward and a backward does a rank work? How many turns "

@@ -5,6 +5,7 @@ import io
 import itertools
 import tempfile
 import time
+from collections import OrderedDict
 from pathlib import Path
 from unittest import mock
 
@@ -38,7 +39,8 @@ STEPS, PARAMETERS = "the number of steps", "the parameters of the model"
 
 
 def observe_epoch(answer, model, batches):
-    return {STEPS: answer(model, batches), PARAMETERS: flat(model)}
+    steps = answer(model, batches)
+    return {PARAMETERS: flat(model), STEPS: steps}
 
 
 DIVIDED = "            parameter.grad /= dist.get_world_size()\n"
@@ -58,7 +60,6 @@ UNEVEN_BATCHES = Task(
         batches_of(rank, counts[rank % len(counts)]),
     ),
     observe=observe_epoch,
-    keeps_inputs=False,
     misses=(
         Miss(
             f"            dist.all_reduce(parameter.grad)\n{DIVIDED}",
@@ -79,13 +80,17 @@ UNEVEN_BATCHES = Task(
             "of batches that this rank has.",
         ),
     ),
-    because={STEPS: FEWEST},
+    because={
+        PARAMETERS: "The parameters are not those of SGD with averaged gradients on "
+        f"the first batches of each rank. {FEWEST}",
+        STEPS: FEWEST,
+    },
     errors={
+        "CollectiveMismatch: ": "The ranks call collectives that do not fit. Each rank "
+        "must make the same calls, in the same order, whatever its number of batches.",
         OUT_OF_STEP: "A rank still waits in an all-reduce, and another one has no "
         f"batch left. {FEWEST}",
     },
-    otherwise="The parameters are not those of SGD with averaged gradients on the "
-    "first batches of each rank.",
     hints=(
         "Which rank waits in the all-reduce, and what has the other one done?",
         "The ranks must agree on a number of steps before they begin. "
@@ -113,16 +118,18 @@ def common_folder():
 
 
 def observe_save(answer, shards):
-    save, writes = torch.save, []
+    save, sleep, writes = torch.save, time.sleep, []
 
     def slow_save(what, where, *args, **kwargs):
         if not isinstance(where, io.BytesIO):  # that is how all_gather_object packs
             writes.append(1)
-            time.sleep(LATE if dist.get_world_size() > 1 else 0)
+            sleep(LATE if dist.get_world_size() > 1 else 0)
         return save(what, where, *args, **kwargs)
 
     with common_folder() as folder:
-        with mock.patch("torch.save", slow_save):
+        # A rank that only sleeps, and does not wait for rank 0, must not be lucky.
+        no_sleep = mock.patch("time.sleep", lambda seconds: None)
+        with mock.patch("torch.save", slow_save), no_sleep:
             answer(shards, str(folder / "whole.pt"))
         try:
             found = torch.load(folder / "whole.pt")
@@ -153,9 +160,9 @@ SAVE_HANGS = Task(
         "it. All ranks must wait until rank 0 has written.",
     },
     errors={
-        OUT_OF_STEP: "A rank waits in a collective that the others do not call, "
-        "because it stands behind an `if` on the rank. All ranks gather; only the "
-        "writing belongs to rank 0.",
+        OUT_OF_STEP: "A rank waits in a call that others do not answer: a collective "
+        "needs all ranks, and a recv needs its send. Does one stand behind an `if` on "
+        "the rank? All ranks gather; only the writing belongs to rank 0.",
     },
     otherwise="The file must hold a dict from each name to the whole tensor: the "
     "pieces of all ranks, joined along dimension 0 in the order of the ranks.",
@@ -185,29 +192,30 @@ SEEDED = "another seed gives something else"
 def as_plain(drawn):
     """[(items, noise), ...] in lists; None if it is something else."""
     try:
-        return [([*map(int, items)], [*map(float, noise)]) for items, noise in drawn]
-    except (TypeError, ValueError):
+        return [([*map(int, items)], noise.tolist()) for items, noise in drawn]
+    except (AttributeError, TypeError, ValueError):
         return None
 
 
 def observe_draws(answer, n_items, epochs, seed):
     seeds = seed, seed, seed + 12
     drawn, again, other = (as_plain(answer(n_items, epochs, s)) for s in seeds)
-    there = told_by_all(drawn) or [None]
-    for one in (*there, other):
+    there, others = told_by_all(drawn) or [None], told_by_all(other) or [None]
+    for one in (*there, *others):
         if one is None or len(one) != epochs or any(len(i) != len(x) for i, x in one):
             return {KIND: False}
-    dealt = [sorted(sum((d[e][0] for d in there), [])) for e in range(epochs)]
+    # Of all ranks: a few items of one rank may be the same by chance.
+    orders = [[d[epoch][0] for d in there] for epoch in range(epochs)]
     noise = [[tuple(x) for _, x in d] for d in there]
     pairs = itertools.combinations(noise, 2)
     return {
         KIND: True,
-        ON_ONE: all(items == list(range(n_items)) for items in dealt),
-        SAME_ORDER: len({tuple(items) for items, _ in drawn}) < epochs,
+        ON_ONE: all(sorted(sum(one, [])) == list(range(n_items)) for one in orders),
+        SAME_ORDER: any(one == two for one, two in itertools.combinations(orders, 2)),
         SHARED_NOISE: any(set(one) & set(two) for one, two in pairs),
         OLD_NOISE: any(len(set(one)) < epochs for one in noise),
         AGAIN: again == drawn,
-        SEEDED: all(a != b for a, b in zip(other[0], drawn[0], strict=True)),
+        SEEDED: orders[0] != [d[0][0] for d in others] and other[0][1] != drawn[0][1],
     }
 
 
@@ -221,11 +229,12 @@ THREE_SEEDS = Task(
     because={
         KIND: "Return a pair for each epoch: a list of whole numbers, and a tensor "
         "with as many numbers.",
-        ON_ONE: "Some items are on two ranks and others on none, because each rank "
-        "shuffles by a seed of its own. The order must be the same on all ranks; then "
-        "each takes a part.",
-        SAME_ORDER: "Every epoch has the same order. The sampler must be told the "
-        "number of the epoch, before it is asked for its items.",
+        ON_ONE: "Some items are on two ranks and others on none. The order must be the "
+        "same on all ranks, shuffled with the same seed. Then each rank takes another "
+        "part of it.",
+        SAME_ORDER: "Two epochs have the same order: shuffle anew in each. A "
+        "DistributedSampler with shuffle=True does that if it is told the number of "
+        "the epoch before it is asked for its items.",
         SHARED_NOISE: "Two ranks draw the same noise. What a rank draws for itself "
         "needs a seed that no other rank has, in any epoch.",
         OLD_NOISE: "The noise is the same in every epoch. Seed once, before the loop, "
@@ -247,14 +256,17 @@ THREE_SEEDS = Task(
 
 # ---------------------------------------------------------------------------- new_head
 
+MOVED = "the body has moved"
 HEAD, BODY = "the parameters of the new head", "the parameters of the body"
 
 
 def observe_tuning(answer, body, old_head, new_head, batches):
+    before = flat(body)
     model = answer(body, old_head, new_head, batches)
     if not isinstance(model, nn.Sequential):
         return model
-    return {HEAD: flat(model[1]), BODY: flat(model[0])}
+    moved = not torch.equal(flat(body), before)
+    return {MOVED: moved, HEAD: flat(model[1]), BODY: flat(model[0])}
 
 
 OPTIMIZER = "    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)\n"
@@ -274,13 +286,12 @@ NEW_HEAD = Task(
         batches_of(rank, count),
     ),
     observe=observe_tuning,
-    keeps_inputs=False,
     misses=(
         Miss(
             REPLACED + OPTIMIZER,
             OPTIMIZER.replace("ddp", "model") + REPLACED,
-            "The new head has not moved: the optimizer holds the parameters of the old "
-            "one. Make the optimizer when all layers are in place.",
+            "The new head has not moved: the optimizer does not hold its parameters. "
+            "Make the optimizer when all layers are in place.",
         ),
         Miss(
             "ddp = DDP(model)",
@@ -295,17 +306,14 @@ NEW_HEAD = Task(
             "the model inside it.",
         ),
         Miss(
-            "ddp.parameters()",
-            "new_head.parameters()",
-            "Now only the head is trained. The body must move, too.",
-        ),
-        Miss(
             "        optimizer.zero_grad()\n",
             "",
             "The gradients of all steps add up. Set them to zero before each backward.",
         ),
     ),
     because={
+        MOVED: "The body has not moved. Does the optimizer hold its parameters, and is "
+        "`step()` called after each backward?",
         HEAD: "The new head is not what training makes of rank 0's new head. Does the "
         "optimizer hold its parameters, and does DDP know it?",
     },
@@ -358,7 +366,6 @@ MEAN_OF_MEANS = Task(
     cases=((1, 3, 2, 4), (4, 0, 2), (2,)),
     inputs=tokens_of,
     observe=observe_gradients,
-    keeps_inputs=False,
     misses=(
         Miss(
             "    dist.all_reduce(tokens)\n",
@@ -412,38 +419,55 @@ MEAN_OF_MEANS = Task(
 # ----------------------------------------------------------------------- cannot_resume
 
 PARTS = ("model", "optimizer", "scheduler")
-NAMES = "the names of the model's parameters"
+PREFIX = "a name begins with `module.`"
+NAMES = "the names of the model's parameters and buffers"
+RETURNED = "is what its state_dict() returned"
 
 
 def observe_checkpoint(answer, steps_before):
     """What a checkpoint has in it three steps later, and what it should have."""
-    model = nn.Sequential(linear(4, 4, 1, divided_by=8), nn.BatchNorm1d(4))
+    layers = {"embed": linear(4, 4, 1, divided_by=8), "submodule": nn.BatchNorm1d(4)}
+    model = nn.Sequential(OrderedDict(layers))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     ddp = DDP(model)
-    state = None
-    batches = batches_of(dist.get_rank(), steps_before + 3)
+    state, at_once = None, {}
+    batches = batches_of(0, steps_before + 3)  # so all ranks have the same state
     for step, (x, y) in enumerate(batches):
         if step == steps_before:
             parts = dict(zip(PARTS, (model, optimizer, scheduler), strict=True))
             right = {name: plain(dict(p.state_dict())) for name, p in parts.items()}
             state = answer(ddp, optimizer, scheduler)
+            at_once = parts_in(state)
         optimizer.zero_grad()
         F.mse_loss(ddp(x), y).backward()
         optimizer.step()
         scheduler.step()
     if not isinstance(state, dict):
         return state
-    there = {f"{name!r} is there": name in state for name in PARTS}
-    is_dict = {n: isinstance(state.get(n), dict) for n in PARTS}
-    found = {n: plain(dict(state[n])) if is_dict[n] else {} for n in PARTS}
-    kept = {n: difference(found[n], right[n], 1e-6) is None for n in PARTS}
+    later = parts_in(state)
+
+    def are_right(found):
+        return {n: difference(found[n], right[n], 1e-6) is None for n in PARTS}
+
     return {
-        **there,
-        **{f"{name!r} is a state_dict": yes for name, yes in is_dict.items()},
-        NAMES: list(found["model"]),
-        **{f"{n!r} is as it was, three steps later": kept[n] for n in PARTS},
+        **{f"{name!r} is there": name in state for name in PARTS},
+        **{f"{n!r} is a state_dict": isinstance(state.get(n), dict) for n in PARTS},
+        PREFIX: any(name.startswith("module.") for name in later["model"]),
+        NAMES: list(later["model"]),
+        **{f"{n!r} {RETURNED}": yes for n, yes in are_right(at_once).items()},
+        **{
+            f"{n!r} is as it was, three steps later": yes
+            for n, yes in are_right(later).items()
+        },
     }
+
+
+def parts_in(state):
+    """What a checkpoint has of each part; an empty dict where that is no state_dict."""
+    found = state if isinstance(state, dict) else {}
+    is_dict = {n: isinstance(found.get(n), dict) for n in PARTS}
+    return {n: plain(dict(found[n])) if is_dict[n] else {} for n in PARTS}
 
 
 CANNOT_RESUME = Task(
@@ -462,11 +486,16 @@ CANNOT_RESUME = Task(
         "would begin anew.",
         "is there": "A part is missing, and a resumed job would begin anew there.",
         "is a state_dict": "Store what `state_dict()` returns, not the object itself.",
-        NAMES: "The names begin with `module.`, because DDP keeps the model in an "
+        PREFIX: "The names begin with `module.`, because DDP keeps the model in an "
         "attribute of that name. Ask the model inside for its state.",
+        NAMES: "These are not the names of the model inside DDP. Its own state_dict() "
+        "has them all, those of the buffers too.",
+        RETURNED: "That is not what state_dict() returns. Keep all of it, as it is.",
         "as it was": "The checkpoint changes while training goes on: a state_dict "
         "holds the tensors themselves. Return a copy of all of it.",
     },
+    otherwise='Return a dict with three state_dicts: "model", "optimizer" and '
+    '"scheduler".',
     hints=(
         "What is the first key of `ddp.state_dict()`? And what else has a state?",
         "Three state_dicts: of the model inside DDP, of the optimizer, of the "
