@@ -34,7 +34,7 @@ STUCK = "✗ 99.total: stuck"
 TOO_SLOW = "✗ 99.total: too slow"
 WRONG = "✗ 99.total: wrong"
 # On a machine that has GPUs the message is CUDA's own.
-NO_GPU = () if torch.cuda.is_available() else ("It runs on processes without GPUs.",)
+NO_GPU = () if torch.cuda.is_available() else ("The check runs on the CPU.",)
 
 Cause = str | Callable[[Any], Any]
 

@@ -166,6 +166,7 @@ ANSWERS.edited(
         ("Not all gradients are sent", "requires_grad:", "dim() > 1:"),
         ("a hook waits", REDUCE, "dist.all_reduce(parameter.grad)"),
         ("Did you reduce a copy", *WITH_A_TENSOR_HOOK),
+        ("Is a number of ranks, 2, in your code?", DIVIDE, "parameter.grad /= 2"),
         ("begin too late", BOTH, ALL_IN_THE_LAST),
         ("in which the network computes", REGISTER, f"{REGISTER}; module.first.eval()"),
         ("in which the network computes", "module(*args)", "module.eval()(*args)"),
@@ -174,6 +175,7 @@ ANSWERS.edited(
     crashed=[
         ("And a hook must take what PyTorch", "send(self, parameter)", "send(self)"),
         ("cannot have a hook", "if parameter.requires_grad:", "if True:"),
+        ("did you forget `return`?", "return self.module", "self.module"),
     ],
 )
 
@@ -326,6 +328,10 @@ TOGETHER = (
 NEVER_AGAIN = "model.require_backward_grad_sync = False"
 STEP = f"{BACKWARD}\n    for p in model.parameters():\n        p.data -= p.grad"
 
+AVERAGE = (
+    "for p in model.parameters():\n"
+    "        dist.all_reduce(p.grad); p.grad /= dist.get_world_size()"
+)
 ANSWERS.edited(
     "06.accumulate",
     wrong=[
@@ -341,6 +347,7 @@ ANSWERS.edited(
         ("the mean loss over all rows", "labels)\n", 'labels, reduction="sum") / 7\n'),
         ("no `optimizer.step()` here", BACKWARD, STEP),
         ("DDP must send in the last", "model(inputs)", "model.module(inputs)"),
+        ("Leave out all other collectives", BACKWARD, f"{BACKWARD}\n    {AVERAGE}"),
     ],
 )
 

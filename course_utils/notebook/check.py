@@ -137,7 +137,9 @@ def solution(task_id: str, force: bool = False) -> None:
         return
     record_solution(task_id)
     code = "\n".join(f"    {line}".rstrip() for line in ours.code.splitlines())
-    why = re.sub(r"\*\*|\$", "", ours.why)  # text has no bold face and no formulas
+    # Text has no bold face and no formulas. In code, "**" is a power.
+    parts = re.split(r"(`[^`]*`)", ours.why)
+    why = "".join(p if p[:1] == "`" else re.sub(r"\*\*|\$", "", p) for p in parts)
     print(f"Our solution of {task_id}\n\n{code}\n\nWhy\n{wrap(why)}")
 
 

@@ -19,7 +19,10 @@ IN_PLACE_LIST = (
     "a copy, `x.copy()`."
 )
 KEYBOARD = "Nobody can type anything while a check runs. Use the arguments."
-NO_GPU = "It runs on processes without GPUs. Take the device from `tensor.device`."
+NO_GPU = (
+    "The check runs on the CPU. Where your code needs a device, take that of the "
+    "tensor that it was given: `tensor.device`."
+)
 NO_RANKS = "There are no ranks in this task: the check calls it in one process."
 GROUP_STAYS = (
     "The process group belongs to the check, which still needs it when your function "
@@ -89,6 +92,8 @@ def about_error(root: RankFailure, on_ranks: bool) -> str:
     if root.kind == "died":
         return ENDED
     text = f"{root.error}: {root.message}"
+    if not on_ranks and re.match(r"NameError: name '(rank|world_size)' is", text):
+        return NO_RANKS
     if said := next((said for part, said in ERRORS.items() if part in text), ""):
         return said
     # A call that does not fit, of the learner's function itself or of a hook of theirs.
@@ -165,6 +170,9 @@ def factor(got: Any, want: Any, n: int, tolerance: float) -> str:
         if alike(times * mine, right):
             why = ": divided once too often?" if is_n else "."
             return f"It is {times:g} times too small{why}"
+    for written in (2, 3, 4) if n > 1 else ():
+        if alike(written * mine, n * right):
+            return f"Here are {n} ranks. Is a number of ranks, {written}, in your code?"
     return ""
 
 

@@ -270,7 +270,8 @@ class Agreement:
                 f"to {self.world_size - 1}. In a ring the neighbours are (rank + 1) % "
                 "world_size and (rank - 1) % world_size."
             )
-        if peer == self.rank and name != "send" and uses_gloo():
+        is_self = isinstance(peer, int) and peer == self.rank
+        if is_self and name != "send" and uses_gloo():
             raise ValueError(  # as dist.send does; gloo's own words tell nobody
                 f"{name}: rank {peer} is this rank itself, and gloo has no connection "
                 "from a rank to itself. Keep the tensor, or copy it."
@@ -492,7 +493,8 @@ def describe(
         shown.append(op_name)
     for field in ("src", "dst"):
         if field in fields:
-            value = global_rank(field, arguments, members) or 0
+            rank = global_rank(field, arguments, members)
+            value = rank if isinstance(rank, int) else 0
             must_agree.append(f"{field}={value}")
             shown.append(f"{field}={value}")
     return " ".join(must_agree), f"{name}({', '.join(shown)})"

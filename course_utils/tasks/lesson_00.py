@@ -57,8 +57,8 @@ WHO_AM_I = Task(
         "with parentheses: dist.get_rank().",
         BRACES: 'The braces were not filled in: write f"...", with an f in front.',
     },
-    otherwise='The text must read exactly like "rank 2 of 4": the rank, then the '
-    "world size. Ask dist for both.",
+    otherwise='The text must read exactly like "rank 2 of 4": the rank, then how many '
+    "ranks there are. `dist.get_rank()` and `dist.get_world_size()` tell.",
     hints=(
         "Every rank runs the same code. The texts differ because each rank asks for "
         "its own number. Whom can it ask?",
@@ -99,8 +99,8 @@ AVERAGE = Task(
         Miss(
             "return total",
             "return tensor",
-            "That is the rank's own tensor, divided by the world size. The sum is in "
-            "the tensor that all_reduce got.",
+            "That is the rank's own tensor, divided by the world size. all_reduce puts "
+            "the sum into the tensor that it gets: divide that one.",
         ),
         Miss(
             f"return total{DIVIDE}",
@@ -196,8 +196,8 @@ SPOT_THE_HANG = Task(
         "the `if` on the rank?",
     },
     errors={
-        "UnboundLocalError": "One rank has skipped the line that makes this variable. "
-        f"{NOT_ALL}",
+        "UnboundLocalError": "Not every rank runs the line that makes this variable: "
+        "it stands under an `if` on the rank.",
         "barrier": "A barrier is a collective too, and does not answer an all_reduce. "
         "Every rank must call the all_reduce itself.",
         OUT_OF_STEP: NOT_ALL,

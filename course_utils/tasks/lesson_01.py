@@ -272,7 +272,7 @@ WHICH_BACKEND = Task(
         "Sharing one ends in an error (`Duplicate GPU detected`) or a deadlock.",
         OWN: "There is a GPU for each rank here, so nccl works, and it is faster than "
         "gloo. It does not matter if some GPUs are left over. (Only the arguments "
-        "count, not the GPUs of this machine.)",
+        'count, not the GPUs of this machine. `tensors_on` is "cpu" or "cuda".)',
     },
     otherwise='Return the name "nccl" or "gloo", in small letters and alone.',
     hints=(

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.measure.state import modes_of, settings_of, state_of, tensors_listed
+from course_utils.measure.traffic import Sent
 from course_utils.measure.under_way import Log
 from course_utils.questions.lesson_06 import PREDICT_BUCKET
 from course_utils.tasks.compare import difference, plain
@@ -176,6 +177,22 @@ CUT_BUCKETS = Task(
         ),
         Miss("[], 0, bucket", "[], held, bucket", "A new bucket begins with 0 bytes."),
         Miss(
+            "members.append(number)",
+            "members.append(len(nbytes) - 1 - number)",
+            "These numbers are counted from the end. Number the parameters as `nbytes` "
+            "does: the last one is len(nbytes) - 1.",
+        ),
+        Miss(
+            "members.append(number)",
+            "members.append(nbytes[number])",
+            "Those are bytes. A bucket is a list of the numbers of its parameters.",
+        ),
+        Miss(
+            RETURN,
+            "return [sorted(one) for one in [*buckets, members] if one]",
+            "Within a bucket, too, the gradient that is ready first comes first.",
+        ),
+        Miss(
             OPEN,
             "members.clear()\n            held, cap = 0, bucket_bytes",
             "`clear()` empties the closed bucket, too. Begin a new list.",
@@ -245,6 +262,10 @@ def observe_wrapper(answer, kind, zero, *bucket_bytes):
             f"starts with rank 0's `{name}`": torch.equal(tensor, tensors_0[name])
             for name, tensor in tensors_of(network).items()
         }
+        if bucket_bytes:
+            seen["cut_buckets, which it calls, is right"] = well_cut(
+                wrapped, *bucket_bytes
+            )
         for step in range(3):
             if zero != NEVER:
                 network.zero_grad(set_to_none=zero == NONE)
@@ -263,6 +284,17 @@ def observe_wrapper(answer, kind, zero, *bucket_bytes):
     return seen
 
 
+def well_cut(wrapped, cap):
+    """Are the buckets as those of task 3? A class of one's own need not have any."""
+    if not hasattr(wrapped, "buckets"):
+        return True
+    nbytes = [[p.nbytes for p in bucket] for bucket in wrapped.buckets]
+    in_order = [id(p) for bucket in wrapped.buckets for p in bucket]
+    trained = [id(p) for p in wrapped.parameters() if p.requires_grad]
+    closed = all(sum(one[:-1]) < cap <= sum(one) for one in nbytes[:-1])
+    return in_order == trained[::-1] and closed and all(nbytes)
+
+
 def seen_in_step(network, log, began, in_buckets, as_it_was):
     """What a step shows; `began`: how many gradients each all-reduce came after."""
     trained = [p for p in network.parameters() if p.requires_grad]
@@ -272,15 +304,15 @@ def seen_in_step(network, log, began, in_buckets, as_it_was):
     seen = {
         "requests of earlier steps are let go": log.kept() == 0,
         "finish() awaits each all-reduce": log.missing() == 0,
-        "tensors under way are left alone": not any(one.changed for one in log.now),
-        "a parameter is sent": any(p.data_ptr() in sent for p in trained),
-        "but for gradients, the network is as it was": as_it_was,
         "numbers in gradients that were not sent": max(0, numbers - sum(sizes)),
+        "a parameter is sent": any(p.data_ptr() in sent for p in trained),
+        "tensors under way are left alone": not any(one.changed for one in log.now),
+        "but for gradients, the network is as it was": as_it_was,
         "each trained parameter has a .grad": all(p.grad is not None for p in trained),
     }
     for name, parameter in network.named_parameters():
         seen[f"gradient of {name}"] = plain(parameter.grad)  # as it is now
-    seen["no hook waits"] = log.waits_in_backward == 0
+    seen["each hook returns at once"] = log.waits_in_backward == 0
     if in_buckets:
         seen["sizes of the all-reduces"] = sizes
         seen["gradients that were ready when each all-reduce began"] = began
@@ -313,7 +345,7 @@ BECAUSE = {
     "a parameter": "A parameter itself is sent. The hook gets the *parameter*: the "
     "gradient is in its .grad.",
     "has a .grad": "There is no gradient after finish(): leave the mean in each .grad.",
-    "hook waits": "The backward stands still while a hook waits. Pass async_op=True, "
+    "at once": "The backward stands still while a hook waits. Pass async_op=True, "
     "and wait for the request in finish().",
     "began": "All-reduces begin too late. Each gradient can leave in its own hook: not "
     "in finish(), and not with the last one.",
@@ -324,8 +356,10 @@ ERRORS = {
     "`view_as`. And hooks do not come in the order of `parameters()`.",
     "hook on a tensor that doesn't require gradient": "A frozen parameter cannot have "
     "a hook. Skip those with requires_grad=False.",
+    "has no attribute 'sum'": "forward() returned None: did you forget `return`?",
     "NoneType": "Something is None. all_reduce returns a request with async_op=True "
-    "only. And .grad may be None still when a hook of `register_hook` is called.",
+    "only. The .grad of a frozen parameter is None. And .grad may still be None when a "
+    "hook of `register_hook` is called.",
     OUT_OF_STEP: "All ranks must make the same calls, also those that receive a "
     "broadcast.",
 }
@@ -379,6 +413,11 @@ ASYNC_DDP = Task(
 )
 
 WRITE = "p.grad.copy_(part.view_as(p))"
+AWAIT = "            request.wait()\n"
+COPY_BACK = f"""            parts = flat.split([p.numel() for p in bucket])
+            for p, part in zip(bucket, parts, strict=True):
+                {WRITE}
+"""
 
 BUCKETED_DDP = Task(
     id="06.bucketed_ddp",
@@ -397,9 +436,21 @@ BUCKETED_DDP = Task(
     misses=(
         Miss(" / dist.get_world_size()", "", SUM),
         Miss(WRITE, "pass", "The gradients are each rank's own. Write the means back."),
+        Miss(
+            "p.grad.flatten()",
+            "p.detach().flatten()",
+            "These are means of the parameters. Their gradients are in .grad.",
+        ),
+        Miss(
+            f"{AWAIT}{COPY_BACK}",
+            f"{COPY_BACK}{AWAIT}",
+            "You copy a bucket back before its wait() has returned.",
+        ),
     ),
     because={
         **BECAUSE,
+        "cut_buckets": "Your cut_buckets makes other buckets. Does it pass its own "
+        "check?",
         "not sent": "Not all buckets have left. When one leaves, the next may be full "
         "already: ask again, with `while` and not with `if`.",
         "sizes": "These are not the buckets in their order, each in one flat tensor. "
@@ -409,14 +460,19 @@ BUCKETED_DDP = Task(
     },
     errors={
         **ERRORS,
+        "split_with_sizes expects": "The numbers of one bucket were to be cut like "
+        "those of another. Was a bucket sent before those in front of it?",
         "list index out of range": "A list has fewer entries than this line asks for. "
         "Ask first whether a bucket is left, and whether all have been sent.",
         "same number of dimensions": "A bias has one dimension, a weight has two. "
         "Flatten each gradient before you join them: `reshape(-1)`.",
+        "'NoneType' object is not iterable": "Something that should be a list is None. "
+        "Does your cut_buckets pass the check of its own task?",
         "NoneType": "Something is None. A gradient? Then its bucket was not full yet. "
         "A request? all_reduce returns one with async_op=True only.",
         OUT_OF_STEP: "All ranks must send the same buckets in the same order. A bucket "
-        "that is full early must wait until all buckets before it have been sent.",
+        "that is full early must wait until all buckets before it have been sent. Do "
+        "broadcast_module and cut_buckets pass the checks of their own tasks?",
     },
     hints=(
         "Which bucket is the next one to be sent, and is it full?",
@@ -504,13 +560,15 @@ def observe_accumulate(answer, k):
         for i in range(k)
     ]
     copies = plain(batches)
-    answer(model, batches)
+    with Sent() as called:
+        answer(model, batches)
     hooks = sum(len(p._backward_hooks or ()) for p in network.parameters())
     return {
         "the last backward sends": sent[-1:] == [network.backwards],
-        "the gradients": [p.grad for p in network.parameters()],
         "rows that went through the model": network.rows,
+        "the gradients": [p.grad for p in network.parameters()],
         "backwards that send": len(sent),
+        "collectives in all": len(called.calls),
         "most rows at a time": network.most,
         "all parts computed in training mode": False not in modes,
         "the model is as before": state_of(model) == before and not hooks,
@@ -538,7 +596,7 @@ ACCUMULATE = Task(
             "is_last = i == k - 1",
             "is_last = True",
             "Every micro-batch was sent. Put forward *and* backward of all but the "
-            "last one inside `model.no_sync()`.",
+            "last one inside `with model.no_sync():`.",
         ),
         Miss("/ k)", "/ dist.get_world_size())", "DDP divides by the ranks, you by k."),
         Miss("/ k)", "/ k / dist.get_world_size())", "DDP has divided by the ranks."),
@@ -547,7 +605,16 @@ ACCUMULATE = Task(
             'labels, reduction="sum")\n            loss',
             "You added up the rows of a micro-batch. The task asks for the mean.",
         ),
-        Miss(BACKWARD, f"model.zero_grad(); {BACKWARD}", "Only the last one is left."),
+        Miss(
+            f"labels)\n            {BACKWARD}",
+            f'labels, reduction="sum")\n            {BACKWARD}',
+            "You added up the rows of a micro-batch. The task asks for the mean.",
+        ),
+        Miss(
+            BACKWARD,
+            f"model.zero_grad(); {BACKWARD}",
+            "Only the gradient of the last micro-batch is left.",
+        ),
     ),
     because={
         "the last": "DDP must send in the last backward. Forward and backward of the "
@@ -555,6 +622,8 @@ ACCUMULATE = Task(
         "the gradients": "Each gradient must be that of the mean loss over all rows of "
         "all micro-batches of all ranks: each loss is divided by k.",
         "that send": "Only the backward of the last micro-batch should send.",
+        "in all": "DDP sends the gradients, and has averaged them. Leave out all other "
+        "collectives.",
         "went through": "Each micro-batch should go through the model once.",
         "most rows": "Several micro-batches are in memory at the same time: the "
         "backward of each comes before the next forward.",

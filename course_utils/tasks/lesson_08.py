@@ -199,8 +199,8 @@ REDUCE_SCATTER = Task(
     because={
         "torch's own": "That is what you build here. Send the pieces.",
         "pieces sent": "The result is right, but too much was sent. An all-reduce "
-        "brings every rank the whole sum, an all-gather all gradients. Send each rank "
-        "only the piece that it needs.",
+        "brings every rank the whole sum, a reduce brings it to one rank, and an "
+        "all-gather brings all gradients. Send each rank only the piece it needs.",
         "its source": "The result is right here, but a recv without a source may take "
         "a piece of the next gradient. Name the source: `dist.recv(piece, other)`.",
         "holds on": "The result is right, but it is a view of a larger tensor, and "
@@ -244,8 +244,9 @@ def observe_unit(answer, kind):
             unit.shard.grad = None
         batch = whole_numbers((2, 3), 200 + 10 * rank + step) / 8
         batch.requires_grad_(kind != sharding.TWO_LAYERS)  # as in the midst of a model
+        scale = (torch.tensor(2.0),) if kind == sharding.NORMED else ()
         with Sent() as forward:
-            output = unit(batch)
+            output = unit(batch, *scale)
         if output is None:
             return None
         seen = {
@@ -285,6 +286,7 @@ GONE = (
     "Somebody computed with parameters that had been freed. Gather before the forward, "
     "and again before the backward: `output.register_hook`."
 )
+RETURNS_NONE = "A hook must return None: all else replaces the gradient."
 PADDED = "Join all gradients to one, padded: it must be as long as `self.whole`."
 
 ONE_UNIT = Task(
@@ -296,7 +298,7 @@ ONE_UNIT = Task(
     observe=observe_unit,
     seconds=15.0,
     forbids=sharding.REDUCE_SCATTERS,
-    instead="The methods of Unit, a hook on the output, and your tasks 3 and 4.",
+    instead="Use the methods of Unit, a hook on the output, and your tasks 3 and 4.",
     misses=(
         Miss(
             "reduce_scatter(flat)",
@@ -332,11 +334,16 @@ ONE_UNIT = Task(
         "out of bounds for storage": GONE,
         "'NoneType' object is not": "`register_hook(self.gather())` gathers at once. "
         "Hand over a function: `lambda grad: self.gather()`.",
-        "but hook returned": "A hook must return None: all else replaces the gradient.",
+        "but hook returned": RETURNS_NONE,
+        "has changed the size": RETURNS_NONE,
+        "assign a gradient of size": "The shard's gradient has the shape of the shard: "
+        "it is this rank's piece, as `reduce_scatter` returns it.",
+        "is invalid for input of size": "What was freed is to be used, or a flat "
+        "tensor is too short. Does your FlatShard of task 3 pass its check?",
         " size": PADDED,
     },
     otherwise="The gradient of the shard is this rank's part of the flat mean "
-    "gradient, with zeros for the padding. Those of the step before must be gone.",
+    "gradient, with zeros for the padding at the end.",
     hints=(
         "Four moments: before the forward, after it, before the backward, after it. "
         "Which method of Unit belongs to each?",
@@ -409,7 +416,8 @@ SPOT_THE_OPTIMIZER = Task(
             UNITS + OPTIMIZER,
             OPTIMIZER + UNITS,
             "The parameters are those of the start. Make the optimizer after "
-            "`fully_shard`, and call zero_grad() after the step.",
+            "`fully_shard`, call zero_grad() after the step, and gather what you "
+            "return after the last step.",
         ),
         Miss("p.full_tensor()", "p.to_local()", "These are shards, not whole."),
         Miss(

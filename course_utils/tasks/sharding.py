@@ -21,13 +21,24 @@ REDUCE_SCATTERS = (
 
 TWO_LAYERS = "two linear layers, 242 numbers"
 TIED = "two layers with one weight"
-NORMED = "a linear layer and a layer norm, without zero_grad()"
+NORMED = "a module of two inputs, without zero_grad()"
+
+
+class Scaled(nn.Module):
+    """A linear layer and a layer norm; the second input scales what comes out."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = linear(3, 4, 13, divided_by=8), nn.LayerNorm(4)
+
+    def forward(self, x, scale):
+        return self.norm(self.linear(x)) * scale
 
 
 def module_of(kind):
     """The same on every rank."""
     if kind == NORMED:
-        return nn.Sequential(linear(3, 4, 13, divided_by=8), nn.LayerNorm(4))
+        return Scaled()
     width, outputs = (3, 3) if kind == TIED else (40, 2)
     first = linear(3, width, 11, divided_by=8)
     last = linear(width, outputs, 12, divided_by=8)
