@@ -88,7 +88,6 @@ def test_wrong_reads_like_this():
         "  That is the rank's own tensor: the sum over the ranks is missing.\n"
         "  With 2 ranks, rank 0 called forgot_the_others(tensor([-2., 3.])).\n"
         "  It returned tensor([-2., 3.]), expected was tensor([0., 12.]).\n"
-        "  Wrong on all ranks.\n"
         "  It printed:\n"
         "    about to return\n"
         f'  A hint: hint("{task.id}")'

@@ -119,7 +119,7 @@ def log_loss(loss):
         return total.item() / dist.get_world_size()
 
 
-@ANSWERS.wrong("00.spot_the_hang", "crashed", NOT_ALL)
+@ANSWERS.wrong("00.spot_the_hang", "crashed", "stands under an `if` on the rank")
 def only_the_return_outside(loss):
     if dist.get_rank() == 0:
         total = loss.clone()

@@ -38,6 +38,8 @@ def by_leaves(inputs, target_gpus, dim=0):
 
 CHUNK = "inputs.chunk(len(target_gpus), dim)"
 ALL_ROWS = "[inputs.to(gpu).chunk(len(target_gpus), dim)[target_gpus.index(gpu)] for"
+OF_DICTS = "return [dict(zip(inputs, part, strict=True)) for part in parts]"
+A_DICT = "return {k: scatter(x, target_gpus, dim) for k, x in inputs.items()}"
 PAIRS = "zip(inputs, part, strict=True)"
 ANSWERS.edited(
     "03.scatter",
@@ -51,6 +53,8 @@ ANSWERS.edited(
         ("each GPU was sent all rows", "[p.to(gpu) for", ALL_ROWS),
         ("is repeated for every GPU", " and inputs:", ":"),
         ("is repeated for every GPU", "[inputs] * len(target_gpus)", "[inputs]"),
+        ("as it is, not as a copy", "[inputs] *", "[copy.deepcopy(inputs)] *"),
+        ("with one part for each GPU", OF_DICTS, A_DICT),
         ("its dtype is float32", "p.to(gpu)", "p.to(gpu).float()"),
     ],
 )
@@ -70,6 +74,7 @@ def leaf_by_leaf(outputs, target_device, dim=0):
 
 
 KEYS = "for key in first}\n    groups"
+NO_DICTS = "    if isinstance(first, dict):\n        return None\n    if False:"
 ONE_LOSS = "if first.dim() == 0 and len(outputs) == 1:\n            return first"
 ANSWERS.edited(
     "03.gather",
@@ -78,6 +83,7 @@ ANSWERS.edited(
         ("even a single one", "here = [", f"{ONE_LOSS}\n        here = ["),
         ("its dtype is float32", "(target_device)", "(target_device).float()"),
         ("the outputs have changed", "here = [", "outputs[:] = here = ["),
+        ("Does each case have", "    if isinstance(first, dict):", NO_DICTS),
     ],
 )
 
@@ -118,6 +124,8 @@ def with_torchs_hook(network, devices):
     return replicas
 
 
+ALL_TENSORS = "chain(network.parameters(), network.buffers())"
+SAVED_TENSORS = "network.state_dict(keep_vars=True).values()"
 MOVED = "nn.parallel._functions.Broadcast.apply([devices[0], device], tensor)[1]"
 FIRST_IS_IT = "replicas = []", "replicas = [network]", "in devices:", "in devices[1:]:"
 ONE_MEMO = (
@@ -134,6 +142,7 @@ ANSWERS.edited(
         ("give it a new dict for each device", *ONE_MEMO),
         ("copy has the settings", ", copies))", ", copies).eval())"),
         ("That is a dictionary", "return replicas", "return {0: replicas}"),
+        ("leaves some buffers out", ALL_TENSORS, SAVED_TENSORS),
     ],
     crashed=[("stays None", "copies))", "copies)); replicas[-1]._parameters.clear()")],
 )
@@ -232,6 +241,8 @@ def by_the_variable_of_the_loop(modules, inputs, kwargs_tup=None, *, devices):
     return inputs
 
 
+SET_OUTSIDE = "torch.cuda.set_device(1); thread.start()"
+ANOTHER_ERROR = 'raise RuntimeError("a replica failed")'
 TENSORS_ONLY = "return [*filter(torch.is_tensor, outputs)]"
 ANSWERS.edited(
     "03.parallel_apply",
@@ -241,10 +252,24 @@ ANSWERS.edited(
         ("not detached", "(*args", "(*[x.detach() for x in args]"),
         ("not moved", "**kwargs_tup[i])", "**kwargs_tup[i]).cpu()"),
         ("3 items; 4 were", "return outputs", TENSORS_ONLY),
+        ("inside the threads only", "thread.start()", SET_OUTSIDE),
+        ("callers catch it by its type", "raise errors[min(errors)]", ANOTHER_ERROR),
     ],
 )
 
 # ---------------------------------------------------------------- 03.data_parallel
+
+USED = "used = device_ids[: len(parts)]"
+AT_ONCE = f"""if len(device_ids) == 1:
+        return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+    {USED}"""
+ANSWERS.edited(
+    "03.data_parallel",
+    wrong=[
+        ("another GPU was the current one", "devices=used", "devices=range(len(used))"),
+        ("but not on `output_device`", USED, AT_ONCE),
+    ],
+)
 
 
 @ANSWERS.right("03.data_parallel")
@@ -350,9 +375,7 @@ class ANumberByItsPosition(ANumberByName):
         return loss
 
 
-@ANSWERS.wrong(
-    "03.spot_the_mean", "wrong", "A step leaves nothing behind for the next one"
-)
+@ANSWERS.wrong("03.spot_the_mean", "wrong", "it leaves something behind")
 class CountsOfAllSteps(LossInside):
     reduction, counts = "sum", []  # replicas have the list itself
 

@@ -382,7 +382,7 @@ ANSWERS.edited(
 )
 
 
-@ANSWERS.wrong("04.even_group", "wrong", "odd ranks took part in it")
+@ANSWERS.wrong("04.even_group", "wrong", "not made in a group of the even ranks alone")
 def a_group_for_show(tensor):
     (rank, n), total = me(), tensor.clone()
     dist.new_group(list(range(0, n, 2)))

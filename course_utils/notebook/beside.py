@@ -98,6 +98,8 @@ def run_task(task: Task, answer: Any) -> Outcome:
 
 def not_attempted(task: Task, what: str = "Write your") -> Outcome:
     begin = f"{what} code in the cell above, run that cell, then this one."
+    if what == "Repair the":
+        begin += " (Comments, spaces and needless parentheses change nothing.)"
     return Outcome(task, "not attempted", (begin, more(task)))
 
 
@@ -334,8 +336,6 @@ class Judge:
         wrong = [r for r in range(self.n) if (r, name) in differ]
         if fine := [r for r in range(self.n) if r not in wrong]:
             lines.append(f"Right on {rank_list(fine)}; wrong on {rank_list(wrong)}.")
-        elif self.n > 1:
-            lines.append("Wrong on all ranks.")
         return self._outcome("wrong", says, *lines, rank=rank)
 
     def _near_miss(self, want: Seen, name: str) -> str:
@@ -362,7 +362,8 @@ class Judge:
     def _judge_inputs(self) -> Outcome | None:
         for rank, after in enumerate(self.seen.after):
             for before, changed in zip(self.inputs[rank], after, strict=True):
-                if difference(changed, plain(before), 0.0) is None:
+                found = difference(changed, plain(before), 0.0)
+                if found is None:
                     continue
                 nests = isinstance(before, (list, dict))
                 advice = diagnosis.IN_PLACE_LIST if nests else diagnosis.IN_PLACE
@@ -372,6 +373,7 @@ class Judge:
                     f"called the function may still need it. {advice}",
                     self._call(rank),
                     f"  before  {show(plain(before))}\n  after   {show(changed)}",
+                    *filter(None, [found]),
                     rank=rank,
                 )
         return None
@@ -397,6 +399,9 @@ class Judge:
                 f"build here yourself. {self.task.instead}".rstrip(),
                 RULE,
             )
+        if root.error == "OnlyMessages":
+            says = f"Your code calls {root.message}. Use no collective in this task."
+            return self._outcome("wrong", f"{says} {self.task.instead}".rstrip())
         return self._crashed(error, root)
 
     def _crashed(self, error: RanksError, root: RankFailure) -> Outcome:
@@ -408,7 +413,10 @@ class Judge:
         else:
             message = root.message.strip().split("\n(caused by")[0]
             raised = f"It raised {root.error}: {message}".rstrip(": ")
-            raised = "\n".join(cut(line, 240) for line in raised.splitlines()[:3])
+            first, *more_lines = raised.splitlines()
+            # PyTorch's last line says what the arguments were, after many that may be.
+            few = more_lines[:2] if len(more_lines) < 3 else more_lines[-1:]
+            raised = "\n".join(cut(line, 240) for line in (first, *few))
             lines = [raised] * bool(about) + indented(root.traceback)
             about = about or raised
         lines = about, self._call(root.rank), *lines
@@ -452,6 +460,8 @@ class Judge:
             who = f"Rank {failure.rank}" if self.task.where == "ranks" else "It"
             verb = "was still at" if busy else "waits in"
             lines.append(f"{who} {verb} {failure.where or '?'}")
+        if any(failure.where.startswith("wait,") for failure in shown):
+            lines.append(diagnosis.ONE_WAIT)
         if error.finished and self.task.where == "ranks":
             lines.append(f"{rank_list(error.finished).capitalize()} returned.")
         if busy:

@@ -32,6 +32,7 @@ ROOM_FOR_ALL = (
     "An all-gather brings one piece from each rank, so the output needs room for "
     "dist.get_world_size() pieces, each as large as the one that is sent."
 )
+ONE_WAIT = "With gloo, a second wait() for the same request never returns."
 POLLED = (
     "With gloo, is_completed() stays False until wait() has been called, even when the "
     "message has long arrived. Call wait()."
@@ -123,7 +124,9 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
     for arg in args:
         if isinstance(arg, torch.Tensor) and alike(mine, arg):
             return "That is the argument, as it was given."
-    if n > 1 and alike(got[0], want[0]) and not any(map(alike, got[1:], want[1:])):
+    same_for_all = all(alike(one, want[0]) for one in want)
+    only_first = alike(got[0], want[0]) and not any(map(alike, got[1:], want[1:]))
+    if n > 1 and same_for_all and only_first:
         return (
             "Only rank 0 has it, and every rank needs it. Does a call give its result "
             "to one rank, as `reduce` and `gather` do, or is there an `if` on the rank?"

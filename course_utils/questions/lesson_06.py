@@ -212,7 +212,8 @@ QUESTIONS = lesson(
         Right(
             "Each micro-batch is averaged: nothing is saved.",
             "The forward has already decided that the next backward sends. (The mean "
-            "is right: averaging gradients that are equal already changes nothing.)",
+            "is right: what earlier micro-batches left in .grad is the same on all "
+            "ranks, and averaging it again changes nothing.)",
         ),
         Wrong(
             "The gradients are never averaged.",

@@ -502,8 +502,8 @@ def describe(
 
 def name_of_op(op: Any) -> str:
     """``SUM`` for ``ReduceOp.SUM``, and for ``ReduceOp(ReduceOp.SUM)``."""
-    op = getattr(op, "op", op)
-    return getattr(op, "name", None) or type(op).__name__
+    name = getattr(getattr(op, "op", op), "name", None)
+    return name if isinstance(name, str) else type(op).__name__
 
 
 def short(tensor: torch.Tensor) -> str:

@@ -25,7 +25,7 @@ MANY_DIGITS = 30  # of a whole number that is still shown in full
 ADVICE = {
     "coroutine": "Write `def`, not `async def`.",
     "function": "Did you forget the parentheses of a call?",
-    "generator": "Use `return`, not `yield`.",
+    "generator": "Use `return`, not `yield`, and `[... for ...]`, not `(... for ...)`.",
     "Work": "An asynchronous call returns at once: `wait()` for it, then return the "
     "tensor.",
 }

@@ -16,52 +16,11 @@ from course_utils.questions.lesson_03 import PREDICT_TRAFFIC
 from course_utils.tasks.compare import plain
 from course_utils.tasks.devices import on_gpus
 from course_utils.tasks.inputs import linear, whole_numbers
+from course_utils.tasks.nested import devices_of, form, gradients, tensors_in, wanting
 from course_utils.tasks.task import Miss, Task
 
 in_eighths = functools.partial(linear, divided_by=8)
 P = "torch.nn.parallel"
-
-# ------------------------------------------------------------- what several tasks need
-
-
-def sorted_keys(value):
-    """The same, with the keys of each dict in one order: theirs does not count."""
-    if isinstance(value, dict):
-        return {key: sorted_keys(value[key]) for key in sorted(value, key=str)}
-    if isinstance(value, (tuple, list)):
-        return (list if isinstance(value, list) else tuple)(map(sorted_keys, value))
-    return value
-
-
-def tensors_in(value):
-    """The tensors in nested tuples, lists and dicts, in order."""
-    leaves = tree_leaves(sorted_keys(value))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def form(value):
-    """What is nested in what: "('tensor', {'a': 'tensor'})"."""
-    value = plain(sorted_keys(value))
-    return str(tree_map_only(torch.Tensor, lambda _: "tensor", value))
-
-
-def wanting(tensor):
-    """The tensor itself. It wants a gradient, if its dtype has any."""
-    return tensor.requires_grad_(tensor.is_floating_point())
-
-
-def devices_of(value):
-    return sorted({str(tensor.device) for tensor in tensors_in(value)})
-
-
-def gradients(outputs, tensors):
-    """What arrives at the tensors if each element of the outputs has its own weight."""
-    weights = (1 + torch.arange(o.numel()).reshape(o.shape) for o in outputs)
-    total = sum((o.cpu() * w).sum() for o, w in zip(outputs, weights, strict=True))
-    if isinstance(total, torch.Tensor) and total.requires_grad:
-        total.backward()
-    return [tensor.grad for tensor in tensors]
-
 
 CUT_OFF = (
     "The values are right, but the gradients do not find their way back. "
@@ -76,19 +35,30 @@ OTHER_DIM = (
 # ----------------------------------------------------------------------------- scatter
 
 
+NUMBER = "the number of parts"
+
+
 @on_gpus(4)
 def observe_parts(answer, gpus, inputs, target_gpus, dim=0):
     tensors = list(map(wanting, tensors_in(inputs)))
     parts = answer(inputs, target_gpus, dim)
+    if parts is None:
+        return None
     if not isinstance(parts, (list, tuple)):
-        return parts
+        return {NUMBER: 0}
+    given = tree_leaves(inputs)
+    kept = [x for x in tree_leaves(list(parts)) if not isinstance(x, torch.Tensor)]
     pieces, shapes = tensors_in(parts), [tensor.shape for tensor in tensors]
     sent = sum(copy.bytes for copy in gpus.transfers)
     return {
+        NUMBER: len(parts),
         "tensors that came whole": sum(piece.shape in shapes for piece in pieces),
         "form of part 0": form(parts[0]) if parts else None,
         "parts": parts,
         "devices": list(map(devices_of, parts)),
+        "what is no tensor is repeated as it is": all(
+            any(one is other for other in given) for one in kept
+        ),
         # To one GPU first, and from there to the others, is less than twice as much.
         "only pieces were sent": sent <= 2 * sum(tensor.nbytes for tensor in tensors),
         "gradients": gradients(pieces, tensors),
@@ -124,6 +94,7 @@ SCATTER = Task(
         ((), [0, 1]),
         ((ROWS[9], 7, (), [], {}), [1, 3, 0, 2]),
         ((WIDE, {"m": [WIDE]}), [0, 1, 2], -1),
+        ((ROWS[6], nn.Identity()), [0, 1]),
     ),
     forbids=(f"{P}.scatter_gather.scatter", f"{P}.comm.scatter"),
     instead="`torch.chunk` cuts, and `.to(device)` copies.",
@@ -139,6 +110,9 @@ SCATTER = Task(
         Miss("target_gpus, dim)", "target_gpus)", OTHER_DIM),
     ),
     because={
+        NUMBER: "Return a list, with one part for each GPU that gets rows. What holds "
+        "no tensor is repeated for every GPU.",
+        "repeated as": "What is no tensor goes to every GPU as it is, not as a copy.",
         "whole": "Nothing was cut: each part has all the rows. Does your function "
         "handle tensors, tuples, lists and dicts?",
         "form": "Each part has the form of the inputs: a tuple (x, y) on two GPUs "
@@ -151,6 +125,8 @@ SCATTER = Task(
         "gradients": CUT_OFF,
     },
     errors={
+        "'NoneType' object is not iterable": "What is no tensor, such as None, must be "
+        "repeated: return a list, with one for each GPU.",
         "zip() argument": FEWER,
         "index out of range": FEWER,
         "object has no attribute": "Only tensors can be cut and moved. Ask "
@@ -191,8 +167,6 @@ def observe_joined(answer, gpus, outputs, target, dim=0):
 
     tensors, before = tensors_in(there), as_it_is()
     joined = answer(there, target, dim)
-    if joined is None and outputs[0] is not None:
-        return None
     return {
         "form": form(joined),
         "joined": joined,
@@ -236,7 +210,8 @@ GATHER = Task(
     ),
     because={
         "form": "The result must have the form of one output: a tuple for tuples, a "
-        "list for lists, a dict with the same keys for dicts, None for None.",
+        "list for lists, a dict with the same keys for dicts, None for None. Does each "
+        "case have its `return`?",
         "devices": "The values are right, but not all on `target_device`. Is it passed "
         "on when the function calls itself?",
         "as they were": "The result is right, but the outputs have changed. `pop`, "
@@ -288,7 +263,7 @@ class Network(nn.Module):
         self.body, self.again = (nn.Sequential(in_eighths(3, 3, s)) for s in (3, 4))
         if kind == SHARED:
             self.last.weight, self.again = self.first.weight, self.body
-        self.register_buffer("rows", torch.tensor(0))
+        self.register_buffer("rows", torch.tensor(0), persistent=False)
         self.body[0].register_buffer("factor", torch.tensor(2.0))
         self.register_buffer("none", None)  # as of a BatchNorm without statistics
         self.register_parameter("nothing", None)
@@ -377,7 +352,8 @@ REPLICATE = Task(
         "`_parameters`: give the replica a dict of its own.",
         "devices": "Replica i must be a module like the network, with all its weights "
         "and buffers (`network.buffers()`) on `devices[i]`, those of submodules, too. "
-        "deepcopy writes into its second argument: give it a new dict for each device.",
+        "deepcopy writes into its second argument: give it a new dict for each device. "
+        "state_dict() makes new tensor objects, and leaves some buffers out.",
         "own modules": "A module of the network itself is in a replica. Make new "
         "modules, on the network's own device too.",
         "again is": "Two layers may share a weight, and a module may be in two places. "
@@ -476,11 +452,14 @@ def observe_threads(answer, gpus, kind, devices):
     ):
         try:
             outputs = answer(parts, inputs, kwargs, devices=devices)
-        except ArithmeticError as error:
+        except Exception as error:
+            if kind != FAILING:
+                raise
             raised = type(error).__name__
         calls = [part.calls[:] for part in parts]
         for thread in set(threading.enumerate()) - before:
             thread.join(2 * MEETING)
+        settings = torch.cuda.current_device(), torch.is_grad_enabled()
     if not isinstance(outputs, (list, tuple)):
         return outputs
     first_calls = [called[0] if called else (None, None) for called in calls]
@@ -494,6 +473,7 @@ def observe_threads(answer, gpus, kind, devices):
         "gradients wanted": [wanted for _, wanted in first_calls],
         "devices of what came back": list(map(devices_of, outputs)),
         "gradients through what came back": gradients(tensors_in(outputs), tensors),
+        "the caller's settings are as before": settings == (0, kind != NO_GRAD),
     }
 
 
@@ -536,14 +516,19 @@ PARALLEL_APPLY = Task(
         "`join()` all threads first. Or did an exception end a thread before it called "
         "its module?",
         "same time": "Not all modules ran at the same time. Start all threads, then "
-        "`join()` them in a second loop: in one, each waits for the one before it.",
-        "raised": "An exception ends only its own thread. Catch it there, keep it, and "
-        "raise it after all threads have ended; of several, that of the first module.",
+        "`join()` them in a second loop: in one, each waits for the one before it. "
+        "`Thread(target=call(i))` and `thread.run()` call at once: use `args` and "
+        "`start()`.",
+        "raised": "An exception ends only its own thread. Catch it there, and keep it. "
+        "After all threads have ended, raise it itself (callers catch it by its type); "
+        "of several, that of the first module.",
         "current devices": "The outputs are right, but in a thread the current device "
         "was not its own. Use `with torch.cuda.device(devices[i]):` there.",
         "wanted": "Whether gradients are wanted is the caller's setting, and each "
         "thread has its own. Ask torch.is_grad_enabled() before you start the threads, "
         "and use `with torch.set_grad_enabled(...)` in each.",
+        "caller's": "The caller's current GPU, or whether gradients are recorded, has "
+        "changed. Set both inside the threads only.",
         "what came back": "Give each module its input and return its output as it is, "
         "not moved to another device, and not detached.",
     },
@@ -553,7 +538,6 @@ PARALLEL_APPLY = Task(
         "'NoneType'": "`kwargs_tup` is None where there are no keyword arguments.",
         "KeyError: ": "No thread wrote under this key. Did each use the variable of "
         "your loop, which has moved on by then? Or did an exception end one?",
-        "part 0 failed": "Raise the exception itself: callers catch it by its type.",
     },
     otherwise="Return a list: output i is what module i makes of input i, and of the "
     "keyword arguments in `kwargs_tup[i]`, whichever thread ends first.",
@@ -579,6 +563,7 @@ PARALLEL_APPLY = Task(
 
 
 _seen_rows: dict[str, int] = {}
+_current: list[tuple[int, int]] = []  # a device, and which one was current there
 
 
 class Noting(nn.Module):
@@ -592,6 +577,7 @@ class Noting(nn.Module):
 
     def forward(self, x, y=0):
         _seen_rows[str(x.device)] = len(x)
+        _current.append((x.get_device(), torch.cuda.current_device()))
         scale = self.scale * (2 if self.training else 1)
         out = self.outer(torch.tanh(self.hidden(x))) * scale + y
         return {"out": out, "hidden": (x,)} if self.as_dict else out
@@ -602,6 +588,7 @@ def observe_data_parallel(answer, gpus, kind, rows, device_ids, output_device):
     network = Noting(2, as_dict=kind == DICT).to(device_ids[0]).train(kind != PAIR)
     x, y = (whole_numbers((rows, n), 5 + n).to(device_ids[0]) for n in (3, 2))
     _seen_rows.clear()
+    _current.clear()
     output = answer(network, (x, y) if kind == PAIR else x, device_ids, output_device)
     if output is None:
         return None
@@ -610,6 +597,8 @@ def observe_data_parallel(answer, gpus, kind, rows, device_ids, output_device):
         "rows on each device": dict(_seen_rows),
         "output": output,
         "devices": devices_of(output),
+        # The caller's may stay the current one, as in a simple loop.
+        "another GPU is the current one": any(now not in (x, 0) for x, now in _current),
     }
     if seen["device of the module"] != [f"cuda:{device_ids[0]}"]:
         return seen  # its backward would only raise an error
@@ -619,8 +608,8 @@ def observe_data_parallel(answer, gpus, kind, rows, device_ids, output_device):
 
 DICT, PAIR, SIMPLE = "a network that returns a dict", "two inputs", "a network"
 TOO_MANY = (
-    "A small batch gives fewer parts than there are GPUs: 9 rows on 4 GPUs are 3 "
-    "parts. Make only as many replicas, on as many devices, as there are parts."
+    "Scatter to all of device_ids, then make as many replicas as there are parts, on "
+    "as many devices. A small batch gives fewer parts: 9 rows on 4 GPUs are 3."
 )
 
 DATA_PARALLEL = Task(
@@ -639,6 +628,7 @@ DATA_PARALLEL = Task(
         (DICT, 8, [0, 1, 2], None),
         (SIMPLE, 6, [1, 0], 0),
         (PAIR, 4, [3], None),
+        (SIMPLE, 4, [0], 1),
     ),
     forbids=("torch.nn.DataParallel", f"{P}.data_parallel.data_parallel"),
     instead="Put it together from replicate, scatter, parallel_apply and gather.",
@@ -651,12 +641,16 @@ DATA_PARALLEL = Task(
         "devices": "The output is right, but not on `output_device`. Where that is "
         "None, it belongs on the first of device_ids, which need not be cuda:0. And 0 "
         "counts as false in Python: ask `if output_device is None`.",
+        "another GPU": "A replica ran while another GPU was the current one. Give "
+        "parallel_apply the devices of the parts, and not 0, 1, 2.",
         "gradients": "The output is right, but the gradients in the module are not. Do "
         "all replicas come from `replicate`, and is nothing detached?",
     },
     errors={
         "number of modules": TOO_MANY,
         "index out of range": TOO_MANY,
+        "'tuple' object has no attribute": "A part may be a tuple of arguments: "
+        "`module(*part)`. parallel_apply does that.",
         "dict": "This module returns a dictionary of tensors. `gather` joins tuples, "
         "lists and dicts, too.",
         "same device": "Tensors on different devices meet. Replica i and part i are "
@@ -725,6 +719,12 @@ def observe_steps(answer, gpus, rows, device_ids):
     }
 
 
+ONE_GPU = (
+    "With one GPU nothing is gathered: nn.DataParallel returns what "
+    "`forward` returned, a loss without dimensions, which has no length. "
+    "`losses.mean()` and `losses.sum()` work with both."
+)
+
 SPOT_THE_MEAN = Task(
     id="03.spot_the_mean",
     title="Spot the mean",
@@ -765,9 +765,8 @@ SPOT_THE_MEAN = Task(
         "missing 2 required positional arguments: 'x'": "2 rows on 4 GPUs are 2 "
         "pieces. But a keyword argument goes to all four GPUs, and nn.DataParallel "
         "calls the last two replicas without any rows. Pass it by its position.",
-        "0-d tensor": "With one GPU nothing is gathered: nn.DataParallel returns what "
-        "`forward` returned, a loss without dimensions, which has no length. "
-        "`losses.mean()` and `losses.sum()` work with both.",
+        "got 0D and 0D tensors": ONE_GPU,
+        "0-d tensor": ONE_GPU,
         "object is not iterable": "gather joins tensors only. If a replica is to "
         "return a number, make a tensor of it, on the device of its rows.",
         "'LossInside' object": "If it is set in `forward`: there, `self` is a replica, "

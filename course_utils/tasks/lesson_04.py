@@ -97,9 +97,9 @@ SPOT_THE_WAIT = Task(
         OUT_OF_STEP: "Every send needs its recv, and every recv its send. Each request "
         "needs one `wait()`, not two: with gloo, a second one never returns.",
     },
-    otherwise="Rank r returns row r of rank 0's tensor. A buffer must not be written "
-    "while a message from it is under way: wait inside the loop, or give each message "
-    "its own memory.",
+    otherwise="Rank r returns row r of rank 0's tensor, rank 0 too. A buffer must not "
+    "be read or written while a message is under way to it or from it: wait inside the "
+    "loop, or give each message its own memory.",
     instead="Keep isend and irecv (or send and recv), and repair what is around them.",
     hints=(
         "isend and irecv return at once. What do they return, and what is that for?",
@@ -157,7 +157,7 @@ EXCHANGE = Task(
     },
     otherwise="Rank r returns the tensor of rank r - 1, and rank 0 that of the last "
     "rank. Receive it into a new tensor: one that is being sent must not be written "
-    "before the `wait()`.",
+    "before the `wait()`, and one that is being received must not be read.",
     errors={
         **send_recv.ERRORS,
         OUT_OF_STEP: "If all send first, nobody receives; if all receive first, nobody "
@@ -239,8 +239,8 @@ ALL_REDUCE = Task(
         "as rank 0, as rank 1 and as the last rank: where does each one wait?",
     },
     otherwise="Every rank returns the sum of the tensors of all ranks, each once. A "
-    "sum that is passed on and added up again counts some twice, and a recv overwrites "
-    "what was in its buffer.",
+    "sum that is passed on and added up again counts some twice. A recv overwrites "
+    "what was in its buffer, and an irecv has filled it only after its `wait()`.",
     forbids=("all_reduce",),
     instead=send_recv.INSTEAD,
     hints=(
@@ -338,23 +338,32 @@ BROADCAST = Task(
 
 # --------------------------------------------------------------------------- even_group
 
+LISTS = "all ranks gave new_group the same lists"
 COUNTED = "all ranks have counted as many groups"
 EVEN_ONLY = "even ranks used groups of even ranks only"
 
 
 def observe_even_group(answer, tensor):
-    """Call it, and ask every rank how many groups it has counted since."""
+    """Call it, and ask every rank how many groups it has counted since, and which."""
     world = dist.distributed_c10d._world
     before, is_odd = world.group_count, dist.get_rank() % 2 == 1
+    known = set(world.pg_group_ranks)
     with send_recv.groups_noted() as used:
         result = answer(tensor)
-    counts = send_recv.told_by_all(world.group_count - before) or [0]
+    new = world.pg_group_ranks.keys() - known
+    members = {tuple(sorted(world.pg_group_ranks[group])) for group in new}
+    told = send_recv.told_by_all((world.group_count - before, members)) or [(0, set())]
+    counts = [count for count, _ in told]
+    groups = set().union(*(members for _, members in told))
     return {
+        LISTS: len(groups) <= max(counts),
         send_recv.RESULT: result,
         COUNTED: len(set(counts)) == 1,
         EVEN_ONLY: is_odd or not any(rank % 2 for rank in used),
     }
 
+
+SAME_LIST = "Every rank of the job must call new_group, with the same list."
 
 EVEN_GROUP = Task(
     id="04.even_group",
@@ -378,13 +387,14 @@ EVEN_GROUP = Task(
         "and a group's number is its name: the next group of all ranks will hang. "
         "Every rank of the job must call new_group. (use_local_synchronization=True "
         "does not help.)",
-        EVEN_ONLY: "The sum is right, but odd ranks took part in it. Make a group of "
-        "the even ranks alone, and give it to the collective: `group=...`.",
+        LISTS: SAME_LIST,
+        EVEN_ONLY: "The sum is right, but it was not made in a group of the even ranks "
+        "alone. Make one, and give it to the collective: `group=...`.",
     },
     errors={
         "the new group's world size": "The list has more ranks than the job. The even "
         "ranks are `range(0, dist.get_world_size(), 2)`.",
-        OUT_OF_STEP: "Every rank of the job must call new_group, with the same list. "
+        OUT_OF_STEP: f"{SAME_LIST} "
         "Without `group=...`, or with odd ranks in the list, all_reduce waits for odd "
         "ranks, too.",
     },

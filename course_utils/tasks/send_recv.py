@@ -26,7 +26,7 @@ from course_utils.measure.messages import recorded
 from course_utils.measure.taps import tap
 from course_utils.measure.traffic import Watch
 from course_utils.ranks.report import find_where
-from course_utils.tasks.task import ForbiddenCall, core_of
+from course_utils.tasks.task import ForbiddenCall, OnlyMessages, core_of
 
 INSTEAD = "Build it from send and recv, or isend and irecv."
 
@@ -39,7 +39,7 @@ class MessagesOnly(Watch):
             frames = [(torch.__file__, 0, name)]
             for frame, line in traceback.walk_stack(sys._getframe(2)):
                 frames.append((frame.f_code.co_filename, line, frame.f_code.co_name))
-            raise ForbiddenCall(find_where(frames).partition(": ")[0] or name)
+            raise OnlyMessages(find_where(frames).partition(": ")[0] or name)
 
 
 @contextlib.contextmanager

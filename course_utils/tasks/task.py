@@ -49,6 +49,10 @@ class ForbiddenCall(Exception):
     """The learner's code called what it is to rebuild."""
 
 
+class OnlyMessages(Exception):
+    """The learner's code called a collective, in a task about messages."""
+
+
 @dataclass(frozen=True)
 class Miss:
     """A near miss: our solution with one piece of it replaced.
