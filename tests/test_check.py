@@ -265,7 +265,7 @@ def test_at_most_may_be_less_and_what_cannot_be_looked_at_takes_its_place():
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda tensor: (x for x in tensor), "Use `return`, not `yield`."),
+        (lambda tensor: (x for x in tensor), "Use `return`, not `yield`,"),
         (lambda tensor: right_total, "Did you forget the parentheses of a call?"),
         (lambda tensor: tensor + 0, "That is the argument, as it was given."),
         (lambda tensor: right_total(tensor) / 2, "It is 2 times too small"),
