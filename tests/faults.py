@@ -414,7 +414,7 @@ mistake(
 mistake(
     "all receive before they send",
     "dist.recv(x, rank ^ 1)\ndist.send(x, rank ^ 1)",
-    ranks=seen(DEADLOCK, "Ranks 0 to 3 were stuck in recv", "All ranks wait for each"),
+    ranks=seen(DEADLOCK, "Ranks 0 to 3 were stuck in recv", "A recv needs its send"),
     check=seen(STUCK, "Rank 0 waits in recv, line 3", "Rank 1 waits in recv, line 3"),
 )
 mistake(
