@@ -292,7 +292,7 @@ def test_what_a_difference_looks_like_is_said(answer, says):
     [
         (40 * 1024, "It is 1024 times too large."),
         (40 / 8, "It is 8 times too small."),
-        (41, "It is one too many."),
+        (41, "That is one too many."),
         (120, "wrong Take it twice."),
     ],
 )

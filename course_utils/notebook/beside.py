@@ -39,6 +39,7 @@ LONG_CASE = 120  # an argument that takes more letters is not shown in full
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
 PRINTED = "It printed something and returned None: use `return`, not print."
 # What a comparison says that helps nobody on, unless there is nothing else to say.
+RIGHT_VALUES = re.compile("The values are right, ")
 NO_HELP = re.compile(
     r"((The (item at|value of) [^.]* is wrong\. ?)+$|\d+ of \d+ values)"
 )
@@ -326,7 +327,8 @@ class Judge:
             given = self.inputs[rank], self.task.tolerance
             looks = diagnosis.diagnose(got, right, rank, *given)
             decides = looks or ("" if NO_HELP.match(found) else found.rstrip())
-            says = " ".join(filter(None, (decides, self.task.otherwise))) or found
+            more_says = "" if RIGHT_VALUES.match(decides) else self.task.otherwise
+            says = " ".join(filter(None, (decides, more_says))) or found
         elif says == because:
             looks = diagnosis.factor(mine, right[rank], self.n, self.task.tolerance)
             lines += filter(None, [looks])
@@ -373,7 +375,7 @@ class Judge:
                     f"called the function may still need it. {advice}",
                     self._call(rank),
                     f"  before  {show(plain(before))}\n  after   {show(changed)}",
-                    *filter(None, [found]),
+                    *filter(None, [found.replace("should be", "was")]),
                     rank=rank,
                 )
         return None

@@ -16,7 +16,7 @@ IN_PLACE = (
 )
 IN_PLACE_LIST = (
     "`pop`, `append`, `sort` and `x[i] = ...` change the list or dict itself: work on "
-    "a copy, `x.copy()`."
+    "a copy, `x.copy()`. `pow_` or `*=` change a tensor in it: take its `clone()`."
 )
 KEYBOARD = "Nobody can type anything while a check runs. Use the arguments."
 NO_GPU = (
@@ -32,7 +32,10 @@ ROOM_FOR_ALL = (
     "An all-gather brings one piece from each rank, so the output needs room for "
     "dist.get_world_size() pieces, each as large as the one that is sent."
 )
-ONE_WAIT = "With gloo, a second wait() for the same request never returns."
+ONE_WAIT = (
+    "The wait() of an isend returns when the other rank calls recv. With gloo, a "
+    "second wait() for the same request never returns."
+)
 POLLED = (
     "With gloo, is_completed() stays False until wait() has been called, even when the "
     "message has long arrived. Call wait()."
@@ -159,21 +162,21 @@ def factor(got: Any, want: Any, n: int, tolerance: float) -> str:
     if not right.any() or not mine.any():
         return ""
     if mine.numel() == 1 and abs(mine - right) == 1:
-        return f"It is one too {'many' if mine > right else 'few'}."
+        return f"That is one too {'many' if mine > right else 'few'}."
     if is_count and right.max() < FEW:
         return ""
     if alike(mine, -right):
         return "The sign is the other one."
     of_ranks = (n, n * n) if n > 1 else ()
     for times in (*of_ranks, *FACTORS):
-        is_n = times == n > 1
+        is_n = times == n > 1 and not is_count
         if alike(mine, times * right):
             why = ": a sum where a mean is wanted?" if is_n else "."
             return f"It is {times:g} times too large{why}"
         if alike(times * mine, right):
             why = ": divided once too often?" if is_n else "."
             return f"It is {times:g} times too small{why}"
-    for written in (2, 3, 4) if n > 1 else ():
+    for written in (2, 3, 4) if n > 1 and not is_count else ():
         if alike(written * mine, n * right):
             return f"Here are {n} ranks. Is a number of ranks, {written}, in your code?"
     return ""

@@ -57,8 +57,8 @@ CUT_OFF = (
     "and `torch.no_grad()` cut it."
 )
 TOO_MANY = (
-    "There are more micro-batches than asked for. Round their rows up: 7 rows in 3 are "
-    "3 + 3 + 1. `chunk(micro_batches)` rounds up."
+    "There are more micro-batches than asked for. Make `micro_batches`, and round "
+    "their rows up: 7 rows in 3 are 3 + 3 + 1. `chunk(micro_batches)` rounds up."
 )
 ANOTHER_DEVICE = (
     "A tensor met another one that is on another device. Move each part to its GPU "
@@ -139,8 +139,8 @@ SPLIT_OVER_THREE = Task(
         "when the model is made": "Some layers are still on the CPU when the model is "
         'made. Move them once, in `__init__`: `module.to("cuda:0")`.',
         "in order": "Keep neighbours together: the first layers on cuda:0, the "
-        "next ones on cuda:1, the last ones on cuda:2. No GPU is without a layer: of "
-        "4 layers, 2 + 2 would leave none.",
+        "next ones on cuda:1, the last ones on cuda:2. Each GPU needs a layer: 2 + 2 "
+        "of 4 layers leave none for cuda:2.",
         "other layers": "A GPU was given layers that are not its own. Cut first, then "
         "move each part straight to its GPU.",
         "GPU of the output": "The output should stay on cuda:2, with the last part.",

@@ -224,7 +224,7 @@ class SmallNet(nn.Module):
 
 
 WAITED = "asynchronous calls are waited for"
-FROZEN = "a frozen parameter has a gradient"
+FROZEN_HAS = "a frozen parameter has a gradient"
 NONE_MISSING = "each trained parameter has a gradient"
 REST = "the rest of the model is as before"
 
@@ -244,7 +244,7 @@ def observe_gradients(answer, kind):
                 parameter.grad = torch.zeros_like(parameter)
     return {
         WAITED: log.missing() == 0,
-        FROZEN: any(p.grad is not None for p in frozen),
+        FROZEN_HAS: any(p.grad is not None for p in frozen),
         NONE_MISSING: all(p.grad is not None for p in trained),
         **{f"gradient of {n}": p.grad for n, p in network.named_parameters()},
         REST: state_of(network) == before,
@@ -303,7 +303,7 @@ AVERAGE_GRADIENTS = Task(
         WAITED: "With async_op=True, the call returns before the result is there. Wait "
         "for it, `work.wait()`, before you use the gradient or return. "
         "(`get_future()` and `then()` do not wait.)",
-        FROZEN: "A frozen parameter has a gradient now, and an optimizer with "
+        FROZEN_HAS: "A frozen parameter has a gradient now, and an optimizer with "
         "weight decay or momentum may move it. Skip parameters with "
         "requires_grad=False.",
         NONE_MISSING: "On a rank whose rows did not pass the layer, the gradient is "
@@ -462,9 +462,9 @@ SAMPLER = Task(
         "number is needed. `//` and math.ceil make an int.",
     },
     otherwise="First the order of all items: with shuffle, that of torch.randperm, "
-    "whose generator begins with seed + epoch. Then pad it to a multiple of "
-    "world_size, or cut it with drop_last. Then take every world_size-th item, "
-    "beginning at rank.",
+    "whose generator begins with seed + epoch. Then pad it with its beginning to a "
+    "multiple of world_size, or cut it with drop_last. Then take every world_size-th "
+    "item, beginning at rank.",
     hints=(
         "Three steps: an order of all items, a length that world_size divides, and "
         "every world_size-th item. Each step is a line or two.",
@@ -557,7 +557,8 @@ ACCURACY = Task(
         "add up counts. Is there an `if` on the rank around a collective?",
     },
     otherwise="Count the right answers among the items that are not repeated, add up "
-    "the counts of all ranks, and divide once by n_items.",
+    "the counts of all ranks, and divide once by n_items. Count in int64: float16 "
+    "rounds, uint8 overflows, and bool has only two values.",
     hints=(
         "Which of this rank's items are there twice? Work it out for 10 items on 4 "
         "ranks: the lesson lists them.",

@@ -134,7 +134,10 @@ REDUCE_SCATTER = Task(
     misses=(
         Miss("mine +=", "mine = mine +", "No chunk is a sum. Add in place, with `+=`."),
         Miss(
-            "mine +=", "mine[:] =", "Your part is overwritten. Receive into a buffer."
+            "mine +=",
+            "mine[:] =",
+            "Your part is overwritten. Receive into a buffer, and add that to the "
+            "chunk.",
         ),
         Miss(
             "rank - step)", "rank)", "You send the same chunk again, not the last sum."

@@ -1,6 +1,7 @@
 """Lesson 11, meshes: the tasks of its exercise."""
 
 import math
+import operator
 
 import torch
 
@@ -52,11 +53,24 @@ IGNORES_THE_AXIS = (
     "These are groups of ranks that follow each other, as along the last axis. Along "
     "this axis neighbours are further apart."
 )
+ANY_ORDER, IN_ORDER = "the groups, in any order", "the groups, in their order"
+
+
+def observe_groups(answer, sizes, axis):
+    made = answer(sizes, axis)
+    try:
+        groups = [[operator.index(rank) for rank in group] for group in made]
+    except TypeError:
+        return made
+    return {ANY_ORDER: sorted(map(sorted, groups)), IN_ORDER: groups}
+
+
 MESH_GROUPS = Task(
     id="11.mesh_groups",
     title="The groups of an axis",
     stars=2,
     where="here",
+    observe=observe_groups,
     cases=(
         ((2, 2, 3), 1),  # axes before and behind, of other sizes
         ((2, 3, 2), 0),
@@ -89,16 +103,12 @@ MESH_GROUPS = Task(
         Miss(
             "range(sizes[axis])", "range(len(sizes))", "A group has sizes[axis] ranks."
         ),
-        Miss(
-            "first in range(math.prod(sizes))",
-            "first in sorted(\n"
-            "            range(math.prod(sizes)),\n"
-            "            key=lambda rank: 0 if axis else rank % sizes[-1],\n"
-            "        )",
-            "The groups are right, their order is not: move the axis to the end "
-            "(`movedim`), do not swap it with the last one.",
-        ),
     ),
+    because={
+        IN_ORDER: "The groups are right, their order is not. The ranks of a group go "
+        "up, and so do the first ranks of the groups. (With tensors, move the axis to "
+        "the end by `movedim`; do not swap it with the last one.)",
+    },
     otherwise="A group along an axis: its ranks are a fixed step apart, the product of "
     "the sizes behind that axis. Every rank is in exactly one group.",
     hints=(
@@ -120,7 +130,14 @@ MESH_GROUPS = Task(
 def slices_and_whole(case, rank, n):
     """Gradients of slices, which differ from rank to rank, and of whole parameters."""
     sliced = [whole_numbers((case, 2), rank), whole_numbers((3,), rank + 10)]
-    return sliced, [whole_numbers((case,), 50), whole_numbers((2, 2), 51)]
+    whole = [whole_numbers((case,), 50), whole_numbers((2, 2), 51)]
+    return sliced, whole if case > 1 else []
+
+
+def in_float32(value):
+    """A norm may as well be computed, and returned, in float64."""
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.float() if is_float else value
 
 
 NORM = Task(
@@ -129,11 +146,13 @@ NORM = Task(
     stars=2,
     cases=(2, 5, 1),
     inputs=slices_and_whole,
+    observe=lambda answer, sliced, whole: in_float32(answer(sliced, whole)),
     misses=(
         Miss(
             "dist.all_reduce(squares)",
             "pass",
-            "That is the norm of this rank's slices. Add up the squares of all ranks.",
+            "That is the norm of what this rank has. Add up the squares of the slices "
+            "of all ranks.",
         ),
         Miss(
             "    squares = squares + sum",
@@ -168,26 +187,30 @@ NORM = Task(
 
 # ------------------------------------------------------------------- the online softmax
 
-PIECES = "attention over all pieces"
+PIECES, LARGEST = "attention over all pieces", "the largest scores"
 
 
 def a_sequence(case):
     generator = torch.Generator().manual_seed(sum(case))
     length, pieces, scale = case
-    queries = scale * torch.randn(3, 4, generator=generator)
-    keys = torch.randn(length, 4, generator=generator)
-    return queries, keys.chunk(pieces), torch.randn(length, 2, generator=generator)
+    width = 3 + pieces
+    queries = scale * torch.randn(2 + pieces, width, generator=generator)
+    keys = torch.randn(length, width, generator=generator)
+    values = torch.randn(length, 1 + pieces, generator=generator)
+    return queries, keys.chunk(pieces), values.chunk(pieces)
 
 
 def observe_softmax(answer, length, pieces, scale):
     """Hand over the pieces one by one, as they come around in a ring."""
     queries, keys, values = a_sequence((length, pieces, scale))
-    largest = torch.full((3,), -math.inf)
-    state = largest, torch.zeros(3), torch.zeros(3, 2)
-    for k, v in zip(keys, values.chunk(pieces), strict=True):
+    n = len(queries)
+    state = torch.full((n,), -math.inf), torch.zeros(n), torch.zeros(n, 1 + pieces)
+    for k, v in zip(keys, values, strict=True):
         state = answer(*state, queries, k, v)
-    _, total, mixed = state
-    return {PIECES: mixed / total[:, None]}
+        if state is None:
+            return None
+    largest, total, mixed = state
+    return {PIECES: in_float32(mixed / total[:, None]), LARGEST: in_float32(largest)}
 
 
 ONLINE_SOFTMAX = Task(
@@ -233,17 +256,22 @@ ONLINE_SOFTMAX = Task(
             ),
         ),
     ),
+    because={
+        LARGEST: "The attention is right. Return each query's largest score so far, "
+        "too.",
+    },
     errors={
         "cannot unpack": "Return three things: the largest score, the sum of the "
         "weights, and the sum of the weighted values.",
         "mat1 and mat2 shapes": "Scores are `queries @ keys.T`: [queries, keys].",
         "must match the size of tensor": "`largest` and `total` have one number for "
         "each query. To use one with a table that has a row for each query, write "
-        "`x[:, None]`.",
+        "`x[:, None]`. A sum over the keys is `sum(dim=1)`. Return largest, total, "
+        "mixed.",
     },
-    otherwise="With m the largest score so far: total is the sum of exp(score - m), "
-    "and mixed that of exp(score - m) times the value. When m grows, both shrink by "
-    "exp(old m - new m).",
+    otherwise="With m each query's own largest score so far: total is the sum of "
+    "exp(score - m), and mixed that of exp(score - m) times the value. When m grows, "
+    "both shrink by exp(old m - new m).",
     hints=(
         "What changes in the old sums when a larger score arrives?",
         "new = max(old, this piece's). Multiply the old sums by exp(old - new), then "
@@ -286,8 +314,8 @@ SPOT_MESH = Task(
         Miss(
             "gradient /= n // tp",
             "gradient /= n",
-            "A mean over the replicas divides by their number, n // tp, not by all "
-            "ranks.",
+            "A mean over the replicas divides by their number, n // tp, and once: not "
+            "by all ranks, and not again where the all-reduce takes the mean.",
         ),
         Miss(
             "gradient /= n // tp",
