@@ -112,7 +112,7 @@ ANSWERS.edited(
         ("f's forward gives x as it is", "return x\n", "return x + x\n"),
         ("g has overwritten the part", "total = part.clone()", "total = part"),
         ("nothing to divide", "grad  # as it is", "grad / dist.get_world_size()"),
-        ("g's forward gives the sum", "total\n\n    @", "part + 0\n\n    @"),
+        ("g's forward must give the sum", "total\n\n    @", "part + 0\n\n    @"),
     ],
 )
 
@@ -156,7 +156,7 @@ ANSWERS.edited(
         A_VIEW,
     ],
     crashed=[
-        ("Return this rank's outputs only", OURS, GATHERED),
+        ("no more and no fewer", OURS, GATHERED),
         ("Cut both weight and bias", "bias.detach().chunk(n)[rank]", "bias.detach()"),
         ("Keep the slice as `self.weight`", "self.weight", "self.w"),
         ("That cuts the inputs", "weight.chunk(n)", "weight.chunk(n, 1)"),
@@ -303,6 +303,27 @@ ANSWERS.edited(
         ("which are its outputs", CUT, "fused.chunk(n, 1)[rank]"),
         ("which are its inputs", "mix.chunk(n, 1)[rank]", "mix.chunk(n, 0)[rank]"),
     ],
+)
+
+
+@ANSWERS.wrong("09.vocabulary_slice", "wrong", "more than its slices")
+class WholeTableKept(nn.Module):
+    def __init__(self, embedding):
+        super().__init__()
+        self.table = [embedding.weight.detach().clone()]
+        own = self.table[0].chunk(dist.get_world_size())[dist.get_rank()]
+        self.weight = nn.Parameter(own.clone())
+
+    def forward(self, symbols):
+        rows = list(self.table[0].chunk(dist.get_world_size()))
+        rows[dist.get_rank()] = self.weight
+        return F.embedding(symbols, torch.cat(rows))
+
+
+IN_PLACE = "scores.data -= largest[:, None]; scores = scores + 0"
+ANSWERS.edited(
+    "09.cross_entropy",
+    wrong=[("Work on copies", "scores = scores - largest[:, None]", IN_PLACE)],
 )
 
 test_wrong, test_right = ANSWERS.tests()

@@ -141,4 +141,13 @@ MADE = "made = dist.new_group(members)  # a call of all ranks, members or not"
 BY_MEMBERS = MADE, "pass", "group = made", "group = dist.new_group(members)"
 ANSWERS.edited("11.spot_the_mesh", stuck=[("is a call of *all* ranks", *BY_MEMBERS)])
 
+ANSWERS.edited(
+    "11.norm",
+    right=[("return squares.sqrt()", "return squares.double().sqrt()")],
+)
+ANSWERS.edited(
+    "11.online_softmax",
+    wrong=[("largest score so far", "return new, ", "return new + 1, ")],
+)
+
 test_wrong, test_right = ANSWERS.tests()

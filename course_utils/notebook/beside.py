@@ -331,7 +331,7 @@ class Judge:
             says = " ".join(filter(None, (decides, more_says))) or found
         elif says == because:
             looks = diagnosis.factor(mine, right[rank], self.n, self.task.tolerance)
-            lines += filter(None, [looks])
+            lines += [f"{looks.partition(':')[0].rstrip('.')}."] if looks else []
         if found not in says and show(mine) == show(right[rank]):
             lines.append(found)
         differ = set(differences(self.task, self.seen, want))

@@ -8,21 +8,26 @@ from torch import nn
 
 from course_utils.measure.traffic import Sent
 from course_utils.questions.lesson_09 import PREDICT_BYTES
+from course_utils.tasks.compare import are_same
 from course_utils.tasks.inputs import linear, whole_numbers
 from course_utils.tasks.task import GRADIENT_IMPORTS, OUT_OF_STEP, AtMost, Miss, Task
 
 SENT_FORWARD, SENT_BACKWARD = "bytes sent in the forward", "bytes sent in the backward"
 OUTPUT, OF_X, OF_WEIGHT = "what comes out", "the gradient of x", "gradient of weight"
+SENT = "something is sent in the forward"
 SHAPE, MEMORY = "shape of self.weight", "bytes of memory of self.weight"
 
 NO_F = (
-    "The gradient of x is this rank's part only, and everything before this layer "
-    "would learn from it. `CopyToRanks.apply(x)` adds up the parts."
+    "The gradient of x is not the sum over all ranks, and everything before this layer "
+    "would learn from it. f, `CopyToRanks.apply(x)`, stands before the slices, on x "
+    "itself, and once."
 )
 ARRIVED = "all gradients have arrived"
 BECAUSE = {
     ARRIVED: "Somewhere no gradient arrives. Is each slice an `nn.Parameter`? Does "
     "each `backward` return something? Is nothing detached?",
+    SENT: "With slices, all ranks together make what comes out. Does a rank keep, or "
+    "get, more than its slices?",
     MEMORY: "The slice is a view, which keeps the whole weight in memory. `clone()` "
     "it, then nothing else of the layer is needed.",
 }
@@ -31,7 +36,8 @@ ERRORS = {
     "no attribute 'weight'": "Keep the slice as `self.weight`, an `nn.Parameter`.",
     "no attribute 'bias'": "Keep the bias as `self.bias`, an `nn.Parameter`.",
     "does not require grad": "The result has no graph. A collective of "
-    "torch.distributed is not tracked: use `SumOverRanks.apply`.",
+    "torch.distributed is not tracked: use `SumOverRanks.apply`. And `self.weight` "
+    "must want a gradient: `from_pretrained` freezes it.",
     OUT_OF_STEP: "All ranks must make the same collectives, in the same order.",
 }
 
@@ -44,6 +50,7 @@ def forward_and_back(call, x, grad):
     if not torch.is_tensor(y):
         return y, {}
     seen = {OUTPUT: y.detach().clone(), SENT_FORWARD: AtMost(forward.nbytes)}
+    seen[SENT] = forward.nbytes > 0
     with Sent() as backward:
         y.backward(grad)
     if x.is_floating_point():
@@ -132,8 +139,8 @@ F_AND_G = Task(
         "Sum up a copy: `clone()`.",
         "before g": "A sum hands its gradient on to each part as it is: nothing to "
         "divide.",
-        OUTPUT: "g's forward gives the sum of all ranks' parts, not the mean.",
-        OF_X: "f's backward gives the sum of all slices' gradients, not the mean.",
+        OUTPUT: "g's forward must give the sum of all ranks' parts.",
+        OF_X: "f's backward must give the sum of all slices' gradients.",
         "bytes sent": f"{TOO_MUCH} an all-reduce in g's forward and one in f's "
         "backward.",
     },
@@ -203,7 +210,8 @@ COLUMN_SLICE = Task(
         "cannot be multiplied": "That cuts the inputs. In PyTorch's weight the outputs "
         "are dimension 0.",
         "must match": "Cut both weight and bias along the outputs.",
-        "Mismatch in shape": "Return this rank's outputs only: [..., outputs / n].",
+        "Mismatch in shape": "Return outputs / n outputs, no more and no fewer: those "
+        "of this rank.",
         **ERRORS,
     },
     hints=(
@@ -240,7 +248,8 @@ ROW_SLICE = Task(
         SHAPE: "The slice is [outputs, inputs / n]: cut dimension 1.",
         OUTPUT: "Every rank gets all outputs: the sum of all parts, and the bias once.",
         OF_X: "Here x is this rank's own part, so its gradient is complete. f would "
-        "add up gradients of different numbers.",
+        "add up gradients of different numbers, and so would an all-reduce that "
+        "autograd follows: g adds up in the forward only.",
         "of bias": "Every rank has the whole bias, with the whole gradient: add it on "
         "all ranks, once, to the sum.",
         "bytes sent": f"{TOO_MUCH} one all-reduce of the outputs in the forward.",
@@ -248,6 +257,7 @@ ROW_SLICE = Task(
     errors={
         "cannot be multiplied": "x arrives already cut, with inputs / n numbers. Of "
         "the weight, cut dimension 1.",
+        "must match": "Every rank keeps the whole bias.",
         **ERRORS,
     },
     hints=(
@@ -285,7 +295,7 @@ VOCABULARY_SLICE = Task(
     imports=GRADIENT_IMPORTS,
     title="A slice of the vocabulary",
     stars=2,
-    cases=((24, (4, 9)), (12, (17,))),
+    cases=((24, (4, 9)), (12, (17,)), (240, (5,))),
     observe=observe_vocabulary,
     instead="Use F.embedding, and your g.",
     misses=(
@@ -317,8 +327,10 @@ VOCABULARY_SLICE = Task(
         "bytes sent": f"{TOO_MUCH} one all-reduce of the rows.",
     },
     errors={
-        "index out of range": "F.embedding wants 0 to size - 1: subtract this rank's "
-        "first symbol, and `clamp` the symbols of other ranks.",
+        "tuple index out of range": "There are fewer pieces than ranks. Cut dimension "
+        "0, the vocabulary.",
+        "index out of range in self": "F.embedding wants 0 to size - 1: subtract this "
+        "rank's first symbol, and `clamp` the symbols of other ranks.",
         "must match": "The mask lacks the last dimension of the rows: "
         "`mine[..., None]`.",
         **ERRORS,
@@ -344,15 +356,18 @@ def observe_loss(answer, positions, size, scale):
     scores[0] += 2 * scale - 2  # large scores differ between positions, too
     targets = torch.randint(n * size, (positions,), generator=generator)
     mine, kind = scores.chunk(n, -1)[rank].clone(), LARGE * (scale > 1)
+    given = mine.clone(), targets.clone()
     with Sent() as sent:
         loss = answer(mine.requires_grad_(), targets)
     if not torch.is_tensor(loss):
         return loss
+    as_they_were = are_same((mine, targets), given)
     loss.backward()
     seen = {
         f"the loss{kind}": loss.detach(),
         f"the gradient of the scores{kind}": mine.grad,
         "scores are gathered": sent.nbytes > 4 * (n - 1) * positions * 4,
+        "scores and targets are as they were": as_they_were,
     }
     return arrived(seen)
 
@@ -407,11 +422,13 @@ CROSS_ENTROPY = Task(
         "all ranks first. It cancels out.",
         "the loss": "log of the sum of exp over the whole vocabulary, minus the score "
         "of the target: the mean over the positions, the same on all ranks.",
-        "the gradient": "The loss is right, but not its gradient. Only the largest "
-        "score may be detached. Sum with SumOverRanks, which autograd follows, and use "
-        "no f: each rank's scores need only their own gradient.",
+        "the gradient": "The loss is right, but not its gradient. Detach the largest "
+        "score, and nothing else. Sum with SumOverRanks, which autograd follows, and "
+        "use no f: each rank's scores need only their own gradient.",
         "gathered": "The loss is right, but the scores were gathered. Send one number "
         "a position instead, three times.",
+        "as they were": "The loss is right, but the scores or the targets have "
+        "changed. Work on copies.",
     },
     errors={
         "index out of": "gather wants places 0 to size - 1 of this slice.",
