@@ -53,7 +53,7 @@ RUN_BY = {  # a test -> what it runs, as it is typed
     "setup/test_doctor.py::test_a_laptop_that_is_ready_does_what_lessons_do":
         COURSE + "doctor --room",
     "test_nbgrader.py::test_a_task_that_its_check_passes_gives_its_points":
-        r"nbgrader (generate_assignment|autograde) 00_start_here|nbgrader export",
+        r"nbgrader (generate_assignment|autograde) ex_00_start_here|nbgrader export",
     "test_cohort.py::test_the_command_writes_both_files_and_replaces_only_its_own":
         COURSE + r"cohort \w+ --html \S+ --csv \S+",
     "test_progress.py::test_the_map_shows_what_is_done_and_what_comes_next":
