@@ -37,9 +37,13 @@ RETURNED = "It returned"
 OUR_SECONDS = 60.0
 LONG_CASE = 120  # an argument that takes more letters is not shown in full
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
+WRITE = "Write your code in the cell above, run that cell, then this one."
+REPAIR = (
+    "Repair the code in the cell above, run that cell, then this one. (Comments, "
+    "spaces and needless parentheses change nothing.)"
+)
 PRINTED = "It printed something and returned None: use `return`, not print."
 # What a comparison says that helps nobody on, unless there is nothing else to say.
-RIGHT_VALUES = re.compile("The values are right, ")
 NO_HELP = re.compile(
     r"((The (item at|value of) [^.]* is wrong\. ?)+$|\d+ of \d+ values)"
 )
@@ -77,7 +81,7 @@ def run_task(task: Task, answer: Any) -> Outcome:
         return Outcome(task, "wrong", (not_callable(task, solved, answer), more(task)))
     if is_unchanged(answer, solved.given):
         is_stub = "raise NotImplementedError" in solved.given
-        return not_attempted(task, "Write your" if is_stub else "Repair the")
+        return not_attempted(task, WRITE if is_stub else REPAIR)
     try:
         packed = pack(answer)
     except CannotPack as error:
@@ -97,10 +101,7 @@ def run_task(task: Task, answer: Any) -> Outcome:
     return Outcome(task, "passed", (where_right(task), compare))
 
 
-def not_attempted(task: Task, what: str = "Write your") -> Outcome:
-    begin = f"{what} code in the cell above, run that cell, then this one."
-    if what == "Repair the":
-        begin += " (Comments, spaces and needless parentheses change nothing.)"
+def not_attempted(task: Task, begin: str = WRITE) -> Outcome:
     return Outcome(task, "not attempted", (begin, more(task)))
 
 
@@ -327,11 +328,13 @@ class Judge:
             given = self.inputs[rank], self.task.tolerance
             looks = diagnosis.diagnose(got, right, rank, *given)
             decides = looks or ("" if NO_HELP.match(found) else found.rstrip())
-            more_says = "" if RIGHT_VALUES.match(decides) else self.task.otherwise
-            says = " ".join(filter(None, (decides, more_says))) or found
+            # Where only the dtype is wrong, how to compute it is no help.
+            values = decides.startswith("The values are right, ")
+            otherwise = "" if values else self.task.otherwise
+            says = " ".join(filter(None, (decides, otherwise))) or found
         elif says == because:
             looks = diagnosis.factor(mine, right[rank], self.n, self.task.tolerance)
-            lines += [f"{looks.partition(':')[0].rstrip('.')}."] if looks else []
+            lines += filter(None, [looks])
         if found not in says and show(mine) == show(right[rank]):
             lines.append(found)
         differ = set(differences(self.task, self.seen, want))
@@ -392,7 +395,7 @@ class Judge:
                 says = f"{other}, which it calls, {says}"
                 begin = f"Solve the task of {other} first. Run its cell, then this one."
             else:
-                says, begin = f"It {says}", not_attempted(self.task).lines[0]
+                says, begin = f"It {says}", WRITE
             return Outcome(self.task, "not attempted", (says, begin, more(self.task)))
         if root.error == "ForbiddenCall":
             return self._outcome(
@@ -417,7 +420,7 @@ class Judge:
             raised = f"It raised {root.error}: {message}".rstrip(": ")
             first, *more_lines = raised.splitlines()
             # PyTorch's last line says what the arguments were, after many that may be.
-            few = more_lines[:2] if len(more_lines) < 3 else more_lines[-1:]
+            few = more_lines[-1:] if len(more_lines) > 2 else more_lines
             raised = "\n".join(cut(line, 240) for line in (first, *few))
             lines = [raised] * bool(about) + indented(root.traceback)
             about = about or raised

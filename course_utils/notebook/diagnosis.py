@@ -137,7 +137,7 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
     for other in range(n):
         if other != rank and alike(mine, want[other]):
             return f"That is what rank {other} should have."
-    if looks := factor(mine, right, n, tolerance):
+    if looks := factor(mine, right, n, tolerance, guess=True):
         return looks
     mine, right = numbers_of(mine), numbers_of(right)
     if mine is None or right is None or mine.shape != right.shape:
@@ -149,8 +149,14 @@ def diagnose(got: list, want: list, rank: int, args: tuple, tolerance: float) ->
     return ""
 
 
-def factor(got: Any, want: Any, n: int, tolerance: float) -> str:
-    """Is it the right value times a number that tells something?"""
+def factor(
+    got: Any, want: Any, n: int, tolerance: float, *, guess: bool = False
+) -> str:
+    """Is it the right value times a number that tells something?
+
+    Args:
+        guess: say also what may have led to it.
+    """
     is_count = isinstance(want, int)
     mine, right = numbers_of(got), numbers_of(want)
     if mine is None or right is None or mine.shape != right.shape:
@@ -169,12 +175,12 @@ def factor(got: Any, want: Any, n: int, tolerance: float) -> str:
         return "The sign is the other one."
     of_ranks = (n, n * n) if n > 1 else ()
     for times in (*of_ranks, *FACTORS):
-        is_n = times == n > 1 and not is_count
+        may_guess = guess and times == n > 1 and not is_count
         if alike(mine, times * right):
-            why = ": a sum where a mean is wanted?" if is_n else "."
+            why = ": a sum where a mean is wanted?" if may_guess else "."
             return f"It is {times:g} times too large{why}"
         if alike(times * mine, right):
-            why = ": divided once too often?" if is_n else "."
+            why = ": divided once too often?" if may_guess else "."
             return f"It is {times:g} times too small{why}"
     for written in (2, 3, 4) if n > 1 and not is_count else ():
         if alike(written * mine, n * right):

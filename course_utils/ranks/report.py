@@ -530,6 +530,10 @@ def _needed(places: list[str]) -> str:
     return f"{every}."
 
 
+TENSOR_OPEN = "nobody knows what is in the tensor."
+OTHERS_LATE = "other ranks may not be there yet."
+
+
 def request_lines(unwaited: Iterable[Unwaited]) -> list[str]:
     """Which calls have made requests that nobody waited for, and what to do."""
     places: dict[tuple, list[Unwaited]] = {}
@@ -548,14 +552,15 @@ def request_lines(unwaited: Iterable[Unwaited]) -> list[str]:
             line += ". It takes the next message that fits: call its wait() first."
         elif not advice or same[0].is_p2p:
             advice = "Keep the request that such a call returns, and call its wait()"
-            advice += (
-                ". Else the message can be lost, and what comes after it goes wrong or "
-                "hangs."
-                if same[0].is_p2p
-                else ": until that has returned, other ranks may not be there yet."
-                if where.startswith("barrier")
-                else ": until that has returned, nobody knows what is in the tensor."
-            )
+            if same[0].is_p2p:
+                advice += (
+                    ". Else the message can be lost, and what comes after it goes "
+                    "wrong or hangs."
+                )
+            else:
+                advice += ": until that has returned, "
+                at_a_barrier = where.startswith("barrier")
+                advice += OTHERS_LATE if at_a_barrier else TENSOR_OPEN
         lines.append(line)
     return [*lines, *filter(None, [advice])]
 

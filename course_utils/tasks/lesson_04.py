@@ -94,8 +94,7 @@ SPOT_THE_WAIT = Task(
     because={ONE_ROW: "Each rank must be sent its row as a message, and nothing else."},
     errors={
         **send_recv.ERRORS,
-        OUT_OF_STEP: "Every send needs its recv, and every recv its send. Each request "
-        "needs one `wait()`, not two: with gloo, a second one never returns.",
+        OUT_OF_STEP: "Every send needs its recv, and every recv its send.",
     },
     otherwise="Rank r returns row r of rank 0's tensor, rank 0 too. A buffer must not "
     "be read or written while a message is under way to it or from it: wait inside the "

@@ -578,6 +578,7 @@ def observe_accumulate(answer, k):
 
 NO_SYNC = "`no_sync` is a method: `with model.no_sync():`, with parentheses."
 BACKWARD = "(loss / k)"
+ROWS_ADDED = "You added up the rows of a micro-batch. The task asks for the mean."
 
 ACCUMULATE = Task(
     id="06.accumulate",
@@ -603,12 +604,12 @@ ACCUMULATE = Task(
         Miss(
             f"labels)\n            {BACKWARD}",
             'labels, reduction="sum")\n            loss',
-            "You added up the rows of a micro-batch. The task asks for the mean.",
+            ROWS_ADDED,
         ),
         Miss(
             f"labels)\n            {BACKWARD}",
             f'labels, reduction="sum")\n            {BACKWARD}',
-            "You added up the rows of a micro-batch. The task asks for the mean.",
+            ROWS_ADDED,
         ),
         Miss(
             BACKWARD,
