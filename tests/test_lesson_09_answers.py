@@ -118,7 +118,8 @@ ANSWERS.edited(
 
 # ------------------------------------------------------------------ 09.column_slice
 
-A_VIEW = "The slice is a view", ".clone())  # weight", ")"
+A_VIEW = "keeps more than its slices", ".clone())  # weight", ")"
+OF_BIAS = "self.bias = nn.Parameter(linear.bias.detach().chunk(n)[rank].clone())"
 
 
 @ANSWERS.right("09.column_slice")
@@ -154,6 +155,8 @@ ANSWERS.edited(
         ("more is sent than nothing in the forward", F_OF_X, SUMMED),
         ("everything before this layer", F_OF_X, "x"),
         A_VIEW,
+        ("keeps more than its slices", OF_BIAS, OF_BIAS.replace(".clone()", "")),
+        ("keeps more than its slices", OF_BIAS, f"{OF_BIAS}; self.all = [linear]"),
     ],
     crashed=[
         ("no more and no fewer", OURS, GATHERED),

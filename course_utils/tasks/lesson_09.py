@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from course_utils.measure.alive import alive, new_bytes
 from course_utils.measure.traffic import Sent
 from course_utils.questions.lesson_09 import PREDICT_BYTES
 from course_utils.tasks.compare import are_same
@@ -15,7 +16,7 @@ from course_utils.tasks.task import GRADIENT_IMPORTS, OUT_OF_STEP, AtMost, Miss,
 SENT_FORWARD, SENT_BACKWARD = "bytes sent in the forward", "bytes sent in the backward"
 OUTPUT, OF_X, OF_WEIGHT = "what comes out", "the gradient of x", "gradient of weight"
 SENT = "something is sent in the forward"
-SHAPE, MEMORY = "shape of self.weight", "bytes of memory of self.weight"
+SHAPE, MEMORY = "shape of self.weight", "bytes that the layer keeps"
 
 NO_F = (
     "The gradient of x is not the sum over all ranks, and everything before this layer "
@@ -28,8 +29,8 @@ BECAUSE = {
     "each `backward` return something? Is nothing detached?",
     SENT: "With slices, all ranks together make what comes out. Does a rank keep, or "
     "get, more than its slices?",
-    MEMORY: "The slice is a view, which keeps the whole weight in memory. `clone()` "
-    "it, then nothing else of the layer is needed.",
+    MEMORY: "The layer keeps more than its slices. A view keeps all of the tensor that "
+    "it shows a part of, so `clone()` it, and keep nothing else of the whole layer.",
 }
 TOO_MUCH = "The numbers are right, but more is sent than"
 ERRORS = {
@@ -58,11 +59,17 @@ def forward_and_back(call, x, grad):
     return y, seen
 
 
-def of_slice(layer, seen):
-    """What a layer keeps of its weight, and then what was observed."""
-    weight = layer.weight
-    kept = {SHAPE: (*weight.shape,), MEMORY: AtMost(weight.untyped_storage().nbytes())}
-    return kept | arrived(seen | {OF_WEIGHT: weight.grad})
+def slice_of(answer, make_whole):
+    """The sliced layer, and how many bytes stay when the whole one has gone."""
+    before = alive()
+    layer = answer(make_whole())
+    return layer, new_bytes(before)
+
+
+def of_slice(layer, kept, seen):
+    """The slice's shape, what was observed, and what the layer keeps."""
+    seen = arrived(seen | {OF_WEIGHT: layer.weight.grad})
+    return {SHAPE: (*layer.weight.shape,)} | seen | {MEMORY: AtMost(kept)}
 
 
 def arrived(seen):
@@ -161,18 +168,18 @@ F_AND_G = Task(
 
 def observe_linear(by_columns, answer, inputs, outputs):
     """A column slice gets all of x and gives a part; a row slice, the other way."""
-    whole = linear(inputs, outputs, 3, divided_by=8)
     x, grad = whole_numbers((2, inputs), 4), whole_numbers((2, outputs), 5)
 
     def mine(tensor):
         return tensor.chunk(dist.get_world_size(), -1)[dist.get_rank()].clone()
 
     x, grad = (x, mine(grad)) if by_columns else (mine(x), grad)
-    layer = answer(whole)
+    whole = partial(linear, inputs, outputs, 3, divided_by=8)
+    layer, kept = slice_of(answer, whole)
     y, seen = forward_and_back(layer, x, grad)
     if not seen:
         return y
-    return of_slice(layer, seen | {"gradient of bias": layer.bias.grad})
+    return of_slice(layer, kept, seen | {"gradient of bias": layer.bias.grad})
 
 
 CUT = "linear.weight.chunk(n)[rank]"
@@ -276,16 +283,17 @@ ROW_SLICE = Task(
 
 
 def observe_vocabulary(answer, vocabulary, shape):
-    whole = nn.Embedding(vocabulary, 4)
-    with torch.no_grad():
-        whole.weight.copy_(whole_numbers((vocabulary, 4), 9))
+    def whole():
+        rows = whole_numbers((vocabulary, 4), 9)
+        return nn.Embedding.from_pretrained(rows, freeze=False)
+
     symbols = torch.arange(2 * vocabulary)[: torch.Size(shape).numel()] % vocabulary
     symbols = symbols.view(shape)
-    layer, before = answer(whole), symbols.clone()
+    (layer, kept), before = slice_of(answer, whole), symbols.clone()
     y, seen = forward_and_back(layer, symbols, whole_numbers((*shape, 4), 8))
     if not seen:
         return y
-    return of_slice(layer, seen) | {
+    return of_slice(layer, kept, seen) | {
         "the symbols are as they were": torch.equal(symbols, before)
     }
 
