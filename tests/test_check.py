@@ -28,8 +28,8 @@ from own_tasks import (
 from course_utils.from_scratch import pipeline
 from course_utils.notebook import check as checks
 from course_utils.notebook import ours, processes
-from course_utils.notebook.beside import run_task
 from course_utils.notebook.check import check, hint, solution
+from course_utils.notebook.judge import run_task
 from course_utils.notebook.outcome import Outcome
 from course_utils.notebook.progress import attempts, record_attempt
 from course_utils.ranks import Ranks

@@ -12,7 +12,8 @@ import cloudpickle
 import pytest
 
 from course_utils.notebook import ours
-from course_utils.notebook.beside import Beside, Judge, first_wrong, look
+from course_utils.notebook.beside import Beside, first_wrong, look
+from course_utils.notebook.judge import Judge
 from course_utils.notebook.processes import fresh_ranks
 from course_utils.tasks import all_tasks
 from course_utils.tasks.task import Task

@@ -9,10 +9,10 @@ In a notebook::
     solution("00.average")           # after an honest attempt
 
 The tasks of a lesson are in ``tasks/lesson_NN.py``, in the words of ``tasks/task.py``.
-``beside.py`` runs the answer and our solution, compares what is observed, and looks for
-the near miss that shows the same. It packs them by ``answer.py`` and ``ours.py``, has
-``processes.py`` for them, with ``on_rank.py`` on each rank, and ``diagnosis.py`` for
-what no task says.
+``beside.py`` runs the answer and our solution, and compares what is observed. It packs
+them by ``answer.py`` and ``ours.py``, and has ``processes.py`` for them, with
+``on_rank.py`` on each rank. ``judge.py`` says what came of it: with the words of the
+near miss that shows the same, of the task, or of ``diagnosis.py``.
 
 The answer runs in processes of its own: an endless loop, a deadlock or a crash in it
 cannot harm the notebook. What is right is worked out here, out of its reach.
@@ -67,7 +67,7 @@ def run_check(task_id: str, answer: Any) -> Outcome:
     task = find_task(task_id)
     if isinstance(task, NumberTask):
         return _check_number(task, answer)
-    from course_utils.notebook.beside import run_task  # here: it imports torch
+    from course_utils.notebook.judge import run_task  # here: it imports torch
 
     return run_task(task, answer)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import cloudpickle
 
-from course_utils.notebook import beside, ours
+from course_utils.notebook import beside, judge, ours
 from course_utils.notebook.lessons import LESSONS
 from course_utils.tasks import all_tasks
 from course_utils.tasks.task import Miss, Task
@@ -131,7 +131,7 @@ def seconds_of(task: Task, miss: Miss) -> float:
     """The seconds of a check that finds this near miss."""
     answer = cloudpickle.loads(ours.packed(task, miss))
     start = time.perf_counter()
-    outcome = beside.run_task(task, answer)
+    outcome = judge.run_task(task, answer)
     if outcome.passed:
         raise RuntimeError(f"{task.id}: {miss.new!r} passed")
     return time.perf_counter() - start
