@@ -110,7 +110,7 @@ ANSWERS.edited(
 NOT_ALL = "a collective that not every rank calls"
 
 
-@ANSWERS.wrong("00.spot_the_hang", "not attempted", "Repair the code in the cell above")
+@ANSWERS.wrong("00.spot_the_hang", "not attempted", "Repair log_loss in its cell")
 def log_loss(loss):
     """As it was given, but for this docstring."""
     if dist.get_rank() == 0:

@@ -125,7 +125,7 @@ def in_microseconds_first(numel, element_size, latency_us, bandwidth_gb_s):
 # --------------------------------------------------------------- 01.spot_the_units
 
 
-@ANSWERS.wrong("01.spot_the_units", "not attempted", "Repair the code in the cell")
+@ANSWERS.wrong("01.spot_the_units", "not attempted", "in its cell, run that")
 def sending_seconds(parameters, element_size, ports, port_speed):
     """As it was given, but for this docstring."""
     gigabytes = parameters * element_size / 1024**3
@@ -133,7 +133,7 @@ def sending_seconds(parameters, element_size, ports, port_speed):
     return gigabytes / gigabytes_per_second
 
 
-ANSWERS.wrong("01.spot_the_units", "wrong", "Two lines of the plan need another")(
+ANSWERS.wrong("01.spot_the_units", "wrong", "Two lines of the plan have a wrong")(
     lambda parameters, size, ports, speed: (
         parameters * size / 1024**3 / (ports * speed) * 8.59  # one factor for both
     )

@@ -162,7 +162,7 @@ ANSWERS.edited(
         ("are still kept", WAIT, "[request.wait() for request in self.requests]"),
         ("finish() returned while", WAIT, "self.requests.clear()"),
         ("was changed while", BOTH, f"{REDUCE}\n        {DIVIDE}"),
-        ("names it once", "in module.parameters():", OF_EACH_MODULE),
+        ("yields it once", "in module.parameters():", OF_EACH_MODULE),
         ("Not all gradients are sent", "requires_grad:", "dim() > 1:"),
         ("a hook waits", REDUCE, "dist.all_reduce(parameter.grad)"),
         ("Did you reduce a copy", *WITH_A_TENSOR_HOOK),

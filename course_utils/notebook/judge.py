@@ -41,8 +41,8 @@ LONG_CASE = 120  # an argument that takes more letters is not shown in full
 SHOWN_PRINTS = 3  # lines that the learner's code has printed
 WRITE = "Write your code in the cell above, run that cell, then this one."
 REPAIR = (
-    "Repair the code in the cell above, run that cell, then this one. (Comments, "
-    "spaces and needless parentheses change nothing.)"
+    "Repair {} in its cell, run that cell, then this one. (Comments, spaces and "
+    "needless parentheses change nothing.)"
 )
 PRINTED = "It printed something and returned None: use `return`, not print."
 # What a comparison says that helps nobody on, unless there is nothing else to say.
@@ -80,7 +80,7 @@ def run_task(task: Task, answer: Any) -> Outcome:
         return Outcome(task, "wrong", (not_callable(task, solved, answer), more(task)))
     if is_unchanged(answer, solved.given):
         is_stub = "raise NotImplementedError" in solved.given
-        return not_attempted(task, WRITE if is_stub else REPAIR)
+        return not_attempted(task, WRITE if is_stub else REPAIR.format(solved.name))
     try:
         packed = pack(answer)
     except CannotPack as error:

@@ -208,8 +208,8 @@ PREDICT_LOSS = NumberTask(
         7680: "Those are GPU minutes.",
         42.7: "That is the timeout alone. Then the job starts, and repeats what it had "
         "done since the last checkpoint.",
-        85.3: "The restart takes 5 minutes more.",
-        106.7: "The timeout counts, too: all GPUs wait for those 10 minutes.",
+        85.3: "The timeout counts, too: all GPUs wait for those 10 minutes.",
+        106.7: "The restart takes 5 minutes more.",
     },
     hints=(
         "How many GPUs wait, and how long is each of them of no use?",

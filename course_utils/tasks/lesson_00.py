@@ -207,8 +207,9 @@ SPOT_THE_HANG = Task(
     hints=(
         "Follow the code once as rank 0 and once as rank 1. Where does each of them "
         "stop?",
-        "all_reduce returns only when every rank has called it. Rank 1 never does: it "
-        "skips the whole `if`. What must be under the `if`, and what must not?",
+        "An all_reduce is complete only when every rank has called it. Rank 1 never "
+        "does: it skips the whole `if`. What must be under the `if`, and what must "
+        "not?",
         "Every rank calls the collective, one returns the result:\n"
         "  total = ...\n"
         "  dist.all_reduce(...)\n"

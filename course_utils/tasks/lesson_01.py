@@ -98,7 +98,7 @@ NODE_AND_LOCAL_RANK = Task(
             QUOTIENT,
             "round(rank / gpus_per_node)",
             "`round` goes up where more than half of the node lies before the rank. "
-            "Drop the rest instead: `//`.",
+            "Drop the remainder instead: `//`.",
         ),
         Miss(REST, "rank", "The node is right. The second number is still the rank."),
         Miss(
@@ -120,8 +120,8 @@ NODE_AND_LOCAL_RANK = Task(
     "the rank, and the local rank is what is left over. Both count from 0.",
     hints=(
         "How many full nodes are there before this rank? How many ranks are left over?",
-        "Whole-number division gives the one, its rest the other. Python writes them "
-        "`//` and `%`.",
+        "Whole-number division gives the one, its remainder the other. Python writes "
+        "them `//` and `%`.",
         "Two numbers, separated by a comma:\n  return rank // ..., rank % ...",
     ),
 )
@@ -224,7 +224,7 @@ SPOT_THE_UNITS = Task(
         Miss("ports * ", "", "All ports send at the same time: multiply by `ports`."),
         Miss(" * element_size", "", "Each number has `element_size` bytes."),
     ),
-    otherwise="Two lines of the plan need another number, and the rest stays as it is: "
+    otherwise="Two lines of the plan have a wrong number, and the rest stays as it is: "
     "add no latency, and do not round. Say the unit of each line aloud: GB, GB/s, "
     "seconds.",
     hints=(

@@ -444,7 +444,10 @@ def observe_cut(answer, seconds, nbytes, devices, capacity, best):
 DRAW = random.Random(5)
 LONG = [DRAW.choices(range(1, 99), k=60) for _ in ("seconds", "bytes")]
 MICROSECONDS = [one / 1e6 for one in LONG[0]]
-NO_CUT = "Did it find no cut? A stage may hold exactly `capacity` bytes."
+NO_CUT = (
+    "Did it find no cut? Where a part cannot be cut, count it as `math.inf` seconds: "
+    "then it is never the least. And a stage may hold exactly `capacity` bytes."
+)
 
 BALANCE = Task(
     id="02.balance",
@@ -479,7 +482,8 @@ BALANCE = Task(
     because={
         "bytes": "A stage does not fit: its layers hold more bytes than `capacity`.",
         "slowest": "Another cut that fits is more than 5 % faster. Only the slowest "
-        "stage counts. Try all cuts of the part that is left. Or try limits for the "
+        "stage counts. Compare all first stages, each with the best cut of what is "
+        "left. Or try limits for the "
         "slowest stage, as fine as the seconds are, and not the average alone.",
     },
     errors={
@@ -500,7 +504,7 @@ BALANCE = Task(
         "The recursion:\n"
         "  @functools.cache\n"
         "  def best(start, devices):  # (slowest stage, sizes) from layer `start`\n"
-        "      if devices == 1: everything that is left, if it fits\n"
+        "      if devices == 1: all that is left; math.inf if it does not fit\n"
         "      otherwise: for each first stage that fits,\n"
         "          max(its seconds, the best of the rest)\n"
         "      and of these the least",

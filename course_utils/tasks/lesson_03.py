@@ -139,7 +139,7 @@ SCATTER = Task(
         "let the function call itself for what is inside a tuple, list or dict.",
         "For a tuple (x, y), scatter x and y. Then `zip(*[pieces_of_x, pieces_of_y])` "
         "pairs what belongs to one GPU. Anything else is repeated.",
-        "Three cases and a rest:\n"
+        "Three cases, and everything else:\n"
         "  if isinstance(inputs, torch.Tensor):\n"
         "      pieces = ...  # torch.chunk\n"
         "      return [... for piece, gpu in zip(pieces, target_gpus)]\n"
@@ -382,11 +382,10 @@ REPLICATE = Task(
     otherwise="A replica is a module of the network's class, in which each tensor is "
     "`tensor.to(device)`. Return a list of them.",
     hints=(
-        "A replica is a module of the same class, in which every tensor is replaced by "
-        "`tensor.to(device)`. First make these copies, then put them in place.",
-        "For one device, make a dict with `tensor.to(device)` for each parameter and "
-        "buffer. copy.deepcopy makes the module: its second argument says what to use "
-        "in place of which object.",
+        "What does copy.deepcopy do with an object that it has already copied?",
+        "deepcopy notes its copies in a dict, `{id(object): copy}`, its second "
+        "argument. You may fill that beforehand, with `tensor.to(device)` for each "
+        "parameter and buffer.",
         "For each device:\n"
         "  tensors = ...  # all parameters and buffers\n"
         "  copies = {id(tensor): ... for tensor in tensors}\n"

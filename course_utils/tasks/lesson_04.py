@@ -56,8 +56,8 @@ SPOT_THE_TUPLE = Task(
     otherwise="Each of n new processes must run worker(i, n), with its own i from 0 to "
     "n - 1.",
     hints=(
-        "Ask Python: `type((3))`. And `type((3,))`? (If you changed `(n)` to `n`: to "
-        "Python that is the same, so nothing is repaired.)",
+        "Ask Python: `type((3))`. And what does spawn do with `args`? (If you changed "
+        "`(n)` to `n`: to Python that is the same, so nothing is repaired.)",
         "spawn calls worker(i, *args). The star needs something with elements.",
         "A tuple of one element ends with a comma. This is one: (3,). And this: "
         '("text",).',
@@ -303,7 +303,7 @@ BROADCAST = Task(
     ),
     because={
         MESSAGES: "Every rank but src must receive the tensor once, and nothing else: "
-        "that is n - 1 messages. In the last step, not every place may have a partner.",
+        "that is n - 1 messages. In the last step, some ranks may have no partner.",
         STEPS: "Every rank has the tensor, but it took too many steps. In each step, "
         "every rank that has it sends it to one that does not. Messages leave in the "
         "order of the calls: send first to the rank that passes it on most often.",

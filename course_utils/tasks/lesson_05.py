@@ -47,7 +47,7 @@ LOCAL_BATCH = Task(
             f" + {ONE_MORE}",
             "",
             "Every rank gets global_batch // world_size rows, or as many by rounding. "
-            "The rest of the division is lost: some ranks must take one row more.",
+            "The remainder is lost: some ranks must take one row more.",
         ),
         Miss(
             ONE_MORE,
@@ -466,11 +466,10 @@ SAMPLER = Task(
     "multiple of world_size, or cut it with drop_last. Then take every world_size-th "
     "item, beginning at rank.",
     hints=(
-        "Three steps: an order of all items, a length that world_size divides, and "
-        "every world_size-th item. Each step is a line or two.",
-        "Too short? Repeat the order: 3 items on 8 ranks need it more than once. With "
-        "drop_last, cut it to a multiple of world_size. The order must not depend on "
-        "the rank.",
+        "How many items do all ranks get together, with drop_last and without? Write "
+        "`__len__` first.",
+        "A list times a number repeats it: 3 items on 8 ranks need more than two of "
+        "them. One slice with start, stop and step cuts it off and deals it out.",
         "The shape of __iter__:\n"
         "  order = ...       # a list of all items, in the order of this epoch\n"
         "  total = ...       # items of all ranks together: len(self) is one rank's\n"
@@ -508,8 +507,9 @@ ACCURACY = Task(
             "parts = [torch.empty_like(right) for _ in range(world_size)]\n"
             "    dist.all_gather(parts, right)\n"
             "    count = torch.cat(parts)[:n_items].sum() / world_size",
-            "As if the repeated items stood behind those of all ranks. But several "
-            "ranks have one at their own end: item i of rank r is item r + i × "
+            "You joined the answers of all ranks, one rank after the other, and cut "
+            "off the end. But several ranks have a repeated item at the end of their "
+            "own: item i of rank r is item r + i × "
             "world_size of the test set.",
         ),
         Miss(
@@ -655,10 +655,10 @@ SPOT_THE_LOADER = Task(
     otherwise="Each rank gets batches of global_batch // world_size items, other ones "
     "in every epoch.",
     hints=(
-        "Run it as the task says: two of the bugs raise an error, one after the "
-        "other. The third one raises none.",
+        "For the bug that raises no error, print two epochs of one rank, one below "
+        "the other.",
         "Which type does a batch size need? Who decides the order, the sampler or the "
-        "loader? For the third, print two epochs, one below the other.",
+        "loader? And what tells the sampler that a new epoch begins?",
         "Three places:\n"
         "  batch_size=...            # a float now\n"
         "  sampler=..., shuffle=...  # only one of them can decide the order\n"

@@ -206,7 +206,8 @@ CUT_BUCKETS = Task(
         "and its cap is bucket_bytes.",
     },
     hints=(
-        "Whose gradient is ready first? The first bucket begins with that parameter.",
+        "When do you ask whether the cap is reached: before you put a parameter in, or "
+        "after?",
         "Put a parameter into the open bucket first, then ask whether the cap is "
         "reached. After the loop, an open bucket may be left.",
         "  buckets, members, held, cap = ...   # the cap of the first bucket\n"
@@ -335,11 +336,12 @@ BECAUSE = {
     "`wait()` of each request: `then()` does not wait.",
     "under way": "A tensor was changed while its all-reduce was under way. Divide "
     "before it, or after the wait(), and send each gradient once. A weight that two "
-    "layers share needs one hook: `module.parameters()` names it once.",
+    "layers share needs one hook: `module.parameters()` yields it once.",
     "as it was": "Something else has changed: a parameter, a buffer, a requires_grad, "
     "or the mode in which the network computes. A wrapper changes gradients only.",
-    "later": "Step 0 is right, a later one is not. Lists and counters must be as new "
-    "when the next backward begins. It adds to what is in .grad: send that sum.",
+    "later": "The first backward is right, a later one is not. finish() must empty all "
+    "lists and reset all counters. Without zero_grad(), the next backward adds to "
+    ".grad: send what is in .grad then.",
     "not sent": "Not all gradients are sent. Each trained parameter needs a hook, and "
     "that sends the .grad of its own argument.",
     "a parameter": "A parameter itself is sent. The hook gets the *parameter*: the "
@@ -347,8 +349,8 @@ BECAUSE = {
     "has a .grad": "There is no gradient after finish(): leave the mean in each .grad.",
     "at once": "The backward stands still while a hook waits. Pass async_op=True, "
     "and wait for the request in finish().",
-    "began": "All-reduces begin too late. Each gradient can leave in its own hook: not "
-    "in finish(), and not with the last one.",
+    "began": "All-reduces begin too late. Each gradient can leave in its own hook: do "
+    "not send them all in finish(), or all in the hook of the last gradient.",
 }
 ERRORS = {
     NEEDS_NO_GRAD: "A parameter was to be changed in place. Did you mean its .grad?",
@@ -359,7 +361,7 @@ ERRORS = {
     "has no attribute 'sum'": "forward() returned None: did you forget `return`?",
     "NoneType": "Something is None. all_reduce returns a request with async_op=True "
     "only. The .grad of a frozen parameter is None. And .grad may still be None when a "
-    "hook of `register_hook` is called.",
+    "hook of `register_hook` is called: use `register_post_accumulate_grad_hook`.",
     OUT_OF_STEP: "All ranks must make the same calls, also those that receive a "
     "broadcast.",
 }
@@ -403,11 +405,18 @@ ASYNC_DDP = Task(
     errors=ERRORS,
     hints=(
         "Which parameters need a hook? What must it do, and what is left to finish()?",
-        "The hook gets a parameter. It divides `parameter.grad`, starts an all_reduce "
-        "of it with async_op=True, and keeps the request for finish().",
-        "  __init__:  the same start; then a hook for each parameter that ...\n"
-        "  send:      three things with the gradient of its argument: ..., ..., ...\n"
-        "  finish:    two things with the list of requests: ..., ...",
+        "`register_post_accumulate_grad_hook` calls its hook with the parameter, when "
+        "its .grad is there. The hook divides, starts, and keeps; finish() waits, and "
+        "empties.",
+        "  for parameter in ...:       # in __init__, after the same start\n"
+        "      if ...:\n"
+        "          parameter.register_post_accumulate_grad_hook(self.send)\n"
+        "  def send(self, parameter):\n"
+        "      ...                     # divide its gradient\n"
+        "      self.requests.append(dist.all_reduce(..., async_op=...))\n"
+        "  def finish(self):\n"
+        "      while self.requests:\n"
+        "          ...",
     ),
     **WRAPPER,
 )
@@ -507,9 +516,10 @@ SPOT_THE_HOOK = Task(
         "What does `reduce` get? How many requests are there after each finish()?",
         "A post-accumulate hook gets the parameter. A list that is only appended to "
         "still has the last step's entries. And a module is more than its parameters.",
-        "  reduce:    what is its argument, and where is the gradient?\n"
-        "  finish:    what must be true of the lists when it returns?\n"
-        "  __init__:  what else does a module compute with?",
+        "  for buffer in ...:                      # in __init__\n"
+        "      ...\n"
+        "  self.gradients.append(parameter....)    # in reduce, and one line more\n"
+        "  self.gradients, self.requests = ...     # in finish",
     ),
     **WRAPPER,
 )

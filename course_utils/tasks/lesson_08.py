@@ -121,8 +121,9 @@ FLAT_SHARD = Task(
     ),
     because={
         "in the shard": "Each shard has ceil(numbers / world_size) numbers. Append "
-        "zeros where the division leaves a rest, then cut.",
-        "as they were": "The given tensors have changed. Keep no reference to them.",
+        "zeros where the division leaves a remainder, then cut.",
+        "as they were": "The given list or its tensors have changed. `torch.cat` and "
+        "`F.pad` make new tensors: write into those.",
         "object keeps": "The shard is right, but more is kept. A slice is a view, and "
         "keeps the memory of the whole flat tensor: `clone()` it. Keep only the shapes "
         "of the given tensors. Keep nothing of what unshard() gathers.",
@@ -139,7 +140,7 @@ FLAT_SHARD = Task(
     otherwise="The shard is a copy of this rank's piece of one flat, padded tensor. "
     "unshard() returns the tensors in their order and shapes, without the padding.",
     hints=(
-        "All shards have the same size. How many numbers are in one?",
+        "Which of your tensors is a view, and what does a view keep in memory?",
         "Append zeros up to size · world_size, where size = ceil(numbers / "
         "world_size), and copy this rank's slice. unshard: gather, cut off, split.",
         "The shape of it:\n"
@@ -348,13 +349,14 @@ ONE_UNIT = Task(
         "Four moments: before the forward, after it, before the backward, after it. "
         "Which method of Unit belongs to each?",
         "forward: gather, compute, free, and a hook on the output for the second "
-        "gather. after_backward: join the gradients, drop them, free, pad to the "
-        "length of `self.whole`, reduce-scatter, and add to `self.shard.grad`.",
+        "gather. after_backward: what must be gone before reduce_scatter needs memory? "
+        "And which length must it get?",
         "The shape of it:\n"
         "  forward:         ...                          # three calls, and a hook:\n"
         "                   output.register_hook(lambda grad: ...)\n"
         "  after_backward:  flat = torch.cat(...)        # all gradients\n"
-        "                   ...                          # drop them, free, pad\n"
+        "                   ...                          # drop them, free; pad to\n"
+        "                                                # the length of self.whole\n"
         "                   part = reduce_scatter(flat)  # your task 4\n"
         "                   ...                          # add to the shard's .grad",
     ),

@@ -255,8 +255,8 @@ ROW_SLICE = Task(
         SHAPE: "The slice is [outputs, inputs / n]: cut dimension 1.",
         OUTPUT: "Every rank gets all outputs: the sum of all parts, and the bias once.",
         OF_X: "Here x is this rank's own part, so its gradient is complete. f would "
-        "add up gradients of different numbers, and so would an all-reduce that "
-        "autograd follows: g adds up in the forward only.",
+        "add up gradients of different numbers. An all-reduce that autograd follows "
+        "adds up n equal ones, which is n times too much.",
         "of bias": "Every rank has the whole bias, with the whole gradient: add it on "
         "all ranks, once, to the sum.",
         "bytes sent": f"{TOO_MUCH} one all-reduce of the outputs in the forward.",

@@ -255,7 +255,7 @@ GPIPE_STEP = Task(
     },
     errors=STEP_ERRORS,
     hints=(
-        "What does a stage need before its forward, and what before its backward?",
+        "What must a rank keep from a forward, so that its backward can run later?",
         "Forward: receive x (or take it from `inputs`), run the stage, send y. Keep "
         "the pair. Backward: receive the gradient of y, `y.backward(grad)`, send "
         "`x.grad`. Rank 0 sends nothing back; the last rank begins with its loss.",

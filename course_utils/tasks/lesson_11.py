@@ -85,8 +85,8 @@ MESH_GROUPS = Task(
         Miss(
             "sizes[axis + 1 :]",
             "sizes[axis:]",
-            "Neighbours along an axis are as far apart as one row of the axes *behind* "
-            "it is long.",
+            "Neighbours along an axis are as far apart as the product of the sizes "
+            "*after* it.",
         ),
         Miss(
             "sizes[axis + 1 :]",
@@ -234,8 +234,8 @@ ONLINE_SOFTMAX = Task(
         Miss(
             "torch.maximum(largest, scores.amax(dim=1))",
             "scores.amax(dim=1)",
-            "An exp() of a large number overflowed (nan). Subtract the largest score "
-            "*so far*, the larger of `largest` and this piece's.",
+            "That is the largest score of this piece. Subtract the largest *so far*: "
+            "the larger of `largest` and this piece's. Or else an exp() may overflow.",
         ),
         Miss(
             "scores - new[:, None]",
