@@ -69,8 +69,9 @@ QUESTIONS = lesson(
         "`CopiedResNet50` gets a first batch, which is on `cuda:0`. What happens?",
         Wrong(
             "No error: PyTorch moves what is on the other GPU.",
-            "It never does that, except for a single number: a hidden copy in every "
-            "step would be slow, and hard to find. You write `.to(...)`.",
+            "It never does that: a hidden copy in every step would be slow, and hard "
+            "to find. You write `.to(...)`. Only a single number on the CPU may be "
+            "mixed with tensors of a GPU.",
         ),
         Right(
             "An error in `fc`: its input comes from `cuda:1`.",

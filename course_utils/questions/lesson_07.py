@@ -215,20 +215,22 @@ QUESTIONS = lesson(
     Number(
         "07.ten_thousand",
         "A flat ring of 10,000 GPUs all-reduces a tensor of a few bytes. In each step "
-        "a message takes 4 µs on average. How many milliseconds does it take in all?",
-        answer=79.992,
+        "a message takes 4.175 µs on average. How many milliseconds does it take in "
+        "all?",
+        answer=83.49,
         tolerance=1,
         unit="ms",
-        why="2(n - 1) = 19,998 steps, one after the other: 79.99 ms.",
+        why="2(n - 1) = 19,998 steps, one after the other: 83.49 ms.",
         hint="2(n - 1) steps, as with four ranks, and each has to wait for the "
         "previous one.",
         slips={
-            40: "That is one half.",
-            0.08: "Those are seconds.",
-            79_992: "Those are microseconds.",
-            0.112: "That would be a tree, with 2 · log2 n steps.",
-            0.004: "That is one step. How many are there?",
-            0.008: "That is one step in each half. How many are there?",
+            41.75: "That is one half.",
+            0.0835: "Those are seconds.",
+            83_492: "Those are microseconds.",
+            0.117: "That would be a tree, with 2 · 14 steps.",
+            0.111: "That would be a tree, and 2 · log2 n is no whole number of steps.",
+            0.004175: "That is one step. How many are there?",
+            0.00835: "That is one step in each half. How many are there?",
         },
         purpose="The next cell simulates it, with 3.4 µs inside a node and 9.6 µs "
         "between nodes.",

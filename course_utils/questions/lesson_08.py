@@ -191,8 +191,8 @@ QUESTIONS = lesson(
         Right(
             "Memory between steps; in a step only the optimizer's state.",
             "One call makes one unit. All weights are gathered together, and in the "
-            "backward all gradients are there together, beside the shards. Weights "
-            "and gradients then take even more than with DDP.",
+            "backward all gradients are there together, beside the shards. At that "
+            "moment they take about as much as with DDP.",
         ),
         Wrong(
             "The same as a call for each layer: it finds them by itself.",
@@ -257,8 +257,8 @@ QUESTIONS = lesson(
         "step of FSDP takes how many times as long as a step of DDP?",
         Wrong(
             "1.5 times with InfiniBand, and 1.5 with Ethernet",
-            "That would be so if nothing were hidden. But computing hides messages, "
-            "and a fast network leaves little over.",
+            "That would be so if a step did nothing but send. It computes as well, and "
+            "computing hides messages: a fast network leaves little over.",
         ),
         Right(
             "1.0 times with InfiniBand, and 1.35 with Ethernet",

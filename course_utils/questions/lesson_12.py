@@ -52,8 +52,8 @@ QUESTIONS = lesson(
         ),
         Wrong(
             "The tensor has another shape on ranks 2 and 3 than on the others",
-            "That is a fault of its own, with an error or wrong numbers. Here the "
-            "calls differ.",
+            "That is a fault of its own, with an error, wrong numbers or a hang. But "
+            "then all ranks would be in the same call. Here the calls differ.",
         ),
     ),
     SingleChoice(
