@@ -26,8 +26,8 @@ QUESTIONS = lesson(
         hint="Add up the bytes of the five numbers. A GB is 10⁹ bytes.",
         slips={
             15: "15 GB are the 16-bit weights alone: 2 bytes for each parameter.",
-            30: "30 GB are the weights and gradients. The optimizer needs 12 bytes "
-            "more for each parameter.",
+            30: "30 GB are the weights and gradients. The optimizer needs three more "
+            "numbers of 4 bytes for each parameter.",
             90: "90 GB are for the optimizer. Weights and gradients are missing.",
             960: "960 is the number of gigabits: a byte has 8 bits.",
             111.76: "112 is the number of GiB, of 2³⁰ bytes. A GB has 10⁹.",
