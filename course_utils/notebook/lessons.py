@@ -19,8 +19,8 @@ class Lesson:
     Attributes:
         slug: The name of its notebooks, without ".ipynb". It begins with the number.
         title: Its name for a reader.
-        memory: GB at its peak, with its ranks and scripts: tests/benchmarks/memory.py
-            measures it, on Linux.
+        memory: GB at its peak, with its ranks and scripts, also of its notebook in
+            depth: tests/benchmarks/memory.py measures it, on Linux.
     """
 
     slug: str
@@ -74,19 +74,19 @@ class Lesson:
 
 
 LESSONS: tuple[Lesson, ...] = (
-    Lesson("00_start_here", "Start here", 1.9),
+    Lesson("00_start_here", "Start here", 1.5),
     Lesson("01_gpus_nodes_and_ranks", "GPUs, nodes and ranks", 1.2),
     Lesson("02_model_parallel", "Model parallel", 2.0),
     Lesson("03_data_parallel_primitives", "Data-parallel primitives", 1.4),
-    Lesson("04_processes_and_collectives", "Processes and collectives", 2.1),
-    Lesson("05_distributed_sgd", "Distributed SGD by hand", 1.8),
-    Lesson("06_ddp", "DDP", 2.8),
-    Lesson("07_ring_all_reduce", "Ring all-reduce", 1.9),
-    Lesson("08_fsdp", "FSDP", 3.2),
-    Lesson("09_tensor_parallel", "Tensor parallel", 1.3),
-    Lesson("10_pipeline_schedules", "Pipeline schedules", 1.1),
-    Lesson("11_meshes", "Meshes", 1.8),
-    Lesson("12_the_clinic", "The clinic", 1.7),
+    Lesson("04_processes_and_collectives", "Processes and collectives", 2.3),
+    Lesson("05_distributed_sgd", "Distributed SGD by hand", 1.9),
+    Lesson("06_ddp", "DDP", 2.6),
+    Lesson("07_ring_all_reduce", "Ring all-reduce", 1.8),
+    Lesson("08_fsdp", "FSDP", 2.4),
+    Lesson("09_tensor_parallel", "Tensor parallel", 2.3),
+    Lesson("10_pipeline_schedules", "Pipeline schedules", 2.0),
+    Lesson("11_meshes", "Meshes", 1.9),
+    Lesson("12_the_clinic", "The clinic", 1.8),
 )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from course_utils.notebook.lessons import LESSONS
+from course_utils.notebook.lessons import LESSONS, Lesson
 from tests.benchmarks._harness import Row
 from tests.benchmarks._kernel import ROOT, Kernel, code_cells, memory_of
 
@@ -48,13 +48,14 @@ class Peak(threading.Thread):
 
 
 def rows(quick: bool = False) -> Iterator[Row]:
-    """A row for each lesson, about four minutes in all."""
+    """A row for each notebook of each lesson, about six minutes in all."""
     for lesson in LESSONS[: 1 if quick else None]:
-        cells = code_cells(lesson.notebook)
-        yield row_of(lesson.number, cells[: 1 if quick else None])
+        yield row_of(lesson, "", code_cells(lesson.notebook)[: 1 if quick else None])
+        if lesson.in_depth.exists():
+            yield row_of(lesson, ", in depth", code_cells(lesson.in_depth))
 
 
-def row_of(number: str, cells: list[str]) -> Row:
+def row_of(lesson: Lesson, which: str, cells: list[str]) -> Row:
     """Run these cells; the goal is what ``doctor`` says of the lesson."""
     with Kernel() as kernel:
         kernel.run_well(f"import os; os.chdir({str(ROOT / 'notebooks')!r})")
@@ -62,11 +63,11 @@ def row_of(number: str, cells: list[str]) -> Row:
             for cell in cells:
                 kernel.run(cell)  # some fail on purpose
     return Row(
-        f"memory at the peak of lesson {number}",
+        f"memory at the peak of lesson {lesson.number}{which}",
         round(peak.nbytes / 1e9, 1),
         "GB",
         None,
-        next(lesson.memory for lesson in LESSONS if lesson.number == number),
+        lesson.memory,
         1,
         detail={"cells": len(cells), "processes": peak.processes},
     )

@@ -124,8 +124,8 @@ def test_a_driver_that_fails_is_told_with_its_own_words(examined) -> None:
     ("free", "problem", "words"),
     [
         (8.0, False, ""),
-        (3.8, False, "up to 3.9 GB for lesson 08"),
-        (3.4, False, "up to 3.9 GB for lesson 06, lesson 08"),
+        (3.2, False, "up to 3.3 GB for lesson 06"),
+        (3.05, False, "up to 3.3 GB for lesson 06, lesson 08"),
         (0.3, True, "lesson 00, lesson 01,"),
     ],
 )
