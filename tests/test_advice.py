@@ -42,7 +42,7 @@ RUN_BY = {  # a test -> what it runs, as it is typed
     "setup/test_installing.py::test_the_first_start_takes_the_cpu_build_and_opens_jupyterlab":
         COURSE + "start( --no-browser)?",
     "setup/test_installing.py::test_wheels_are_gathered_and_installed_without_a_network":
-        COURSE + r"(start --wheels|wheels) [A-Z]+( --platform windows --python 3.12)?",
+        COURSE + r"(start --wheels|wheels) FOLDER( --platform windows --python 3.12)?",
     "test_contributing.py::test_its_tests_pass":
         COURSE + r"test( --all| --version|( -k \w+)?( tests/\S+)+)?",
     "gpu/test_record.py::test_the_command_says_that_there_is_no_gpu_and_runs_the_twins":

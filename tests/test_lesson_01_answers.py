@@ -125,7 +125,9 @@ def in_microseconds_first(numel, element_size, latency_us, bandwidth_gb_s):
 # --------------------------------------------------------------- 01.spot_the_units
 
 
-@ANSWERS.wrong("01.spot_the_units", "not attempted", "in its cell, run that")
+@ANSWERS.wrong(
+    "01.spot_the_units", "not attempted", "Repair sending_seconds in its cell"
+)
 def sending_seconds(parameters, element_size, ports, port_speed):
     """As it was given, but for this docstring."""
     gigabytes = parameters * element_size / 1024**3

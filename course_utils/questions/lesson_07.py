@@ -228,7 +228,7 @@ QUESTIONS = lesson(
             0.0835: "Those are seconds.",
             83_492: "Those are microseconds.",
             0.117: "That would be a tree, with 2 · 14 steps.",
-            0.111: "That would be a tree, and 2 · log2 n is no whole number of steps.",
+            0.111: "That would be a tree, but log2 n has to be rounded up to 14.",
             0.004175: "That is one step. How many are there?",
             0.00835: "That is one step in each half. How many are there?",
         },

@@ -406,8 +406,8 @@ ASYNC_DDP = Task(
     hints=(
         "Which parameters need a hook? What must it do, and what is left to finish()?",
         "`register_post_accumulate_grad_hook` calls its hook with the parameter, when "
-        "its .grad is there. The hook divides, starts, and keeps; finish() waits, and "
-        "empties.",
+        "its .grad is there. The hook divides the gradient, starts its all-reduce and "
+        "keeps the request; finish() waits for all requests and empties the list.",
         "  for parameter in ...:       # in __init__, after the same start\n"
         "      if ...:\n"
         "          parameter.register_post_accumulate_grad_hook(self.send)\n"

@@ -59,8 +59,8 @@ def forward_and_back(call, x, grad):
     return y, seen
 
 
-def slice_of(answer, make_whole):
-    """The sliced layer, and how many bytes stay when the whole one has gone."""
+def cut_slice(answer, make_whole):
+    """The sliced layer, and the bytes that it keeps when the whole one has gone."""
     before = alive()
     layer = answer(make_whole())
     return layer, new_bytes(before)
@@ -175,7 +175,7 @@ def observe_linear(by_columns, answer, inputs, outputs):
 
     x, grad = (x, mine(grad)) if by_columns else (mine(x), grad)
     whole = partial(linear, inputs, outputs, 3, divided_by=8)
-    layer, kept = slice_of(answer, whole)
+    layer, kept = cut_slice(answer, whole)
     y, seen = forward_and_back(layer, x, grad)
     if not seen:
         return y
@@ -289,7 +289,7 @@ def observe_vocabulary(answer, vocabulary, shape):
 
     symbols = torch.arange(2 * vocabulary)[: torch.Size(shape).numel()] % vocabulary
     symbols = symbols.view(shape)
-    (layer, kept), before = slice_of(answer, whole), symbols.clone()
+    (layer, kept), before = cut_slice(answer, whole), symbols.clone()
     y, seen = forward_and_back(layer, symbols, whole_numbers((*shape, 4), 8))
     if not seen:
         return y

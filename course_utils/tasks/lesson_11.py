@@ -235,7 +235,7 @@ ONLINE_SOFTMAX = Task(
             "torch.maximum(largest, scores.amax(dim=1))",
             "scores.amax(dim=1)",
             "That is the largest score of this piece. Subtract the largest *so far*: "
-            "the larger of `largest` and this piece's. Or else an exp() may overflow.",
+            "the larger of `largest` and this piece's. Otherwise exp() may overflow.",
         ),
         Miss(
             "scores - new[:, None]",
