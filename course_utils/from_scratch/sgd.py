@@ -6,6 +6,8 @@
     count over all ranks     sum_over_ranks, evaluate
     a larger batch           linear_scaled_lr, warmup_lr
 
+A whole training with them: course_utils/workers/train_sgd.py.
+
 Why the average? The loss of a batch is the mean over its rows, so its gradient is the
 mean of the rows' gradients. Cut the batch into n shares of one size: the mean over all
 rows is then the mean of the shares' means. So each rank computes the gradient of its
@@ -412,63 +414,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(modes[0][1])
         for module, was_training in modes:  # such as a frozen BatchNorm
             module.training = was_training
-
-
-# ------------------------------------------------------------------------- all of it
-def train(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    *,
-    epochs: int = 8,
-    batch_size: int = 64,
-    lr: float | Callable[[int], float] = 0.05,
-    momentum: float = 0.9,
-    seed: int = 0,
-) -> list[dict[str, float]]:
-    """Train a classifier on all ranks, as one process would with the whole batch.
-
-    Every rank calls it with the same arguments; only the start of the model may
-    differ, since that of rank 0 is used. All ranks have all data here, and look at
-    their own rows.
-
-    Args:
-        inputs: [rows, ...], on the model's device.
-        labels: their classes, int64 [rows], on the same device.
-        batch_size: rows of all ranks together; any number from `world_size` on.
-        lr: the learning rate, or a function from the step (0, 1, ...) to it.
-
-    Returns:
-        For each epoch `epoch`, `loss` and `train_accuracy`, over the rows of all ranks,
-        measured while it trains. The same on every rank.
-
-    Cost: two all-reduces a batch, see `average_gradients_weighted`; one an epoch.
-    """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    broadcast_parameters(model)
-    lr_at = lr if callable(lr) else lambda step: lr
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr_at(0), momentum=momentum)
-    curve, step = [], 0
-    for epoch in range(1, epochs + 1):
-        loss_sum, correct = 0.0, 0
-        for rows in rank_batches(
-            len(inputs), batch_size, world_size, rank, seed=seed, epoch=epoch
-        ):
-            optimizer.param_groups[0]["lr"] = lr_at(step)
-            optimizer.zero_grad()
-            if len(rows) > 0:
-                logits = model(inputs[rows])
-                loss = F.cross_entropy(logits, labels[rows])
-                loss.backward()
-                loss_sum += loss.item() * len(rows)
-                correct += (logits.argmax(dim=1) == labels[rows]).sum().item()
-            average_gradients_weighted(model, len(rows))
-            optimizer.step()  # the same gradients, so the same step on every rank
-            step += 1
-        loss_sum, correct = sum_over_ranks(loss_sum, correct, device=inputs.device)
-        loss, accuracy = loss_sum / len(inputs), correct / len(inputs)
-        curve.append({"epoch": epoch, "loss": loss, "train_accuracy": accuracy})
-    return curve
 
 
 # --------------------------------------------------------------------- a larger batch

@@ -484,61 +484,6 @@ def test_evaluate_leaves_each_module_in_its_mode():
         assert modes == [True, True, False, True]
 
 
-# ------------------------------------------------------------------------- all of it
-ROWS, EPOCHS = 83, 2  # batches of 20: the last one has 3 rows, for up to 4 ranks
-
-
-def train_on_rank(lr):
-    torch.manual_seed(dist.get_rank())  # train must see to the same start
-    model = mlp().double()
-    inputs, labels = rows_of(ROWS, torch.float64)
-    curve = ours.train(
-        model, inputs, labels, epochs=EPOCHS, batch_size=20, lr=lr, seed=4
-    )
-    return curve, nn.utils.parameters_to_vector(model.parameters()).detach()
-
-
-def train_alone(lr):
-    """Without anything of sgd.py: the reference."""
-    torch.manual_seed(0)
-    model = mlp().double()
-    inputs, labels = rows_of(ROWS, torch.float64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    curve, step = [], 0
-    for epoch in range(1, EPOCHS + 1):
-        loss_sum = correct = 0
-        generator = torch.Generator().manual_seed(4 + epoch)
-        for rows in torch.randperm(ROWS, generator=generator).split(20):
-            optimizer.param_groups[0]["lr"] = lr(step)
-            optimizer.zero_grad()
-            logits = model(inputs[rows])
-            loss = F.cross_entropy(logits, labels[rows])
-            loss.backward()
-            optimizer.step()
-            loss_sum += loss.item() * len(rows)
-            correct += (logits.argmax(1) == labels[rows]).sum().item()
-            step += 1
-        line = {"epoch": epoch, "loss": loss_sum / ROWS}
-        curve.append(line | {"train_accuracy": correct / ROWS})
-    return curve, nn.utils.parameters_to_vector(model.parameters()).detach()
-
-
-@several
-def test_training_has_the_curve_of_one_process(started, n):
-    def rising(step):
-        return 0.05 + 0.01 * step
-
-    for lr in (0.1, rising):
-        curve, expected = train_alone(lr if callable(lr) else lambda step: 0.1)
-        results = started[n].run(train_on_rank, lr)
-        assert distance([parameters for _, parameters in results], expected) <= 1e-12
-        for lines, _ in results:
-            assert lines == results[0][0]
-            for line, wanted in zip(lines, curve, strict=True):
-                assert line == pytest.approx(wanted, rel=1e-12)
-    assert curve[1]["loss"] < curve[0]["loss"]
-
-
 # --------------------------------------------------------------------- a larger batch
 def test_the_warm_up_is_a_straight_line():
     assert ours.warmup_lr(0, 0, 0.1, 0.8) == 0.8  # no warm-up
