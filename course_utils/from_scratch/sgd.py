@@ -1,7 +1,7 @@
 """Distributed SGD by hand: n ranks that train like one process with the whole batch.
 
     start alike              broadcast_parameters
-    share the data           DataPartitioner, strided_indices, rank_batches
+    share the data           DataPartitioner, rank_batches
     average the gradients    average_gradients, between backward() and step()
     count over all ranks     sum_over_ranks, evaluate
     a larger batch           linear_scaled_lr, warmup_lr
@@ -21,7 +21,7 @@ but not exactly as one process does. Shares of different size need weights.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle, islice
+from itertools import islice
 from math import fsum, isclose
 from numbers import Integral
 from typing import Any
@@ -131,48 +131,16 @@ def rank_batch_size(batch_size: int, world_size: int, rank: int) -> int:
     Raises:
         ValueError: `rank` is not one of the ranks, or a rank would have no row.
     """
-    _check_rank(rank, world_size)
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"There is no rank {rank} among {world_size}: they are numbered from 0 on."
+        )
     if not isinstance(batch_size, int) or batch_size < world_size:
         raise ValueError(
             f"A batch of {batch_size} rows cannot be shared by {world_size} ranks: "
             f"expected an integer from {world_size} on, one row or more for each."
         )
     return batch_size // world_size + (rank < batch_size % world_size)
-
-
-def strided_indices(
-    n: int,
-    world_size: int,
-    rank: int,
-    *,
-    shuffle: bool = True,
-    seed: int = 0,
-    epoch: int = 0,
-    drop_last: bool = False,
-) -> list[int]:
-    """The items of `n` that `DistributedSampler` gives to this rank, in its order.
-
-    All ranks shuffle alike, then rank r takes the places r, r + world_size, ... All
-    get the same number: the first items are repeated until it comes out even, or with
-    `drop_last` the last ones are left out.
-
-    >>> [strided_indices(10, 4, rank, shuffle=False) for rank in range(4)]
-    [[0, 4, 8], [1, 5, 9], [2, 6, 0], [3, 7, 1]]
-
-    Args:
-        epoch: makes another order in each epoch; `DistributedSampler` learns it by
-            `set_epoch`. Same seed and epoch, same order.
-
-    Raises:
-        ValueError: `rank` is not one of the ranks.
-
-    Source: torch/utils/data/distributed.py.
-    """
-    _check_rank(rank, world_size)
-    order = _shuffled(n, seed + epoch).tolist() if shuffle else range(n)
-    # The multiple of world_size below n, or the one above it.
-    total = n - n % world_size if drop_last else n + -n % world_size
-    return list(islice(cycle(order), total))[rank::world_size]
 
 
 def rank_batches(
@@ -208,13 +176,6 @@ def rank_batches(
 def _shuffled(n: int, seed: int) -> Tensor:
     """0 to n-1 in an order that follows from `seed` alone; no other draw changes."""
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-
-
-def _check_rank(rank: int, world_size: int) -> None:
-    if not 0 <= rank < world_size:
-        raise ValueError(
-            f"There is no rank {rank} among {world_size}: they are numbered from 0 on."
-        )
 
 
 # ------------------------------------------------------------------------ start alike

@@ -57,7 +57,7 @@ def parts(*sizes):
         (lambda: parts(0.5, 0.5).use(2), "for rank 2"),
         (lambda: parts(0.5, 0.5).use(-1), "rank -1"),
         (lambda: ours.rank_batch_size(8, 4, 4), "no rank 4 among 4"),
-        (lambda: ours.strided_indices(8, 4, -1), "no rank -1 among 4"),
+        (lambda: ours.rank_batch_size(8, 4, -1), "no rank -1 among 4"),
         (lambda: list(ours.rank_batches(8, 4, 4, 4)), "no rank 4 among 4"),
         (lambda: ours.rank_batch_size(3, 4, 0), "from 4 on"),
         (lambda: ours.rank_batch_size(128 / 4, 4, 0), "from 4 on"),
@@ -110,7 +110,6 @@ def test_the_seed_alone_decides_the_parts():
     torch.manual_seed(5)
     before, here = torch.get_rng_state(), parts(1)
     assert here[0] != sorted(here[0])  # shuffled
-    ours.strided_indices(9, 2, 0, seed=1)
     list(ours.rank_batches(9, 4, 2, 0, seed=1))
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(6)
@@ -122,19 +121,6 @@ def test_the_ranks_batches_add_up_to_the_batch():
         sizes = [ours.rank_batch_size(batch, n, rank) for rank in range(n)]
         assert all(type(size) is int for size in sizes)
         assert sizes == [len(range(batch)[rank::n]) for rank in range(n)]
-
-
-def test_strided_indices_are_those_of_the_sampler():
-    for items, n in product([*range(14), 97], range(1, 7)):
-        for rank, shuffle, drop_last in product(range(n), (True, False), (True, False)):
-            sampler = DistributedSampler(
-                range(items), n, rank, shuffle, seed=7, drop_last=drop_last
-            )
-            sampler.set_epoch(3)
-            options = {"shuffle": shuffle, "drop_last": drop_last}
-            found = ours.strided_indices(items, n, rank, seed=7, epoch=3, **options)
-            assert found == list(sampler)
-    assert list(DistributedSampler(range(9), 2, 0)) == ours.strided_indices(9, 2, 0)
 
 
 def test_the_batches_of_all_ranks_are_those_of_one_process():
