@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from math import fsum, isclose
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -68,10 +67,9 @@ class DataPartitioner:
 
     Args:
         data: anything with `len` and `[]`.
-        sizes: for each part its share of the items (fractions that sum to 1) or the
-            number of its items (integers that sum to `len(data)`). Of fractions that
-            do not come out even, the parts that lose most by rounding down get one
-            item more; among equals, the first.
+        sizes: for each part its share of the items: fractions that sum to 1. Where
+            they do not come out even, the parts that lose most by rounding down get
+            one item more; among equals, the first.
 
     Raises:
         ValueError: the sizes do not use every item exactly once.
@@ -99,13 +97,6 @@ def _counts(sizes: Sequence[float], total: int) -> list[int]:
     """The number of items of each part."""
     if len(sizes) == 0 or min(sizes) < 0:
         raise ValueError(f"sizes must be one or more numbers from 0 on, not {sizes}.")
-    if all(isinstance(size, Integral) for size in sizes):  # NumPy's, too
-        if sum(sizes) != total:
-            raise ValueError(
-                f"The sizes {list(sizes)} sum to {sum(sizes)}, but there are {total} "
-                "items. As integers they are numbers of items, as floats fractions."
-            )
-        return [int(size) for size in sizes]
     if not isclose(fsum(sizes), 1):
         raise ValueError(
             f"The fractions {list(sizes)} sum to {fsum(sizes):g}, not to 1: items "
