@@ -1,13 +1,11 @@
 """The pipelines from scratch: equal to the plain model, in the schedule of GPipe."""
 
 import contextlib
-import doctest
 
 import pytest
 import torch
 from torch import nn
 
-from course_utils.from_scratch import pipeline
 from course_utils.from_scratch.pipeline import GPipe, ModelParallel, split_layers, ticks
 from course_utils.virtual_gpus import virtual_gpus
 
@@ -121,8 +119,3 @@ def test_parts_of_a_model_keep_its_parameters():
 def test_wrong_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_docstrings():
-    failed, tried = doctest.testmod(pipeline)
-    assert (failed, tried) == (0, 1)
