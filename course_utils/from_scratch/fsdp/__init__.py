@@ -50,46 +50,23 @@ Parameter Models", SC 2020, arXiv 1910.02054; Y. Zhao et al., "PyTorch FSDP: Exp
 on Scaling Fully Sharded Data Parallel", VLDB 16 (2023), arXiv 2304.11277.
 """
 
-from .checkpoints import (
-    load_optimizer_state_dict,
-    optimizer_state_dict,
-)
-from .flat_parameter import (
-    FlatParameter,
-    broadcast,
-    parameters_by_unit,
-)
-from .pieces import (
-    AllGather,
-    ReduceScatter,
-    all_gather,
-    padded,
-    reduce_scatter,
-    shard,
-    unshard,
-)
-from .units import ShardedFlatParameter, Unit
+from .checkpoints import load_optimizer_state_dict, optimizer_state_dict
+from .pieces import all_gather, padded, reduce_scatter, shard, unshard
+from .units import ShardedFlatParameter
 from .zero1 import ShardedOptimizer, clip_grad_norm_
-from .zero2 import GradientReducer, ShardedGradients
+from .zero2 import ShardedGradients
 from .zero3 import FSDP
 
 __all__ = [
-    "AllGather",
     "FSDP",
-    "FlatParameter",
-    "GradientReducer",
-    "ReduceScatter",
     "ShardedFlatParameter",
     "ShardedGradients",
     "ShardedOptimizer",
-    "Unit",
     "all_gather",
-    "broadcast",
     "clip_grad_norm_",
     "load_optimizer_state_dict",
     "optimizer_state_dict",
     "padded",
-    "parameters_by_unit",
     "reduce_scatter",
     "shard",
     "unshard",

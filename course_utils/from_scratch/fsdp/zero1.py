@@ -8,11 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from .flat_parameter import (
-    FlatParameter,
-    broadcast,
-    parameters_by_unit,
-)
+from .flat_parameter import FlatParameter, broadcast, parameters_by_unit
 from .pieces import AllGather
 from .refusals import Sharded, refuse_unlike_units
 

@@ -12,10 +12,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .checkpoints import StateDicts
-from .flat_parameter import (
-    broadcast,
-    parameters_by_unit,
-)
+from .flat_parameter import broadcast, parameters_by_unit
 from .refusals import (
     Sharded,
     refuse_if_absent,
