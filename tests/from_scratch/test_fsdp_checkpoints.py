@@ -1,4 +1,4 @@
-"""Checkpoints of ``from_scratch/fsdp``: whole ones, and shards."""
+"""Checkpoints of ``from_scratch/fsdp``."""
 
 import pytest
 import torch
@@ -127,40 +127,21 @@ def test_the_state_of_each_optimizer_can_be_saved_and_loaded():
         model.optimizer_state_dict(other)
 
 
-def save_shards(folder):
-    job = Job("fsdp", "conv", ADAM).train(range(2))
-    state = {
-        "model": job.model.sharded_state_dict(),
-        "optim": job.optimizer.state_dict(),
-    }
-    torch.save(state, f"{folder}/{dist.get_rank()}.pt")
-    whole = job.model.state_dict()  # stays what it is, buffers as well
-    mean = whole["layers.0.1.running_mean"].clone()
-    after = job.train(range(2, 4)).state()
-    assert torch.equal(whole["layers.0.1.running_mean"], mean)
-    return after
-
-
-def load_shards(folder):
-    state = torch.load(f"{folder}/{dist.get_rank()}.pt")
-    job = Job("fsdp", "conv", ADAM)
-    job.model.load_sharded_state_dict(state["model"])
-    job.optimizer.load_state_dict(state["optim"])
-    return job.train(range(2, 4)).state()
-
-
-def load_wrongly(folder):
-    state = torch.load(f"{folder}/{dist.get_rank()}.pt")["model"]
-    rank, n = dist.get_rank(), dist.get_world_size()
+@on_ranks(2)
+def test_what_was_saved_stays_what_it_is_and_is_loaded_again():
+    """Buffers as well."""
     job = Job("fsdp", "conv")
-    with pytest.raises(ValueError, match=rf"rank {rank} of 2.*rank {rank} of {n}"):
-        job.model.load_sharded_state_dict(state)
-    state |= {"world_size": n}
-    with pytest.raises(ValueError, match=r"layers.0 is \(\d+,\) and not \(\d+,\)"):
-        job.model.load_sharded_state_dict(state)
-    one = Job("fsdp", "conv", units=())
-    with pytest.raises(ValueError, match=r"unknown: \['layers.0', 'layers.1'\]"):
-        one.model.load_sharded_state_dict(state)
+    whole, start = job.model.state_dict(), job.state()
+    job.train(range(2))
+    assert largest_difference(job.state(), start) > 0
+    assert largest_difference(whole, start) == 0
+    job.model.load_state_dict(whole)
+    assert largest_difference(job.state(), start) == 0
+
+
+@on_ranks(1)
+def test_a_checkpoint_that_does_not_fit_is_refused():
+    job = Job("fsdp", "conv")
     whole = job.model.state_dict()
     whole["more"] = whole.pop("out.bias")
     whole["out.weight"] = torch.ones(2)
@@ -176,15 +157,6 @@ def load_wrongly(folder):
         job.model.load_optimizer_state_dict(job.optimizer, entries)
 
 
-def test_a_sharded_checkpoint_fits_as_many_ranks(started, tmp_path):
-    expected = started[2].run(save_shards, str(tmp_path))
-    for state, other in zip(
-        started[2].run(load_shards, str(tmp_path)), expected, strict=True
-    ):
-        assert largest_difference(state, other) == 0
-    started[1].run(load_wrongly, str(tmp_path))
-
-
 class Noted(nn.Linear):
     def get_extra_state(self):
         return {"version": 1}
@@ -198,4 +170,3 @@ def test_extra_state_is_left_out_of_checkpoints():
         assert [*state] in ([], ["0.weight", "0.bias", "1.weight", "1.bias"])
     model.load_state_dict(model.state_dict())
     model.load_state_dict(nn.Sequential(Noted(2, 3), nn.Linear(3, 2)).state_dict())
-    model.load_sharded_state_dict(model.sharded_state_dict())

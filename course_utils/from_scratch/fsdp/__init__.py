@@ -10,8 +10,7 @@
     2     zero2.py           2      ShardedGradients: gradients of one's own part, too
     3     units.py                  Unit: parameters, too; whole only while it runs
     4     zero3.py           3      FSDP: units that are gathered and freed in time
-    5     checkpoints.py            whole ones for any number of ranks, sharded ones for
-                                    the same
+    5     checkpoints.py            whole ones, for any number of ranks
 
 In this order each file uses only those before it, and refusals.py: errors for misuse.
 All ranks must shard the same module in the same way, or they are told what differs.

@@ -61,7 +61,6 @@ class StateDicts:
         """
         mine = self._tensors()
         _compare(
-            "state",
             {n: v.shape for n, v in state.items() if isinstance(v, Tensor)},
             {n: v.shape for n, v in mine.items()},
         )
@@ -71,36 +70,6 @@ class StateDicts:
         for name, value in mine.items():
             if not isinstance(value, nn.Parameter):
                 value.copy_(state[name])
-
-    def sharded_state_dict(self) -> dict[str, Any]:
-        """What this rank keeps, for the same rank of as many. Nothing is sent."""
-        shards = {flat.name: flat.shard.detach() for flat in self.flats}
-        mine = self._tensors()
-        buffers = {n: v for n, v in mine.items() if not isinstance(v, nn.Parameter)}
-        rank, n = dist.get_rank(), dist.get_world_size()
-        return {"rank": rank, "world_size": n, "shards": shards, "buffers": buffers}
-
-    @torch.no_grad()
-    def load_sharded_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `sharded_state_dict` gave this rank.
-
-        Raises:
-            ValueError: it is another rank's, or that of another number of ranks, or the
-                units are others.
-        """
-        mine = self.sharded_state_dict()
-        saved, here = ((s["rank"], s["world_size"]) for s in (state, mine))
-        if saved != here:
-            raise ValueError(
-                "this sharded state was saved by rank {} of {}, and is loaded by rank "
-                "{} of {}. Only the same rank of as many can use it; state_dict() "
-                "saves one for any number of ranks".format(*saved, *here)
-            )
-        for kind in ("shards", "buffers"):
-            shapes = [{n: v.shape for n, v in s[kind].items()} for s in (state, mine)]
-            _compare(kind, *shapes)
-            for name, value in mine[kind].items():
-                value.copy_(state[kind][name])
 
     def optimizer_state_dict(
         self, optimizer: Optimizer, *, rank0_only: bool = False
@@ -219,7 +188,7 @@ def _shared(flat: FlatParameter, key: str, values: list[Any]) -> Any:
     return first.clone() if isinstance(first, Tensor) else first
 
 
-def _compare(what: str, given: dict[str, Any], expected: dict[str, Any]) -> None:
+def _compare(given: dict[str, Any], expected: dict[str, Any]) -> None:
     missing = sorted(expected.keys() - given.keys())
     unknown = sorted(given.keys() - expected.keys())
     shapes = [
@@ -229,7 +198,6 @@ def _compare(what: str, given: dict[str, Any], expected: dict[str, Any]) -> None
     ]
     if missing or unknown or shapes:
         raise ValueError(
-            f"the {what} to load does not fit. Missing: {missing}; unknown: {unknown}; "
-            f"other shapes: {shapes}. It must come from the same module, and a sharded "
-            "one from the same units"
+            f"the state to load does not fit. Missing: {missing}; unknown: {unknown}; "
+            f"other shapes: {shapes}. It must come from the same module"
         )
