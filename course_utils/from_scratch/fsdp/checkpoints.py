@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
@@ -23,25 +22,19 @@ class StateDicts:
     module: nn.Module
     flats: list[FlatParameter]
 
-    def state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Copies of all tensors, as in the plain module. Every rank calls it.
-
-        Args:
-            rank0_only: the other ranks get {}, and need memory for one unit only.
 
         Cost: an all-gather of each unit.
         """
-        keep = not rank0_only or dist.get_rank() == 0
         values = {}
         for flat in self.flats:
             parts = flat.parts(all_gather(flat.shard))
-            if keep:
-                for parameter, part in zip(flat.parameters, parts, strict=True):
-                    values[id(parameter)] = part.clone()
-        state = self._tensors() if keep else {}
+            for parameter, part in zip(flat.parameters, parts, strict=True):
+                values[id(parameter)] = part.clone()
         return {
             name: values[id(value)] if id(value) in values else value.clone()
-            for name, value in state.items()
+            for name, value in self._tensors().items()
         }
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -71,11 +64,9 @@ class StateDicts:
             if not isinstance(value, nn.Parameter):
                 value.copy_(state[name])
 
-    def optimizer_state_dict(
-        self, optimizer: Optimizer, *, rank0_only: bool = False
-    ) -> dict[str, Any]:
+    def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """`optimizer_state_dict` of the shards' optimizer."""
-        return optimizer_state_dict(self.flats, optimizer, rank0_only=rank0_only)
+        return optimizer_state_dict(self.flats, optimizer)
 
     def load_optimizer_state_dict(
         self, optimizer: Optimizer, state: dict[str, Any]
@@ -85,7 +76,7 @@ class StateDicts:
 
 
 def optimizer_state_dict(
-    flats: Iterable[FlatParameter], optimizer: Optimizer, *, rank0_only: bool = False
+    flats: Iterable[FlatParameter], optimizer: Optimizer
 ) -> dict[str, Any]:
     """The state of the shards' optimizer, whole. Every rank calls it.
 
@@ -99,7 +90,6 @@ def optimizer_state_dict(
     Cost: for each flat parameter an all-gather of each tensor of the state.
     """
     flats = [*flats]
-    keep = not rank0_only or dist.get_rank() == 0
     state: dict[str, dict[str, Any]] = {}
     names = {id(flat.shard): flat.names for flat in flats}
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -115,15 +105,14 @@ def optimizer_state_dict(
                 values = flat.parts(all_gather(value))
             else:
                 values = [value] * len(flat.names)
-            if keep:
-                for name, part in zip(flat.names, values, strict=True):
-                    part = part.clone() if isinstance(part, Tensor) else part
-                    state.setdefault(name, {})[key] = part
+            for name, part in zip(flat.names, values, strict=True):
+                part = part.clone() if isinstance(part, Tensor) else part
+                state.setdefault(name, {})[key] = part
     groups = [
         {**group, "params": [n for p in group["params"] for n in names[id(p)]]}
         for group in optimizer.param_groups
     ]
-    return {"state": state, "param_groups": groups} if keep else {}
+    return {"state": state, "param_groups": groups}
 
 
 @torch.no_grad()
