@@ -231,17 +231,6 @@ class DDP(NotCopied, nn.Module):
         finally:
             self._sync = before
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """That of the module: its names have no prefix.
-
-        So a module around this one would save other names than it loads.
-        """
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load what `state_dict` of this or of the bare module has saved."""
-        return self.module.load_state_dict(*args, **kwargs)
-
     def _broadcast_buffers(self) -> None:
         named = dict(self.module.named_buffers())
         refuse_unlike_models(self.module, "buffers", named)

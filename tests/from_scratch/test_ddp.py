@@ -365,7 +365,7 @@ def test_buckets_are_filled_as_in_pytorch():
         assert len(found) > 2
 
 
-# -------------------------------------------------------------------- buffers and state
+# ------------------------------------------------------------------------------ buffers
 
 
 @on_ranks(3)
@@ -404,16 +404,3 @@ def test_two_forwards_before_one_backward():
         ours = gradients_of_two_forwards(ddp.DDP, *options)
         torchs = gradients_of_two_forwards(TorchDDP, *options)
         torch.testing.assert_close(ours, torchs)
-
-
-@on_ranks(2)
-def test_state_dicts_have_no_prefix():
-    torch.manual_seed(dist.get_rank())
-    module = mlp()
-    model = ddp.DDP(module)
-    assert list(model.state_dict()) == list(module.state_dict())
-    other = mlp()
-    other.load_state_dict(model.state_dict())
-    again = ddp.DDP(mlp())
-    again.load_state_dict(other.state_dict())
-    assert torch.equal(again.module[0].weight, module[0].weight)
