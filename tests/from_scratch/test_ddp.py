@@ -107,22 +107,6 @@ def test_as_pytorchs_ddp():
             assert largest_difference(ours, torchs) <= least, (name, options)
 
 
-@several
-def test_construction_sends_parameters_and_buffers_of_rank_0():
-    rank = dist.get_rank()
-    for build in (ddp.HookedDDP, ddp.DDP):
-        torch.manual_seed(rank)
-        module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double()
-        module[1].running_mean.fill_(rank)
-        module[1].num_batches_tracked.fill_(rank)
-        build(module)
-        torch.manual_seed(0)
-        first = nn.Linear(3, 2).double()
-        assert torch.equal(module[0].weight, first.weight)
-        assert module[1].running_mean.eq(0).all(), "buffers, too"
-        assert module[1].num_batches_tracked == 0
-
-
 # ------------------------------------------------------------- parameters of all kinds
 
 
