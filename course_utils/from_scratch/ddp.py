@@ -32,7 +32,6 @@ from torch.autograd import Variable
 
 from .refusals import (
     NotCopied,
-    described,
     gradients_of,
     refuse_sparse_gradients,
     refuse_unlike,
@@ -57,19 +56,6 @@ def broadcast_module(module: nn.Module, src: int = 0) -> None:
     """
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     refuse_unlike_models(module, "model", named, strides=True)
-    _broadcast(named, src)
-
-
-def broadcast_tensors(tensors: Iterable[Tensor], src: int = 0) -> None:
-    """Overwrite the tensors with those of rank `src`. Every rank calls it.
-
-    Raises:
-        ValueError: in their order, the tensors differ in shape or dtype.
-
-    Cost: as above, with an all-gather every time.
-    """
-    named = {f"tensor {place}": tensor for place, tensor in enumerate(tensors)}
-    refuse_unlike(described(named))
     _broadcast(named, src)
 
 

@@ -112,9 +112,6 @@ def other_settings():
         "bucket_bytes": lambda: ddp.DDP(nn.Linear(2, 2), bucket_bytes=5 + rank),
         "prefetch": lambda: fsdp.FSDP(nn.Linear(2, 2), prefetch=rank),
         "unit": lambda: zero2(layers, units=[*layers][: rank + 1]),
-        "tensor 1": lambda: ddp.broadcast_tensors(
-            [torch.ones(2), torch.ones(2 + rank)]
-        ),
         "where": lambda: ddp.DDP(module),
     }
     return {name: refusal(call) for name, call in calls.items()}
