@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..tensors import in_memory, write
 from .pieces import padded
-from .refusals import Mark, Sharded, watch_optimizers
+from .refusals import Sharded, sharded_as, watch_optimizers
 
 
 class FlatParameter(Sharded):
@@ -44,12 +44,12 @@ class FlatParameter(Sharded):
                 "that differs"
             )
         for name, parameter in named.items():
-            if before := getattr(parameter, "_sharded_as", None):
+            if before := sharded_as.get(parameter):
                 raise ValueError(
                     f"{name!r} is sharded already, as {before!r}. A module can be "
                     "sharded once: make a new one"
                 )
-            parameter._sharded_as = Mark(name)
+            sharded_as[parameter] = name
         watch_optimizers()
         sizes = [parameter.numel() for parameter in self.parameters]
         self.starts = [0, *accumulate(sizes)]

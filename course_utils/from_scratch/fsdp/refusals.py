@@ -1,12 +1,12 @@
 """Misuse that would end in wrong numbers, or in a crash: an error says it instead."""
 
-from collections import OrderedDict
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..refusals import NotCopied, described, refuse_unlike
 
@@ -66,11 +66,8 @@ class Sharded(NotCopied):
     )
 
 
-class Mark(str):
-    """Text on a parameter. A pickled copy, whose values are its own, gets none."""
-
-    def __reduce__(self) -> Any:
-        return OrderedDict, ()  # empty; torch.load(weights_only=True) takes it, too
+# By which name a parameter was sharded. A copy, whose values are its own, is not in it.
+sharded_as = WeakTensorKeyDictionary()
 
 
 @cache
@@ -82,7 +79,7 @@ def watch_optimizers() -> None:
 def _refuse_whole_parameters(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     held = (p for group in optimizer.param_groups for p in group["params"])
     for parameter in held:
-        if name := getattr(parameter, "_sharded_as", None):
+        if name := sharded_as.get(parameter):
             kind = type(optimizer).__name__
             raise RuntimeError(
                 f"this {kind} holds {name!r} as it was before it was sharded: its "
