@@ -60,10 +60,6 @@ class Mesh:
         """The ranks that differ from this one along that axis only."""
         return self._groups[self._known(axis)]
 
-    def size(self, axis: str) -> int:
-        """How many they are, with this one."""
-        return self.axes[self._known(axis)]
-
     def coordinate(self, axis: str) -> int:
         """This rank's place among them, from 0."""
         place = (self.ranks == dist.get_rank()).nonzero()[0]

@@ -55,17 +55,12 @@ def described(named: Mapping[str, Tensor], *, strides: bool = False) -> dict[str
     Raises:
         TypeError, ValueError: a tensor cannot be sent: see `refuse_unsendable`.
     """
-    for name, tensor in named.items():
-        refuse_unsendable(tensor, name)
-    devices = list(dict.fromkeys(tensor.device for tensor in named.values()))
     words = {}
     for name, tensor in named.items():
+        refuse_unsendable(tensor, name)
         words[name] = f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
         if tensor.requires_grad:
             words[name] += " (requires_grad)"
-        if len(devices) > 1:  # each rank has GPUs of its own: their numbers may differ
-            place = devices.index(tensor.device) + 1
-            words[name] += f", on device {place} of {len(devices)}"
         if strides and not tensor.is_contiguous():  # of size 1 they say nothing
             words[name] += f", with the strides {list(tensor.squeeze().stride())}"
     return words

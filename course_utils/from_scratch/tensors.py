@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
-from torch.nn.parameter import is_lazy
 
 
 def in_memory(tensor: Tensor) -> Tensor:
@@ -37,18 +36,14 @@ def refuse_unsendable(
 
     Raises:
         TypeError: it is sparse, nested or of another special layout.
-        ValueError: it has no shape or no values yet; or elements share memory, as those
-            of `torch.ones(1).expand(4)` do.
+        ValueError: it has no values yet; or elements share memory, as those of
+            `torch.ones(1).expand(4)` do.
     """
     kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
     if kind != "strided":
         raise TypeError(
             f"{name} is {kind}, and only dense tensors can be sent here: take its "
             "to_dense(), or make the embedding that it comes from with sparse=False."
-        )
-    if is_lazy(tensor):
-        raise ValueError(
-            f"{name} has no shape yet: call the module once, so that it gets one."
         )
     if tensor.is_meta:
         raise ValueError(
