@@ -3,7 +3,6 @@
 One readable file a lesson (`lesson_00.py`, `lesson_01.py`, …). Each holds::
 
     QUESTIONS = lesson(
-        "00",
         SingleChoice("00.ranks", "What is a rank?", Wrong("A GPU.", "…"), Right(…)),
         …
     )
@@ -14,7 +13,7 @@ The key and the explanations stay in these files. A notebook, and the page that
 shows it, get a question's text and nothing else until the learner has answered.
 
 Text may hold `code`, *emphasis* and **bold** (see `markup.py`), nothing else.
-A badly defined question raises `QuestionError` when its lesson is imported.
+`tests/test_quiz.py` fails for a badly defined question.
 
 Most questions are judged as soon as they are answered. With `measured=True` the next
 cells of the lesson show what is right: then an answer is a prediction. It is noted and
@@ -30,15 +29,12 @@ import operator
 import pkgutil
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from course_utils.questions.markup import problem
-
 
 class QuestionError(ValueError):
-    """A question is badly defined, or there is no question of that name."""
+    """Two questions have one id, or there is no question of that name."""
 
 
 class AnswerError(ValueError):
@@ -177,19 +173,6 @@ class Question(ABC):
     def _repeated(self, answer: object) -> str:
         """An answer, repeated in a sentence."""
 
-    def __post_init__(self) -> None:
-        for why in self._problems():
-            raise QuestionError(f"Question {self.id!r} is badly defined: {why}.")
-
-    def _problems(self) -> Iterator[str]:
-        """What is wrong with the definition."""
-        if not re.fullmatch(r"\d\d\.[a-z0-9_]+", self.id):
-            yield 'an id is "<lesson>.<name>" in small letters: "00.ranks"'
-        for text in (self.prompt, *self.options, *self.explanations()):
-            if not text.strip():
-                yield "a text or an explanation is empty"
-            yield from filter(None, [problem(text)])
-
 
 @dataclass(frozen=True, init=False)
 class _ChoiceQuestion(Question):
@@ -209,7 +192,7 @@ class _ChoiceQuestion(Question):
         code: str = "",
         measured: bool = False,
     ) -> None:
-        object.__setattr__(self, "choices", choices)  # before all of it is checked
+        object.__setattr__(self, "choices", choices)
         super().__init__(id, prompt, code=code, measured=measured)
 
     @property
@@ -218,13 +201,6 @@ class _ChoiceQuestion(Question):
 
     def explanations(self) -> list[str]:
         return [choice.why for choice in self.choices]
-
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        if len(set(self.options)) < max(2, len(self.choices)):
-            yield "it needs two or more options, each with a text of its own"
-        if not any(choice.right for choice in self.choices):
-            yield "no option is right; make one a Right(…)"
 
     def _repeated(self, answer: str | list[str]) -> str:
         chosen = _as_list(answer)
@@ -254,11 +230,6 @@ class SingleChoice(_ChoiceQuestion):
 
     kind: ClassVar[str] = "single"
     task: ClassVar[str] = "Choose one"
-
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        if sum(choice.right for choice in self.choices) > 1:
-            yield "several options are right; use MultipleChoice"
 
     def read(self, given: object) -> str:
         given = _as_list(given)
@@ -363,16 +334,6 @@ class Number(Question):
     @property
     def task(self) -> str:
         return "Predict the number" if self.measured else "Work it out"
-
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        if not math.isfinite(self.answer):
-            yield f"its answer is {self.answer}"
-        if min(self.tolerance, self.relative_tolerance) < 0:
-            yield "a tolerance is negative"
-        yield from filter(None, [problem(self.purpose)])
-        for value in filter(self._accepts, self.slips):
-            yield f"the slip {value:g} is within the tolerance"
 
     def explanations(self) -> list[str]:
         return [self.why, self.hint, *self.slips.values()]
@@ -504,20 +465,16 @@ def format_number(value: float) -> str:
     return f"{value:.15g}"
 
 
-def lesson(number: str, *questions: Question) -> dict[str, Question]:
+def lesson(*questions: Question) -> dict[str, Question]:
     """The questions of one lesson by id, in order.
 
-    Raises `QuestionError` for an id used twice or of another lesson.
+    Raises `QuestionError` for an id used twice.
     """
-    by_id = {question.id: question for question in questions}
-    if len(by_id) < len(questions):
-        raise QuestionError(f"Two questions of lesson {number} have one id.")
-    for id in by_id:
-        if not id.startswith(f"{number}."):
-            raise QuestionError(
-                f"Question {id!r} stands in lesson {number}: its id must begin with "
-                f'"{number}.".'
-            )
+    by_id = {}
+    for question in questions:
+        if question.id in by_id:
+            raise QuestionError(f"Two questions have the id {question.id!r}.")
+        by_id[question.id] = question
     return by_id
 
 

@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "00",
     SingleChoice(
         "00.ranks",
         "What is a rank?",

@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "01",
     Number(
         "01.memory",
         "Training with mixed precision and Adam keeps five numbers for each parameter. "

@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "02",
     SingleChoice(
         "02.who_first",
         "AlexNet's paper has a diagram of the network. It shows two rows of layers, "

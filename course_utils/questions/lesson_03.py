@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "03",
     SingleChoice(
         "03.thirty_rows",
         "`nn.DataParallel` gets a batch of 30 rows. How many rows does each GPU "

@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "04",
     SingleChoice(
         "04.cell_function",
         "A function `hello` is defined in a cell of this notebook. Then "

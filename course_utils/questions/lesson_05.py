@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "05",
     SingleChoice(
         "05.float_batch",
         "Four ranks share a batch of 128. Each computes `bsz = 128 / float(4)` and "

@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "06",
     MultipleChoice(
         "06.dp_and_ddp",
         "What is true of `DistributedDataParallel` (DDP), and not of "

@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "07",
     Number(
         "07.root_bytes",
         "Four ranks all-reduce a tensor of 1,200 bytes through rank 0. How many bytes "

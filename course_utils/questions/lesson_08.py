@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "08",
     Number(
         "08.bytes",
         "Training in mixed precision with Adam: weight and gradient are bfloat16, and "

@@ -10,7 +10,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "09",
     SingleChoice(
         "09.columns",
         "Two ranks share `nn.Linear(4, 6)`, so that each computes half of the outputs. "

@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "10",
     SingleChoice(
         "10.what_comes_back",
         "Two ranks, a stage on each. Rank 1 has computed the loss of a batch and "

@@ -11,7 +11,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "11",
     SingleChoice(
         "11.neighbours",
         "Eight ranks form a mesh with dp = 2 and tp = 4, in this order. With which "

@@ -10,7 +10,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "12",
     SingleChoice(
         "12.who_waits",
         "A job has 4 steps, numbered from 0. In step 1 the loss of rank 1 is NaN, and "

@@ -10,7 +10,6 @@ from course_utils.questions import (
 )
 
 QUESTIONS = lesson(
-    "NN",
     Number(
         "NN.norm",
         "Four ranks hold one number each: 1, 2, 4 and 2. Together they are a vector. "
