@@ -10,9 +10,9 @@ The rule for a number in the text of a lesson. One of these must hold:
 3. It belongs to an equation whose result is known. Each equation is computed here.
 4. `WORKED_OUT` computes it, or `STATED` says where it is from.
 
-Not counted: code, names (H100, rank 3, lesson 07), numbers of lists, years, small
-numbers in formulas, and numbers in words. The texts of a quiz follow the same rule,
-and may use what their own question says and any cell of the lesson.
+Not counted: code, names (H100, rank 3, lesson 07), numbers of lists, years, and
+numbers in words. The texts of a quiz follow the same rule, and may use what their own
+question says and any cell of the lesson.
 """
 
 from __future__ import annotations
@@ -139,19 +139,14 @@ PROGRAMS = {
 
 UNITS = {  # what a unit measures, and how much it is in the basic unit
     "bytes": ("bytes", 1),
-    "byte": ("bytes", 1),
-    "B": ("bytes", 1),
     "s": ("seconds", 1),
     "seconds": ("seconds", 1),
     "ms": ("seconds", 1e-3),
-    "milliseconds": ("seconds", 1e-3),
     "µs": ("seconds", 1e-6),
     "microseconds": ("seconds", 1e-6),
     "ns": ("seconds", 1e-9),
     "minutes": ("seconds", 60),
     "%": ("", 0.01),
-    "percent": ("", 0.01),
-    "thousand": ("", 1e3),
     "million": ("", 1e6),
     "billion": ("", 1e9),
     "GFLOP/s": ("flops", 1e9),
@@ -168,7 +163,7 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 NUMBER = re.compile(
     r"(?<![\w.,^])(?<![A-Za-z][-−])[-−]?"  # not H100, not ResNet-50
     r"(?P<digits>\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?P<e>e[-+]?\d+)?"
-    r"(?P<power>[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?(?P<ten> × 10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?"
+    r"(?P<power>[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?"
     rf"(?![\w⁻])(?!\.\d)(?:[ -](?P<unit>{_UNIT})(?![\w/])|(?P<sign>%))?"
 )
 
@@ -199,8 +194,6 @@ def figures(text: str) -> list[Figure]:
         value = float(digits + (match["e"] or ""))
         if match["power"]:
             value **= int(match["power"].translate(_SUPERSCRIPTS))
-        if match["ten"]:
-            value *= 10.0 ** int(match["ten"][5:].translate(_SUPERSCRIPTS))
         decimals = len(digits.partition(".")[2])
         unit = match["unit"] or match["sign"] or ""
         found.append(Figure(match[0].strip("-− "), value, unit, decimals))
@@ -241,42 +234,12 @@ _NAMES = re.compile(
 )
 YEAR = re.compile(r"\b(?:19[6-9]\d|20[0-3]\d)\b")
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-_TOKEN = re.compile(
-    r"(?P<number>\d[\d,]*(?:\.\d+)?)|(?P<var>(?<![A-Za-z])(?!(?:a|A|I)\b)[A-Za-zα-ωΨ]"
-    r"(?![A-Za-z])[₀-₉ᵢ²³]*)|(?P<op>mod|log₂|[-−+·×/=<>≥≤≈√⌈⌉()²³])|(?P<space>[ *]+)"
-    r"|(?P<other>\w+|.)",
-    re.DOTALL,
-)
-
-
-def without_formulas(text: str) -> str:
-    """The text without the small whole numbers of its formulas, as 2 (n − 1) / n."""
-    kept: list[str] = []
-    run: list[tuple[str, str]] = []
-
-    def close() -> None:
-        kinds = {kind for kind, _ in run}
-        formula = {"var", "op"} <= kinds
-        for kind, token in run:
-            small = kind == "number" and token.isdigit() and int(token) <= 10
-            kept.append(" " if formula and small else token)
-        run.clear()
-
-    for match in _TOKEN.finditer(text):
-        if match.lastgroup == "other":
-            close()
-            kept.append(match[0])
-        else:
-            run.append((match.lastgroup or "", match[0]))
-    close()
-    return "".join(kept)
 
 
 def without_names(text: str) -> str:
     """The text without code, titles, addresses, years, and numbers that name things."""
     text = re.sub(r"`[^`]*`", " ", text)
     text = LINK.sub(" ", text)
-    text = re.sub(r"<(\w+)>.*?</\1>", "", text)  # <sub>1</sub>
     text = re.sub(r"\b0\d\b", " ", text)  # lessons 00 to 08
     text = _NAMES.sub(" ", text)
     return YEAR.sub(" ", text)
@@ -331,8 +294,7 @@ def claims_in(text: str, lesson: str, cell: str) -> Iterator[Claim]:
         for sentence in [block] if table else re.split(r"(?<=[.?!]) ", block):
             if "**Time:**" in sentence:
                 continue
-            plain = without_formulas(without_names(sentence))
-            for figure in figures(plain):
+            for figure in figures(without_names(sentence)):
                 yield Claim(lesson, cell, figure, sentence, block, linked)
 
 
@@ -378,10 +340,9 @@ def claims(number: str) -> tuple[Claim, ...]:
 
 
 def code_figures(source: str) -> list[Figure]:
-    """The numbers in code: 1_000_000, 25 << 20, .5, and those in texts, as "5 GB/s"."""
+    """The numbers in code: 1_000_000, 25 << 20, and those in texts, as "5 GB/s"."""
     source = re.sub(r"(?<=\d)_(?=\d)", "", source)
     source = re.sub(r"\b(\d+) << 20\b", r"\1 MiB", source)
-    source = re.sub(r"(?<![\w.])\.(?=\d)", "0.", source)
     return figures(re.sub(r"(?<!\de)-|[^\w.,%/ µ-]", " ", source))
 
 
@@ -594,17 +555,17 @@ def without_title(block: str) -> list[str]:
 
 
 def without_date(paragraphs: list[str]) -> list[str]:
-    """The links without a year in their paragraph, or at another link to that page.
+    """The links without a year in their paragraph, or at the same link elsewhere.
 
     "Read in November 2026" is a date; a year in an address is none.
     """
     dated, undated = set(PROGRAMS), []
     for block in paragraphs:
         if YEAR.search(LINK.sub(lambda match: match["title"], block)):
-            dated |= {m["url"].partition("#")[0] for m in LINK.finditer(block)}
+            dated |= {match["url"] for match in LINK.finditer(block)}
     for block in paragraphs:
         for match in LINK.finditer(block):
-            if match["url"].partition("#")[0] not in dated:
+            if match["url"] not in dated:
                 undated.append(match[0])
     return undated
 
