@@ -8,20 +8,13 @@ model of links does not know protocols. Figures of data sheets are in `test_cost
 import dataclasses
 import functools
 import re
-import sys
 
-import cloudpickle
 import pytest
-import torch
 import torch.distributed as dist
 from torch.distributed import constants
-from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.from_scratch import sgd  # noqa: F401, for a row
-from course_utils.ranks import Ranks
 from course_utils.theory import costs, simulator
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 # Each source, and below it what we compute, what it says, and the largest difference.
 PUBLISHED = """
@@ -184,42 +177,10 @@ def test_timeouts_are_half_an_hour_and_ten_minutes():
         assert constants.default_pg_nccl_timeout.total_seconds() == 10 * 60
 
 
-def real_buckets():
-    """The bytes of each bucket of three steps of DDP, and the caps that it has."""
-    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(12)])
-    model = DistributedDataParallel(model)
-    steps = []
+def test_the_caps_of_the_buckets_of_ddp():
+    """torch/csrc/distributed/c10d/reducer.cpp; DistributedDataParallel's docstring.
 
-    def note(_, bucket):
-        steps[-1].append(bucket.buffer().numel() * bucket.buffer().element_size())
-        work = dist.all_reduce(bucket.buffer(), async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
-
-    model.register_comm_hook(None, note)
-    for _ in range(3):
-        steps.append([])
-        model(torch.zeros(1, 1024)).sum().backward()
-    return steps, model.bucket_bytes_cap
-
-
-def test_buckets_and_bytes_of_real_ranks():
-    """Twelve layers of Linear(1024, 1024), of 4.004 MiB each.
-
-    Source: DistributedDataParallel's docstring (25 MiB), torch/csrc/distributed/c10d/
-    reducer.cpp (a bucket is closed after it has reached its cap; with
-    find_unused_parameters=False the first step has a single one, and the next ones
-    follow the order in which gradients were ready).
+    Lesson 06 in depth shows the buckets of real ranks.
     """
-    with Ranks(2, quiet=True, timeout=60) as ranks:
-        for steps, cap in ranks.run(real_buckets):
-            first, *others = [[n / costs.MiB for n in step] for step in steps]
-            assert first == pytest.approx([48.047], abs=5e-4)
-            for step in others:
-                assert step == pytest.approx([4.004, 28.027, 16.016], abs=5e-4)
-            assert cap == costs.DDP_BUCKET == 26_214_400
     assert dist._DEFAULT_FIRST_BUCKET_BYTES == costs.DDP_FIRST_BUCKET == 1_048_576
-    # The formula, with the gradients in the order in which they are ready.
-    layer = [4 * 1024, 4 * 1024 * 1024]  # bias, weight
-    found = costs.ddp_buckets(layer * 12)
-    sizes = [sum((layer * 12)[i] for i in members) / costs.MiB for members in found]
-    assert sizes == pytest.approx([4.004, 28.027, 16.016], abs=5e-4)
+    assert costs.DDP_BUCKET == 26_214_400
