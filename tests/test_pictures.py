@@ -370,7 +370,7 @@ class Images(html.parser.HTMLParser):
 
 def test_jupyter_gets_an_image_with_alternative_text():
     title = 'The "first" <b>lesson</b> & more'
-    lesson = SimpleNamespace(number="00", title=title, exists=True)
+    lesson = SimpleNamespace(number="00", title=title)
     picture = pictures.course_map([lesson])
     shown, metadata = DisplayFormatter().format(picture)
     assert (set(shown), metadata) == ({"text/plain", "text/html"}, {})

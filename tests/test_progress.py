@@ -223,15 +223,13 @@ def test_what_could_not_be_saved_is_saved_as_soon_as_that_works(own_state, capsy
 
 @pytest.fixture
 def small_course(tmp_path, monkeypatch):
-    """A course of which two lessons exist, with two tasks and one."""
-    for folder in ("notebooks", "solutions"):
-        (tmp_path / folder).mkdir()
+    """A course of three tasks: two in the first lesson, one in the second."""
+    (tmp_path / "solutions").mkdir()
     for lesson, tasks in zip(LESSONS, [("00.a", "00.b"), ("01.c",)], strict=False):
         cells = [
             {"cell_type": "code", "source": [], "metadata": {"tags": [task, "why"]}}
             for task in (*tasks, *tasks)
         ]
-        (tmp_path / "notebooks" / f"{lesson.slug}.ipynb").write_text("{}")
         text = json.dumps({"cells": [{"metadata": {}, "source": []}, *cells]})
         (tmp_path / "solutions" / f"{lesson.slug}.ipynb").write_text(text)
     monkeypatch.setattr("course_utils.ROOT", tmp_path)
@@ -254,7 +252,6 @@ def rows():
 
 def test_the_map_shows_what_is_done_and_what_comes_next(small_course, capsys):
     assert rows()["00"] == "· 00 0 of 2 tasks done"
-    assert rows()["02"] == "02 (not written yet)"
     lesson = "00_start_here.ipynb"
     assert f"Next: read notebooks/{lesson}, then solve" in course_map()
     record_answer("00.p", 3, None)

@@ -52,11 +52,6 @@ class Lesson:
         """The tasks solved: the file that the exercise is made from."""
         return course_utils.ROOT / "solutions" / f"{self.slug}.ipynb"
 
-    @property
-    def exists(self) -> bool:
-        """Whether the lesson's notebook is in this copy of the course."""
-        return self.notebook.exists()
-
     @cached_property
     def tasks(self) -> tuple[str, ...]:
         """Ids of its tasks, in the order of its notebook; () without one.

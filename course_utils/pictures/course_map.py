@@ -33,8 +33,6 @@ _STAGES = (
 def course_map(lessons: Sequence["Lesson"], *, here: str | None = None) -> Picture:
     """The lessons as a path to follow, grouped by where their code runs.
 
-    A lesson whose notebook is not in this copy of the course is marked "to come".
-
     Args:
         lessons: The lessons to draw, such as `course_utils.LESSONS`.
         here: The number of the lesson in front of the learner, if any.
@@ -116,18 +114,14 @@ def _lesson_card(
     here: bool,
 ) -> None:
     x, y, width, height = place
-    color = draw.INK if lesson.exists else draw.QUIET
-    edge, line = (draw.BLUE, 2.6) if here else (color, 0.8)
+    edge, line = (draw.BLUE, 2.6) if here else (draw.INK, 0.8)
     card = draw.box(board, x, y, width, height, edge=edge, line=line)
     top = y + height - 0.21
     title = draw.wrap(lesson.title, width - 0.16, NORMAL, lines=2)
-    looks = {"color": color, "size": LARGE, "weight": "bold"}
+    looks = {"size": LARGE, "weight": "bold"}
     texts = [draw.write(board, x + 0.1, top, lesson.number, **looks)]
-    looks = {"color": color, "size": NORMAL, "va": "top"}
+    looks = {"size": NORMAL, "va": "top"}
     texts.append(draw.write(board, x + 0.1, top - 0.16, title, **looks))
-    if not lesson.exists:
-        looks = {"color": draw.QUIET, "ha": "right"}
-        texts.append(draw.write(board, x + width - 0.1, top, "to come", **looks))
     board.get_figure().labels += [(text, card) for text in texts]
     if here:
         looks = {"fill": draw.BLUE, "edge": draw.BLUE, "color": draw.PAPER}
@@ -144,7 +138,4 @@ def _map_in_words(lessons: Sequence["Lesson"], here: str | None) -> str:
     said = f"The course: {words.count(len(lessons), 'lesson')}. {path}."
     if here is not None:
         said += f" You are here: {titles[here]}."
-    coming = [lesson.number for lesson in lessons if not lesson.exists]
-    if coming:
-        said += f" To come: {words.listed(coming)}."
     return said
