@@ -48,8 +48,9 @@ def three(write):
     """Anna is stuck, Ben has passed, and 김다애 has seen the solution of the same."""
     write("anna/progress.json", progress(spot_the_hang=("stuck", 4, 2)))
     done = {"average": ("passed", 2, 0), "spot_the_hang": ("passed", 1, 0)}
-    quiz = {"00.ranks": True, "00.skipped": False, "00.all_reduce": None}
-    write("ben_progress.json", progress({**quiz, "00.predict_sum": True}, **done))
+    # 07.tree_wins is a question, and a task has the same name.
+    quiz = {"00.ranks": True, "00.skipped": False, "07.tree_wins": True}
+    write("ben_progress.json", progress({**quiz, "00.all_reduce": None}, **done))
     tried = {"average": ("", 0, 1), "spot_the_hang": ("wrong", 7, 3)}
     write("김다애.json", progress(**tried))
     return write.folder
@@ -110,8 +111,8 @@ def test_the_terminal_shows_who_has_what_and_the_highest_hurdle_first(three):
     # A letter of the Korean script takes two cells of a terminal.
     begins = ("learner  00  ", "anna     0/4 ", "ben      2/4 ", "김다애   0/4 ")
     assert all(map(str.startswith, lines[2:6], begins)), lines
-    # A prediction is neither right nor wrong, and a task's number is no question.
-    assert lines[4].endswith("  1 of 2")
+    # A prediction is neither right nor wrong.
+    assert lines[4].endswith("  2 of 3")
     assert lines[7:] == [
         "Where most are stuck:",
         "  00.spot_the_hang: 1 of 3 passed, 2 not yet, 12 tries, 5 hints",
@@ -134,7 +135,7 @@ def test_the_csv_has_a_row_a_learner_a_column_a_task_and_totals(three):
     anna, ben, _, everybody = rows
     assert [row["learner"] for row in rows] == ["anna", "ben", "김다애", "all"]
     assert (ben["tasks passed"], ben["tasks"]) == ("2", str(len(TASKS)))
-    assert (ben["answers right"], ben["answers"]) == ("1", "2")
+    assert (ben["answers right"], ben["answers"]) == ("2", "3")
     assert anna["00.spot_the_hang"] == "stuck after 4 tries, 2 hints"
     assert everybody["00.average"] == "1 of 3 passed, 1 not yet, 2 tries, 1 hint"
 

@@ -78,21 +78,6 @@ def test_answers_keep_the_right_answer_and_the_first_verdict():
     assert answers()["00.ranks"]["tries"] == 3
 
 
-def test_the_number_of_a_task_counts_once_also_in_a_file_that_has_it_twice():
-    from course_utils.notebook.quiz import quiz
-
-    for name, answer in (("00.predict_sum", 14.0), ("07.tree_wins", "Never.")):
-        record_attempt(name, "wrong")
-        record_answer(name, answer, False)
-    assert quiz("00.predict_sum").value == 14.0
-    assert answers().keys() == {"07.tree_wins"}  # a question with the name of a task
-    quiz("00.predict_sum", answer=100)
-    saved = json.loads(progress_file().read_text())
-    assert saved["questions"].keys() == {"07.tree_wins"}
-    task = saved["tasks"]["00.predict_sum"]
-    assert (task["answer"], task["passed"]) == (100, True)
-
-
 # --------------------------------------------------------------- several at one time
 
 

@@ -156,13 +156,9 @@ def collect(folder: Path) -> tuple[list[Learner], list[str]]:
 
 
 def _learner(name: str, state: dict) -> Learner:
-    """A row. Predictions are not judged, and a task's number counts as a task."""
-    tasks = set(_all_tasks())
-    judged = [
-        entry["correct"]
-        for question, entry in state["questions"].items()
-        if question not in tasks and entry["correct"] is not None
-    ]
+    """A row. Predictions are not judged."""
+    correct = [entry["correct"] for entry in state["questions"].values()]
+    judged = [right for right in correct if right is not None]
     return Learner(name, state["tasks"], sum(judged), len(judged))
 
 

@@ -156,11 +156,6 @@ def load(file: Path) -> dict:
         for part, types in FIELDS.items()
     ):
         raise Damaged("was damaged", "damaged")
-    # The number of a task was once kept among the answers, too.
-    tasks, questions = state["tasks"], state["questions"]
-    for name in tasks.keys() & questions.keys():
-        if isinstance(questions[name]["answer"], float):
-            tasks[name]["answer"] = questions.pop(name)["answer"]
     return state
 
 
