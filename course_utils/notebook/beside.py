@@ -83,13 +83,7 @@ def named(task: Task, value: Any) -> dict[str, Any]:
 
 
 # What our solutions and near misses have shown, by task, near miss, world size, case.
-_seen: dict[tuple[Task, Miss | None, int, int], Seen] = {}
-
-
-def forget(task: Task) -> None:
-    """Forget what our solution of a task and its near misses have shown."""
-    for key in [key for key in _seen if key[0] is task]:
-        del _seen[key]
+seen_before: dict[tuple[Task, Miss | None, int, int], Seen] = {}
 
 
 class Beside(contextlib.ExitStack):
@@ -106,7 +100,7 @@ class Beside(contextlib.ExitStack):
     def seen(self, miss: Miss | None, world_size: int, number: int) -> Seen:
         """What our solution shows in a case, or what a near miss of it does."""
         key = self.task, miss, world_size, number
-        if key not in _seen:
+        if key not in seen_before:
             if world_size not in self._ranks:
                 ranks = self.enter_context(fresh_ranks(world_size, self.task))
                 self._ranks[world_size] = ranks
@@ -116,8 +110,8 @@ class Beside(contextlib.ExitStack):
             seen = look(self.task, self._ranks[world_size], packed, number, seconds)
             if miss is None and seen.error:
                 raise seen.error
-            _seen[key] = seen
-        return _seen[key]
+            seen_before[key] = seen
+        return seen_before[key]
 
     def fails_first_at(self, miss: Miss, at: tuple[int, int]) -> bool:
         """Is a near miss, which is wrong here, right in all cases before?"""
