@@ -221,9 +221,12 @@ def is_right(text: str, target: str) -> bool:
 
 
 def test_the_commands_exist_with_their_options():
-    lines = re.findall(r"(?:^    |`)python3? -m course_utils ([^`\n]+)", TEXT, re.M)
+    """Those of CONTRIBUTING, too."""
+    text = TEXT + (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    lines = re.findall(r"(?:^    |`)python3? -m course_utils ([^`\n]+)", text, re.M)
     assert len(lines) > 10
     for command, *words in map(shlex.split, lines):
+        assert command in command_line.COMMANDS
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
             command_line.main([command, "--help"])
