@@ -10,7 +10,6 @@ a tensor ``x`` there.
 
 from __future__ import annotations
 
-import math
 import textwrap
 import threading
 from collections.abc import Callable
@@ -20,9 +19,8 @@ from typing import Any
 import torch
 from ranks_support import GROUP_STAYS, KEPT
 
-RANKS, CHECK, WORKER = "cell on ranks", "check", "worker"
-GPUS, QUIZ, PROGRESS = "virtual GPUs", "quiz", "progress"
-PLACES = (RANKS, CHECK, WORKER, GPUS, QUIZ, PROGRESS)
+RANKS, CHECK, WORKER, GPUS = "cell on ranks", "check", "worker", "virtual GPUs"
+PLACES = (RANKS, CHECK, WORKER, GPUS)
 
 FRESH = "(Rank 1 was started afresh, without variables; the other ranks keep theirs."
 DEADLOCK = "Deadlock: nothing moves, and nothing will."
@@ -700,12 +698,11 @@ mistake(
     ),
 )
 mistake(
-    "a task or question that there is not",
+    "a task that there is not",
     check=seen(
         "ValueError: There is no task '00.avrage'. Did you mean '00.average'?",
         do=lambda place: place.checks.check("00.avrage", len),
     ),
-    quiz=seen("There is no question '00.rank'. Did you mean", do='quiz("00.rank")'),
 )
 mistake(
     "an option whose value makes no sense",
@@ -735,59 +732,4 @@ mistake(
         "other = socket.create_server(('127.0.0.1', 0))\n"
         "dist.TCPStore('127.0.0.1', other.getsockname()[1], 1, True)",
     ),
-)
-
-# ------------------------------------------------------------------------- the quiz
-for what, question, answer, says in (
-    ("an option that there is not", "ranks", 9, "no option 9. Give a number from"),
-    ("several options where one is right", "ranks", [1, 3], "Choose one option, not"),
-    ("no option at all", "variables", [], "Tick at least one box first."),
-    ("an answer of the wrong type", "ranks", {"option": 3}, "no option {'option': 3}"),
-    ("a word where a number is asked", "all_reduce", "six", '"six" is not a number.'),
-    ("not a number (NaN)", "all_reduce", math.nan, '"nan" is not a number.'),
-    ("a comma that may mean two things", "all_reduce", "1,500", "without the comma."),
-):
-    code = f"quiz('00.{question}', answer={answer!r})".replace("nan", "float('nan')")
-    mistake(what, code, quiz=seen("AnswerError: ", says))
-
-# ------------------------------------------------------------------- what is saved
-UNSAVED = "Note: Your progress cannot be saved in "
-GOES_ON = "The course goes on; what you do now is forgotten"
-mistake(
-    "the progress file is damaged",
-    progress=seen(
-        "Note: The progress file was damaged. It is kept as ",
-        do=lambda place: place.damaged(b"\0\xff no JSON"),
-    ),
-)
-mistake(
-    "the progress file is of a newer course",
-    progress=seen(
-        "Note: The progress file is of another version of the course. It is kept as ",
-        do=lambda place: place.damaged(
-            b'{"version": 99, "tasks": {}, "questions": {}}', "version-99"
-        ),
-    ),
-)
-for what, cause in (
-    ("the folder is read-only", lambda place: place.read_only()),
-    ("the disk is full", lambda place: place.full_disk()),
-    ("a file stands where the folder should be", lambda place: place.no_folder()),
-):
-    mistake(what, progress=seen(UNSAVED, GOES_ON, do=cause))
-for what, cause in (
-    ("two notebooks write at once", lambda place: place.two_writers()),
-    ("kill -9 while it is written", lambda place: place.killed_writer()),
-):
-    mistake(what, progress=seen("The course, and where you are:", "1 tried", do=cause))
-mistake(
-    "a task where a lesson is meant",
-    progress=seen(
-        "argument --reset: invalid choice: '00.average'",
-        do=lambda place: place.command("--reset", "00.average"),
-    ),
-)
-mistake(
-    "an export onto a file that is there",
-    progress=seen("add --force to replace it", do=lambda place: place.export_again()),
 )

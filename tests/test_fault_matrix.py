@@ -13,12 +13,9 @@ import functools
 import gc
 import io
 import itertools
-import json
 import linecache
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -33,17 +30,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from faults import (
-    CHECK,
-    GPUS,
-    PASSED,
-    PROGRESS,
-    QUIZ,
-    RANKS,
-    WORKER,
-    Row,
-    rows,
-)
+from faults import CHECK, GPUS, PASSED, RANKS, WORKER, Row, rows
 from own_tasks import solved, total_task
 from ranks_support import (
     LINUX,
@@ -57,18 +44,9 @@ from ranks_support import (
 from course_utils import launch, virtual_gpus
 from course_utils.notebook import check as checks
 from course_utils.notebook import ours, processes
-from course_utils.notebook.progress import (
-    answers,
-    attempts,
-    course_map,
-    progress_file,
-    record_attempt,
-)
-from course_utils.notebook.quiz import quiz
+from course_utils.notebook.progress import attempts, record_attempt
 from course_utils.ranks import Ranks
 from course_utils.virtual_gpus import gpus as switched
-
-quizzes = sys.modules["course_utils.notebook.quiz"]  # `quiz` is its function
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -321,159 +299,6 @@ class OnGpus(Place):
             run_code(code, self.names)
 
 
-class WhatIsSaved(Place):
-    """The quiz and the progress; each row has a folder of its own for them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @contextlib.contextmanager
-    def learner(self) -> Iterator[None]:
-        """A learner who has solved a task and answered a question already."""
-        progress = sys.modules["course_utils.notebook.progress"]
-        with pytest.MonkeyPatch.context() as patch:
-            self.state = Path(tempfile.mkdtemp(dir=self.folder)) / "state"
-            patch.setenv("COURSE_STATE", str(self.state))
-            patch.delenv("PYTEST_CURRENT_TEST", raising=False)
-            patch.setattr(progress, "_pending", [])
-            patch.setattr(progress, "_warned", set())
-            patch.setattr(quizzes, "_quizzes", {})
-            record_attempt("00.average", "passed")
-            seen_of(lambda: quiz("00.skipped", answer=1))
-            yield
-
-    def cause(self, row: Row) -> tuple[str, float]:
-        with self.learner():
-            saved = progress_file().read_bytes()
-            found = super().cause(row)
-            if not callable(row.cause):  # the others look for themselves
-                assert progress_file().read_bytes() == saved
-                right, _ = seen_of(lambda: quiz("00.ranks", answer=3))
-                assert right.startswith("Right.")
-                assert answers().keys() == {"00.skipped", "00.ranks"}
-        return found
-
-    def make(self, row: Row) -> None:
-        run_code(row.cause, {"quiz": quiz})
-
-    def use(self) -> None:
-        """What a learner does next: it must work, and be remembered."""
-        record_attempt("00.who_am_i", "passed")
-        quiz("00.ranks", answer=3)
-        assert attempts()["00.who_am_i"]["passed"]
-        assert answers()["00.ranks"]["correct"]
-
-    def damaged(self, content: bytes, word: str = "damaged") -> None:
-        progress_file().write_bytes(content)
-        self.use()
-        kept = {file.name: file.read_bytes() for file in self.state.glob("*.json")}
-        assert kept.get(f"progress.{word}-1.json") == content
-        assert "00.ranks" in json.loads(progress_file().read_bytes())["questions"]
-
-    def no_folder(self) -> None:
-        before = progress_file().read_bytes()
-        shutil.rmtree(self.state)
-        self.state.write_text("a file")
-        self.use()
-        assert self.state.read_text() == "a file"
-        self.state.unlink()  # as soon as it can be saved, it is
-        self.state.mkdir()
-        progress_file().write_bytes(before)
-        record_attempt("00.predict_sum", "wrong")
-        saved = json.loads(progress_file().read_bytes())
-        assert saved["questions"].keys() == {"00.skipped", "00.ranks"}
-        assert saved["tasks"].keys() == {
-            *("00.average", "00.who_am_i", "00.predict_sum"),
-        }
-
-    def in_python(self, code: str, **changes: Any) -> subprocess.Popen:
-        """Another kernel with the same progress."""
-        return subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **changes,
-        )
-
-    def unsaved(self, code: str) -> None:
-        """Another kernel that cannot write: what is in the file stays there."""
-        before = progress_file().read_bytes()
-        other = self.in_python(
-            "import os, resource, signal\n"
-            "from course_utils.notebook.progress import *\n"
-            f"progress_file()\n{code}\n"
-            "record_attempt('00.average', 'wrong')\n"
-            "record_attempt('00.average', 'passed')\n"
-            "assert attempts()['00.average']['tries'] == 3"
-        )
-        out, err = other.communicate(timeout=60)
-        print(out + err, end="")
-        assert other.returncode == 0
-        assert progress_file().read_bytes() == before
-
-    def read_only(self) -> None:
-        # A place that everybody may enter, because root has to become somebody else:
-        # the mode of a folder does not stop root.
-        place = Path(tempfile.mkdtemp(dir="/tmp"))
-        place.chmod(0o755)
-        try:
-            state = Path(shutil.copytree(self.state, place / "state"))
-            state.chmod(0o555)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("COURSE_STATE", str(state))
-                self.unsaved("if os.geteuid() == 0: os.setuid(65534)")
-            state.chmod(0o755)
-        finally:
-            shutil.rmtree(place)
-
-    def full_disk(self) -> None:
-        """A file cannot become longer than what is there."""
-        self.unsaved(
-            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
-        )
-
-    def two_writers(self) -> None:
-        code = """
-            from course_utils.notebook.progress import record_attempt
-            for _ in range(20): record_attempt("00.who_am_i", "wrong")
-            """
-        both = [self.in_python(code), self.in_python(code)]
-        for one in both:
-            print(*one.communicate(timeout=60), sep="", end="")
-        assert attempts()["00.who_am_i"]["tries"] == 40
-        print(course_map())
-
-    def killed_writer(self) -> None:
-        code = """
-            from course_utils.notebook.progress import attempts, record_attempt
-            while True:
-                record_attempt("00.who_am_i", "wrong")
-                print(attempts()["00.who_am_i"]["tries"], flush=True)
-            """
-        for _ in range(3):
-            writer = self.in_python(code)
-            told = writer.stdout.readline()
-            writer.kill()
-            rest, _ = writer.communicate(timeout=60)
-            last = (told + rest).split("\n")[-2]
-            assert attempts()["00.who_am_i"]["tries"] >= int(last)
-        print(course_map())
-
-    def command(self, *arguments: str) -> None:
-        before = progress_file().read_bytes()
-        sys.modules["course_utils.notebook.progress"].main(list(arguments))
-        assert progress_file().read_bytes() == before
-
-    def export_again(self) -> None:
-        target = self.state / "mine.txt"
-        target.write_text("of value")
-        self.command("--export", str(target))
-        assert target.read_text() == "of value"
-
-
 # --------------------------------------------------------------------------- the rows
 @pytest.fixture(scope="module", autouse=True)
 def own_progress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -508,8 +333,6 @@ def place_of(four, watch, tmp_path_factory) -> Iterator[Callable]:  # noqa: F811
         CHECK: lambda: InACheck(folder),
         WORKER: lambda: InAWorker(folder),
         GPUS: OnGpus,
-        QUIZ: lambda: WhatIsSaved(folder),
-        PROGRESS: lambda: WhatIsSaved(folder),
     }
     yield functools.cache(lambda name: make[name]())
     processes.close_all()  # the helper process that checks keep for the next one

@@ -331,7 +331,13 @@ def test_what_is_shown_is_what_the_file_says(own_state: Path) -> None:
 @pytest.mark.parametrize(
     ("id", "answer", "message"),
     [
-        ("00.ranks", 9, "option"),
+        ("00.ranks", 9, "no option 9. Give a number from"),
+        ("00.ranks", [1, 3], "Choose one option, not 2."),
+        ("00.ranks", {"option": 3}, "no option {'option': 3}"),
+        ("00.variables", [], "Tick at least one box first."),
+        ("00.all_reduce", "six", '"six" is not a number.'),
+        ("00.all_reduce", float("nan"), '"nan" is not a number.'),
+        ("00.all_reduce", "1,500", "without the comma."),
         ("00.predict_sun", None, "Did you mean '00.predict_sum'"),
         ("all_reduce", None, "Did you mean '00.all_reduce'"),
         (["00.ranks"], None, "The course has: 00.ranks"),
