@@ -238,17 +238,9 @@ def test_what_is_no_script_is_named(capsys, name, says):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"nproc": 0}, "nproc is 0; it must be a whole number from 1 to 256"),
-        ({"timeout": 0}, "timeout is 0; it must be seconds, more than 0"),
-        ({"show": "some"}, "show is 'some'; it must be 'all', 'epochs' or 'none'"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_named(arguments, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        launch("train_ddp", **arguments)
+def test_a_word_that_show_does_not_have_is_named():
+    with pytest.raises(ValueError, match="show is 'some'; it must be 'all', 'epochs'"):
+        launch("train_ddp", show="some")
 
 
 SLEEPER = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from ranks_support import (
     GROUP_STAYS,
     KEPT,
@@ -24,7 +22,6 @@ from ranks_support import (
     failure_of,
     four,  # noqa: F401 - a fixture
     kept,
-    listening_beyond_loopback,
     marked_processes,
     own_descriptors,
     ranks,  # noqa: F401 - a fixture
@@ -463,18 +460,6 @@ def test_a_fork_of_the_kernel_does_not_end_the_ranks(ranks):  # noqa: F811
     kept(ranks)
 
 
-def test_openmp_work_in_the_kernel_first():
-    # After it, a fork of this very process would hang in its next parallel loop.
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    torch.ones(500, 500) @ torch.ones(500, 500)
-    torch.ones(3_000_000).exp().sum()
-    with within(6), Ranks(2, quiet=True, timeout=5) as two:
-        sums = two.run(lambda: float(torch.ones(3_000_000).exp().sum()) > 1)
-        assert sums == [True, True]
-    torch.set_num_threads(before)
-
-
 def test_a_rank_that_other_programs_keep_from_running_gets_more_time(ranks):  # noqa: F811
     core = min(os.sched_getaffinity(0))
 
@@ -531,14 +516,3 @@ def test_the_mark_reaches_the_ranks(ranks):  # noqa: F811
     """Without it none of these tests would see what is left."""
     assert ranks.run(lambda: os.environ[MARK]) == [os.environ[MARK]] * 4
     assert {status.pid for status in ranks.status()} <= set(marked_processes())
-
-
-def test_the_watch_sees_who_listens(watch):  # noqa: F811
-    # The machine's own address would be seen by others: this one stands for it.
-    for address, seen in (("127.0.0.2", True), ("127.0.0.1", False)):
-        with socket.socket() as server:
-            server.bind((address, 0))
-            mine = (os.getpid(), *server.getsockname())
-            watch.known.add(mine)  # this one is meant
-            server.listen()
-            assert (mine in listening_beyond_loopback()) == seen

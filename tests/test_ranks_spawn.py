@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections import namedtuple
 from pathlib import Path
 
 import psutil
@@ -32,9 +31,9 @@ from ranks_support import (
 from test_fault_matrix import OnRanks, look_at
 from thorough import thorough_after
 
-from course_utils.ranks import Ranks, RanksError, team
+from course_utils.ranks import Ranks, RanksError
 from course_utils.ranks.output import MARK_BYTES, output_mark
-from course_utils.ranks.processes import SpawnedRank, start_method
+from course_utils.ranks.processes import SpawnedRank
 
 pytestmark = pytest.mark.skipif(not POSIX, reason="needs Unix signals")
 
@@ -236,24 +235,6 @@ def test_a_killed_kernel_leaves_nothing(watch, tmp_path):  # noqa: F811
 
 
 # ------------------------------------------------------------------- other systems
-def test_only_linux_forks(monkeypatch):
-    monkeypatch.delenv("RANKS_START_METHOD")
-    for system, method in (("linux", "fork"), ("darwin", "spawn"), ("win32", "spawn")):
-        monkeypatch.setattr(sys, "platform", system)
-        assert start_method() == method
-
-
-def test_the_name_of_the_loopback_interface(monkeypatch):
-    assert team.loopback_interface() in psutil.net_if_addrs()
-    Address = namedtuple("Address", "address")
-    windows = {
-        "Ethernet": [Address("192.168.0.7")],
-        "Loopback Pseudo-Interface 1": [Address("::1"), Address("127.0.0.1")],
-    }
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: windows)
-    assert team.loopback_interface() == "Loopback Pseudo-Interface 1"
-
-
 # What Windows does not have. The modules that look for it at import come first.
 WITHOUT_UNIX = """
 import faulthandler, multiprocessing.connection, multiprocessing.util, os, random

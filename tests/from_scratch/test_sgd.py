@@ -15,6 +15,7 @@ from thorough import thorough_after
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from worker_runs import one_thread
 
 from course_utils.from_scratch import sgd as ours
 
@@ -22,12 +23,9 @@ several = pytest.mark.parametrize("n", thorough_after(1, [3, 2, 4]))
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """As the ranks have: more threads add up in another order, and slowly."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def as_the_ranks_compute():
+    with one_thread():
+        yield
 
 
 # --------------------------------------------------------------------- share the data
