@@ -261,6 +261,26 @@ mistake(
     ),
 )
 mistake(
+    "output without end",
+    one("while True: print('more', rank)"),
+    ranks=seen(
+        "Rank 1 was still running: line 2 of the cell: while True: print",
+        KEPT,
+        limit=1.0,
+        within=10.0,
+    ),
+)
+mistake(
+    "a child process that never ends",
+    one("subprocess.run(['sleep', '1000'])", "subprocess"),
+    ranks=seen(
+        "Rank 1 was still running: run, line 3 of the cell: subprocess.run",
+        KEPT,
+        limit=1.0,
+        within=10.0,
+    ),
+)
+mistake(
     "an endless computation in C",
     one("sum(range(10**15))"),
     ranks=seen("Not finished after 1.5 s", "sum(range(10**15))", limit=1.5, fresh=(1,)),

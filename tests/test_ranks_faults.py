@@ -191,25 +191,23 @@ def test_a_rank_that_computes_after_its_end_is_no_help(ranks):  # noqa: F811
     kept(ranks)
 
 
-ENDLESS = [  # what rank 1 does, and who may have lost its variables
-    ("import subprocess; subprocess.run(['sleep', '1000'])", [()]),
-    ("while True: print('more', rank)", [()]),
-    # Whether an interrupt gets through is a matter of luck.
-    ("while True:\n  try:\n    while True: pass\n  except: pass", [(), (1,)]),
-]
-
-
-@pytest.mark.parametrize("body, fresh", thorough_after(1, ENDLESS))
-def test_what_never_ends_on_one_rank_is_ended(ranks, body, fresh):  # noqa: F811
-    cell = "\n".join("  " + line for line in body.splitlines())
+@pytest.mark.thorough
+def test_a_loop_that_catches_the_interrupt_is_ended(ranks):  # noqa: F811
+    cell = """
+if rank == 1:
+    while True:
+        try:
+            while True: pass
+        except: pass
+dist.barrier()
+"""
     with within(LIMIT + 3.3):
-        error = failure_of(
-            ranks, f"if rank == 1:\n{cell}\ndist.barrier()", timeout=LIMIT
-        )
+        error = failure_of(ranks, cell, timeout=LIMIT)
     assert error.failures[1].error == "running"
     assert "line" in error.failures[1].where
     have = ranks.run(lambda: "kept" in vars(__import__("__main__")))
-    assert tuple(rank for rank in range(4) if not have[rank]) in fresh
+    # Whether an interrupt gets through is a matter of luck.
+    assert [rank for rank in range(4) if not have[rank]] in ([], [1])
 
 
 # ------------------------------------------------------------ whether the group goes on
