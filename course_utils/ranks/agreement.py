@@ -132,14 +132,14 @@ class Agreement:
         """What this rank has done with its groups since the cell began.
 
         Returns:
-            "calls": for each group, as the tuple of its ranks, how many collectives;
+            "calls": for each group, as the tuple of its ranks, the texts of its calls;
             "messages": how many sends or recvs for each (source, target, ...);
             "refused": how many calls raised an error before anything was sent;
             "groups": how many groups were made;
             "certain": whether these numbers tell all.
         """
         return {
-            "calls": {group: len(calls) for group, calls in self.calls.items()},
+            "calls": dict(self.calls),
             "messages": dict(self.messages),
             "refused": self.refused,
             "groups": distributed_c10d._world.group_count - self.groups_before,

@@ -342,7 +342,7 @@ class Ranks:
             if result.failed:
                 raise self._error(result, limit)
             if all(reply["facts"] for reply in result.replies.values()):
-                self._check_same_collectives(result.replies)
+                self._check_same_collectives(result)
             if self.unwaited:
                 self._warn_of_requests(result)
             return dict(sorted(result.replies.items()))
@@ -430,11 +430,12 @@ class Ranks:
         """The last line of a message: what survived, what the next cell will find."""
         return what_now(restarted, self.n, self.init, self._group_ready)
 
-    def _check_same_collectives(self, replies: dict[int, dict[str, Any]]) -> None:
+    def _check_same_collectives(self, result: Round) -> None:
         """All ranks finished. Did one of them leave out a collective?
 
         A call with ``async_op=True`` that nobody waits for returns at once.
         """
+        replies = result.replies
         for group, counts in calls_by_group(replies, self.n).items():
             fewest = min(counts.values())
             if fewest == max(counts.values()):
@@ -442,13 +443,11 @@ class Ranks:
             more = [rank for rank, count in counts.items() if count > fewest]
             fewer = [rank for rank, count in counts.items() if count == fewest]
             self._group_ready = False
-            asked = self._round({"op": "calls", "group": group}, more, 5, None)
-            lists = asked.replies
-            text = lists[more[0]]["texts"][fewest] if more[0] in lists else "one"
+            text = replies[more[0]]["facts"]["calls"][group][fewest]
             # The call that nobody has waited for still waits, in C++, and nobody can
             # leave a group before: close the connections, as after a failure.
             time.sleep(SEVER_AFTER)
-            asked.sever_all()
+            result.sever_all()
             absent = [rank for rank in fewer if rank not in replies]
             raise RanksError(
                 f"{rank_list(more).capitalize()} called {text}, but "

@@ -347,13 +347,6 @@ class Rank:
         except Exception:  # the learner has replaced functions of torch.distributed
             reply.update(in_group=False, facts=None)
 
-    def do_calls(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The collectives of the last cell on one group, as texts."""
-        return {
-            "status": "ok",
-            "texts": self.agreement.calls.get(request["group"], []),
-        }
-
     def do_push(self, request: dict[str, Any]) -> dict[str, Any]:
         self.variables.update(cloudpickle.loads(request["payload"]))
         return {"status": "ok"}

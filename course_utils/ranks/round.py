@@ -447,6 +447,8 @@ def calls_by_group(
     calls = {rank: reply["facts"]["calls"] for rank, reply in replies.items()}
     groups = sorted({group for of_rank in calls.values() for group in of_rank})
     return {
-        group: {rank: calls.get(rank, {}).get(group, 0) for rank in group if rank < n}
+        group: {
+            rank: len(calls.get(rank, {}).get(group, ())) for rank in group if rank < n
+        }
         for group in groups
     }
