@@ -219,13 +219,13 @@ def _open(folder: Path, settings: dict[str, Any], resume: bool) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / SETTINGS
     if not file.exists():
-        others = [e.name for e in folder.iterdir() if e.name != SETTINGS + PARTIAL]
+        others = [entry.name for entry in folder.iterdir()]
         if others:
             raise ValueError(
                 f"{folder} is no folder of checkpoints: it has {min(others)} but no "
                 f"{SETTINGS}. Name another one, which need not exist"
             )
-        _write(file, json.dumps(settings))
+        file.write_text(json.dumps(settings))
     try:
         found = json.loads(file.read_text())
     except ValueError as error:
@@ -254,17 +254,6 @@ def _steps(folder: Path) -> list[int]:
     """The steps of the complete checkpoints, in order."""
     names = (re.fullmatch(r"step_(\d{6,})", entry.name) for entry in folder.iterdir())
     return sorted(int(name[1]) for name in names if name)
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a file so that it is there as a whole, or not at all."""
-    partial = file.with_name(file.name + PARTIAL)
-    with open(partial, "w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(partial, file)
-    _sync_folder(file.parent)
 
 
 def _sync_folder(folder: Path) -> None:
