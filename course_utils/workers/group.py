@@ -11,6 +11,11 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+# DDP and optimizers would import this while the process group exists, and its default
+# arguments would then hold the group to the end of Python, where gloo's threads can
+# crash it.
+import torch.distributed.nn.functional  # noqa: F401
+
 # torchrun tells each process who it is. Without torchrun there is only this one.
 RANK = int(os.environ.get("RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))

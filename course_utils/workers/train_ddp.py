@@ -39,10 +39,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-# DDP would import this while the process group exists, and its default arguments
-# would then hold the group to the end of Python, where gloo's threads can crash it.
-import torch.distributed.nn.functional  # noqa: F401
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
@@ -75,6 +71,17 @@ def make_model(height: int, width: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(32 * (height // 2) * (width // 2), 10),
     )
+
+
+def load_images(args: argparse.Namespace) -> tuple[Tensor, ...]:
+    """Images and labels to train and to test; without enough of them the run ends."""
+    try:
+        data = load_data(args.data)
+    except DataError as error:
+        stop(str(error))
+    if args.batch_size > len(data[0]):
+        stop(f"--batch-size {args.batch_size}: there are only {len(data[0])} images")
+    return data
 
 
 def make_loader(images: Tensor, labels: Tensor, args) -> DataLoader:
@@ -244,12 +251,7 @@ def parse_arguments() -> argparse.Namespace:
 @record  # torchrun's report of a failure then has the traceback
 def main() -> None:
     args = parse_arguments()
-    try:
-        data = load_data(args.data)
-    except DataError as error:
-        stop(str(error))
-    if args.batch_size > len(data[0]):
-        stop(f"--batch-size {args.batch_size}: there are only {len(data[0])} images")
+    data = load_images(args)
     device = join_group(args.backend)
     train(args, data, device)
     dist.destroy_process_group()

@@ -53,10 +53,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-# DDP would import this while the process group exists, and its default arguments
-# would then hold the group to the end of Python, where gloo's threads can crash it.
-import torch.distributed.nn.functional  # noqa: F401
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

@@ -41,11 +41,6 @@ from math import ceil
 
 import torch
 import torch.distributed as dist
-
-# An optimizer would import this while the process group exists, and its default
-# arguments would then hold the group to the end of Python, where gloo's threads can
-# crash it.
-import torch.distributed.nn.functional  # noqa: F401
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -60,9 +55,9 @@ from course_utils.from_scratch.sgd import (
     sum_over_ranks,
     warmup_lr,
 )
-from course_utils.measure.data import NAMES, DataError, load_data
+from course_utils.measure.data import NAMES
 from course_utils.workers.group import RANK, WORLD_SIZE, Options, join_group, stop
-from course_utils.workers.train_ddp import make_model
+from course_utils.workers.train_ddp import load_images, make_model
 
 
 def combine_gradients(model: nn.Module, count: int, args: argparse.Namespace) -> None:
@@ -187,12 +182,7 @@ def parse_arguments() -> argparse.Namespace:
 @record  # torchrun's report of a failure then has the traceback
 def main() -> None:
     args = parse_arguments()
-    try:
-        data = load_data(args.data)
-    except DataError as error:
-        stop(str(error))
-    if args.batch_size > len(data[0]):
-        stop(f"--batch-size {args.batch_size}: there are only {len(data[0])} images")
+    data = load_images(args)
     device = join_group(args.backend)
     train(args, data, device)
     dist.destroy_process_group()
