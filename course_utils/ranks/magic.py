@@ -11,13 +11,12 @@ from typing import Any, NoReturn
 from course_utils.ranks.driver import Ranks
 from course_utils.ranks.report import RanksError
 
+_kept: list[Ranks] = []  # what the magic has made: they end with the kernel
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"%%ranks: {message}\n{self.format_usage().strip()}")
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise ValueError(message or "")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -88,7 +87,8 @@ def run_on_ranks(line: str, cell: str) -> None:
         number = 4 if options.n is None else options.n
         if Ranks.made and Ranks.latest() is None:
             print(f"All ranks were closed. {number} new ones start, without variables.")
-        ranks = keep(Ranks(number))
+        ranks = Ranks(number)
+        _kept.append(ranks)
     try:
         ranks.run_cell(cell, timeout=options.timeout, only=only, first_line=2)
     except SyntaxError as error:
@@ -116,15 +116,6 @@ def not_python(error: SyntaxError) -> str:
     if (error.text or "").lstrip().startswith(("!", "%")):
         text += "Lines with ! and % work in ordinary cells only.\n"
     return f"{text}Nothing ran."
-
-
-_kept: list[Ranks] = []
-
-
-def keep(ranks: Ranks) -> Ranks:
-    """Hold on to ranks that a magic has made; they end with the kernel."""
-    _kept.append(ranks)
-    return ranks
 
 
 NO_RANK_HERE = (

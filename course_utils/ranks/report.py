@@ -565,13 +565,11 @@ def request_lines(unwaited: Iterable[Unwaited]) -> list[str]:
     return [*lines, *filter(None, [advice])]
 
 
-def warn_of_requests(unwaited: Iterable[Unwaited], what_now: str = "") -> None:
+def warn_of_requests(unwaited: list[Unwaited], what_now: str) -> None:
     """Warn of these, at the learner's line; nothing went wrong that anybody noticed."""
-    unwaited = list(unwaited)
-    if unwaited:
-        text = sentences(filter(None, [*request_lines(unwaited), what_now]))
-        file, line, _ = unwaited[0].frames[-1]
-        warnings.warn_explicit(text, RequestWarning, file, line)
+    text = sentences(filter(None, [*request_lines(unwaited), what_now]))
+    file, line, _ = unwaited[0].frames[-1]
+    warnings.warn_explicit(text, RequestWarning, file, line)
 
 
 def _is_of_no_group(failure: RankFailure) -> bool:
