@@ -28,7 +28,7 @@ COURSE = r"python3? -m course_utils "
 HERE = r"(?!.*--backend nccl).*"
 RUN_BY = {  # a test -> what it runs, as it is typed
     "test_advice.py::test_info_names_the_parameters": "TORCH_DISTRIBUTED_DEBUG=INFO",
-    "test_torchrun.py::test_detail_compares_the_calls":
+    "test_advice.py::test_a_crash_under_detail_says_that_detail_may_be_why":
         "TORCH_DISTRIBUTED_DEBUG=DETAIL",
     "test_torchrun.py::test_a_script_prints_what_it_prints_when_launched":
         rf"torchrun .*(train_\w+|workers/collectives|bench_all_reduce)\.py{HERE}"
