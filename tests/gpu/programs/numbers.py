@@ -1,4 +1,4 @@
-"""What is computed: training, layers, losses, derivatives."""
+"""What is computed: training, layers, derivatives."""
 
 from __future__ import annotations
 
@@ -47,19 +47,6 @@ def clipped() -> Seen:
 
 
 @program
-def schedules() -> Seen:
-    model = small_model()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
-    average = torch.optim.swa_utils.AveragedModel(model)
-    for _ in range(2):
-        trained(model, optimizer, on_gpu(5, 8))
-        schedule.step()
-        average.update_parameters(model)
-    return {"lr": schedule.get_last_lr(), "mean": list(average.module.parameters())}
-
-
-@program
 def images() -> Seen:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1),
@@ -72,15 +59,6 @@ def images() -> Seen:
     ).to(GPU)
     seen = trained(model, torch.optim.SGD(model.parameters(), 0.1), on_gpu(4, 3, 8, 8))
     return seen | {"statistics": model[1].state_dict()}
-
-
-@program
-def channels_last() -> Seen:
-    x = on_gpu(2, 3, 4, 4).to(memory_format=torch.channels_last)
-    conv = nn.Conv2d(3, 4, 3).to(GPU, memory_format=torch.channels_last)
-    y = conv(x).detach()
-    last = torch.channels_last
-    return {"out": y, "stays": [t.is_contiguous(memory_format=last) for t in (x, y)]}
 
 
 @program
@@ -109,120 +87,6 @@ def attention() -> Seen:
         "mask": product(q, k, v, torch.eye(4, device=GPU, dtype=torch.bool)).detach(),
         "grad": q.grad,
     }
-
-
-@program
-def embeddings() -> Seen:
-    table = nn.Embedding(6, 3, padding_idx=0).to(GPU)
-    out = table(torch.tensor([[0, 1], [1, 5]], device=GPU))
-    out.sum().backward()
-    return {"out": out.detach(), "grad": table.weight.grad}
-
-
-@program
-def losses() -> Seen:
-    x, y = on_gpu(4, 3), on_gpu(4, 3)
-    classes = torch.tensor([0, 2, 1, 1], device=GPU)
-    return {
-        "cross entropy": F.cross_entropy(x, classes),
-        "smoothed": F.cross_entropy(x, classes, label_smoothing=0.1),
-        "mse": F.mse_loss(x, y),
-        "huber": F.huber_loss(x, y),
-        "bce": F.binary_cross_entropy_with_logits(x, y.sigmoid()),
-        "kl": F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"),
-        "cosine": F.cosine_similarity(x, y),
-    }
-
-
-@program
-def reductions() -> Seen:
-    x = on_gpu(3, 4)
-    return {
-        "sum": [x.sum(), x.sum(0), x.bool().sum()],
-        "mean": x.mean(1, keepdim=True),
-        "max": list(x.max(1)),
-        "argmax": x.argmax(),
-        "std": x.std(),
-        "norm": x.norm(),
-        "cumsum": x.cumsum(1),
-        "logsumexp": x.logsumexp(0),
-        "any": [x.any(), (x > 9).all()],
-        "median": x.median(),
-    }
-
-
-@program
-def sorted_and_counted() -> Seen:
-    x = torch.tensor([3, 1, 2, 3, 1], device=GPU)
-    return {
-        "sort": list(x.sort(stable=True)),
-        "topk": x.float().topk(2).values,
-        "unique": list(x.unique(return_counts=True)),
-        "nonzero": (x > 1).nonzero(),
-        "bincount": x.bincount(),
-        "histogram": x.float().histc(3),
-        "repeat": x.repeat_interleave(2),
-        "searched": torch.searchsorted(x.sort().values, 2),
-        "one hot": F.one_hot(x),
-    }
-
-
-@program
-def scattered() -> Seen:
-    index = torch.tensor([[0, 1, 0], [2, 1, 0]], device=GPU)
-    zeros, source = torch.zeros(3, 3, device=GPU), on_gpu(2, 3)
-    return {
-        "scatter_add": zeros.scatter_add(0, index, source),
-        "gather": zeros.gather(0, index),
-        "index_add": zeros.index_add(0, index[0], on_gpu(3, 3)),
-        "amax": zeros.scatter_reduce(0, index, source, "amax"),
-        "put": zeros.index_put((index[0],), source[0], accumulate=True),
-    }
-
-
-@program
-def linear_algebra() -> Seen:
-    x = on_gpu(4, 4)
-    square = x @ x.t() + 4 * torch.eye(4, device=GPU)
-    return {
-        "einsum": torch.einsum("ij,kj->ik", x, x),
-        "inverse": torch.linalg.inv(square),
-        "solve": torch.linalg.solve(square, x),
-        "cholesky": torch.linalg.cholesky(square),
-        "singular": torch.linalg.svdvals(square),
-        "det": torch.linalg.det(square),
-        "fft": torch.fft.fft(x[0]).abs(),
-    }
-
-
-@program
-def resized() -> Seen:
-    x = torch.arange(16.0).view(1, 1, 4, 4).to(GPU)
-    return {
-        "nearest": F.interpolate(x, scale_factor=2),
-        "bilinear": F.interpolate(x, size=3, mode="bilinear"),
-        "padded": F.pad(x, (1, 0, 0, 1), mode="reflect"),
-        "pooled": F.avg_pool2d(x, 2),
-        "unfolded": F.unfold(x, 2),
-    }
-
-
-@program
-def dtypes_of_results() -> Seen:
-    x, half = on_gpu(2), on_gpu(2).half()
-    whole = torch.tensor([1, 2], device=GPU)
-    seen = {
-        "half + float": half + x,
-        "half + number": half + 1.5,
-        "whole / whole": whole / whole,
-        "whole + bool": whole + (whole > 1),
-        "sum of bools": (whole > 1).sum(),
-        "mean of half": half.mean(),
-        "bf16 x half": x.bfloat16() * half,
-        "double": x.double() * 1.5,
-        "complex": torch.complex(x, x),
-    }
-    return {name: y.dtype for name, y in seen.items()}
 
 
 @program
@@ -281,9 +145,3 @@ def inference() -> Seen:
         "error": error_of(lambda: y * nn.Parameter(torch.ones(4, device=GPU))),
         "in place": error_of(lambda: y.add_(1)),
     }
-
-
-@program
-def scripts() -> Seen:
-    layer = torch.jit.trace(nn.Linear(3, 2).to(GPU), on_gpu(1, 3))
-    return {"out": layer(on_gpu(2, 3)).detach(), "device": layer.weight.device}
