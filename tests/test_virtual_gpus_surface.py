@@ -172,7 +172,7 @@ def group_of(backend: str | None) -> None:
         ("torch.cuda.Event.ipc_handle", lambda: Event().ipc_handle()),
         ("__cuda_array_interface__", lambda: on_gpu().__cuda_array_interface__),
         ("__dlpack__", lambda: on_gpu().__dlpack__()),
-        ("sharing a tensor on cuda:1 with another process",
+        ("torch.multiprocessing.reductions.reduce_tensor",
          lambda: torch.multiprocessing.SimpleQueue().put(on_gpu())),
         ("the backend nccl", lambda: group_of("nccl")),
     ],

@@ -1,15 +1,11 @@
-"""`torch.save`, `torch.load` and tensors for other processes."""
+"""`torch.save` and `torch.load`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from course_utils.virtual_gpus import errors
-from course_utils.virtual_gpus.parts import Tensor
 from course_utils.virtual_gpus.patches import Patches
 
 if TYPE_CHECKING:
@@ -17,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def install(machine: VirtualMachine, patches: Patches) -> None:
-    """Let files remember devices, and keep tensors in this process."""
+    """Let files remember devices."""
 
     def tag(storage: Any) -> str | None:
         owned = machine.owned.get(getattr(storage, "_untyped_storage", storage)._cdata)
@@ -38,22 +34,3 @@ def install(machine: VirtualMachine, patches: Patches) -> None:
 
     registry = [(0, tag, restore), *torch.serialization._package_registry]
     patches.set(torch.serialization, _package_registry=registry)
-
-    def guarded(reduce: Callable) -> Callable:
-        def call(x: Tensor) -> Any:
-            if machine.device_of(x).type == "cuda":
-                raise RuntimeError(
-                    errors.not_here(
-                        f"sharing a tensor on {x.device} with another process",
-                        "it is known to this process alone, so send x.cpu()",
-                    )
-                )
-            return reduce(x)
-
-        return call
-
-    reducers = dict(ForkingPickler._extra_reducers)
-    for kind, reduce in reducers.items():
-        if isinstance(kind, type) and issubclass(kind, Tensor):
-            reducers[kind] = guarded(reduce)
-    patches.set(ForkingPickler, _extra_reducers=reducers)

@@ -31,6 +31,7 @@ _TRACES = "it would trace code for a GPU that is not there"
 _CAPTURES = "there are no CUDA kernels to capture"
 _ALLOCATES = "there is no CUDA allocator"
 _MEASURES = "there is no hardware to ask"
+_SHARES = "another process sees no virtual GPU: send x.cpu()"
 
 # What does not end in a call of torch._C, or would be refused there with less reason.
 NAMED = {
@@ -44,6 +45,7 @@ NAMED = {
     "torch.jit.load": _SCRIPT,
     "torch.jit.RecursiveScriptModule.save": _SCRIPT,
     "torch.utils.swap_tensors": "tensors are known here by their identity",
+    "torch.UntypedStorage._share_cuda_": _SHARES,
     "torch.export.export": _TRACES,
     "torch.export.draft_export": _TRACES,
     "torch.cuda.CUDAGraph.__new__": _CAPTURES,
