@@ -155,14 +155,16 @@ def group_of(backend: str | None) -> None:
     ("what", "call"),
     [
         ("torch.compile", lambda: torch.compile(lambda x: x)),
-        ("torch.nn.modules.module.Module.compile", lambda: nn.Linear(2, 2).compile()),
+        ("torch.nn.Module.compile", lambda: nn.Linear(2, 2).compile()),
         ("torch.export", lambda: torch.export.export(nn.Linear(2, 2), ())),
+        ("torch.cuda.utilization", lambda: torch.cuda.utilization()),
+        ("torch.cuda.nccl.unique_id", lambda: torch.cuda.nccl.unique_id()),
         ("torch.cuda.memory.MemPool", lambda: torch.cuda.MemPool()),
         ("torch.cuda.FloatTensor", lambda: isinstance(1, torch.cuda.FloatTensor)),
         ("the type torch.cuda.Half", lambda: on_gpu().type("torch.cuda.HalfTensor")),
         ("torch.nested.nested_tensor", lambda: torch.nested.nested_tensor([on_gpu()])),
         ("torch.jit", lambda: torch.jit.save(torch.jit.script(nn.Linear(2, 2)), "x")),
-        ("torch.nn.parallel.comm.broadcast", lambda: torch.cuda.comm.broadcast(
+        ("torch.cuda.comm with out=", lambda: torch.cuda.comm.broadcast(
             on_gpu(), out=[on_gpu()])),
         ("a tensor of layout torch.sparse_coo", lambda: on_gpu().to_sparse()),
         ("a tensor of layout torch.sparse_coo",
@@ -172,7 +174,7 @@ def group_of(backend: str | None) -> None:
         ("torch.cuda.Event.ipc_handle", lambda: Event().ipc_handle()),
         ("__cuda_array_interface__", lambda: on_gpu().__cuda_array_interface__),
         ("__dlpack__", lambda: on_gpu().__dlpack__()),
-        ("torch.multiprocessing.reductions.reduce_tensor",
+        ("torch.UntypedStorage._share_cuda_",
          lambda: torch.multiprocessing.SimpleQueue().put(on_gpu())),
         ("the backend nccl", lambda: group_of("nccl")),
     ],

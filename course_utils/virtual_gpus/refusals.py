@@ -60,6 +60,12 @@ NAMED = {
     "torch.cuda.memory._record_memory_history": _ALLOCATES,
     "torch.cuda.memory._snapshot": _ALLOCATES,
     "torch.cuda.memory._dump_snapshot": _ALLOCATES,
+    "torch.cuda.utilization": _MEASURES,
+    "torch.cuda.memory_usage": _MEASURES,
+    "torch.cuda.device_memory_used": _MEASURES,
+    "torch.cuda.temperature": _MEASURES,
+    "torch.cuda.power_draw": _MEASURES,
+    "torch.cuda.clock_rate": _MEASURES,
     "torch.cuda._get_pynvml_handler": _MEASURES,
     "torch.cuda._get_amdsmi_handler": _MEASURES,
     "torch.cuda.ExternalStream.__new__": _DRIVER,
@@ -83,7 +89,7 @@ def install(machine: VirtualMachine, patches: Patches) -> None:
         if found is not None and _NEEDS_NO_DRIVER.search(name):
             continue
         if not _is_ours(found):
-            refuse = refusing(f"torch._C.{name}", _DRIVER)
+            refuse = _refusing_the_caller(f"torch._C.{name}")
             patches.set(torch._C, **{name: refuse})
             patches.replace((torch, *_modules_of_cuda()), **{name: refuse})
     for path, why in NAMED.items():
@@ -92,7 +98,7 @@ def install(machine: VirtualMachine, patches: Patches) -> None:
             lambda found, part: getattr(found, part, None), place.split(".")[1:], torch
         )
         if owner is not None and hasattr(owner, name):  # not in every version
-            refuse = refusing(path, why)
+            refuse = refusing(re.sub(r"\.__\w+__$", "", path), why)
             is_class = isinstance(owner, type)
             patches.set(owner, **{name: staticmethod(refuse) if is_class else refuse})
     for name, kind in list(vars(torch._C).items()):
@@ -103,31 +109,31 @@ def install(machine: VirtualMachine, patches: Patches) -> None:
         for name, kind in list(vars(module).items()):
             if isinstance(kind, type) and name.endswith("Tensor"):
                 kind_of = f"{module.__name__}.{name}"
-                refuse = refusing(kind_of, errors.OLD_TYPES, exactly=True)
+                refuse = refusing(kind_of, errors.OLD_TYPES)
                 asked = {"__call__": refuse, "__instancecheck__": refuse}
                 patches.set(module, **{name: type("Old", (type,), asked)(name, (), {})})
 
 
-def refusing(what: str, why: str, exactly: bool = False) -> Callable:
-    """A function that says what is not there: the function of PyTorch that was called.
-
-    Args:
-        what: what to say if no function of PyTorch was called, or always (`exactly`).
-        why: completes "because".
-
-    Raises:
-        RuntimeError: always.
-    """
+def refusing(what: str, why: str) -> Callable:
+    """A function that says that `what` is not there; `why` completes "because"."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if exactly:
-            name = what
-        elif args and isinstance(args[0], type):  # a class that should be made
-            name = f"{args[0].__module__}.{args[0].__qualname__}"
-        else:
-            name = _called() or what
-        raise RuntimeError(errors.not_here(name, why))
+        raise RuntimeError(errors.not_here(what, why))
+
+    return refuse
+
+
+def _refusing_the_caller(call: str) -> Callable:
+    """Like that, for a call of the driver: it names PyTorch's function around it."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        frame = sys._getframe(1)
+        module, code = frame.f_globals.get("__name__", ""), frame.f_code
+        function = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+        what = f"{module}.{function}" if module.startswith("torch.") else call
+        raise RuntimeError(errors.not_here(what, _DRIVER))
 
     return refuse
 
@@ -174,30 +180,3 @@ def _calls_of_the_driver() -> frozenset[str]:
         if _OF_THE_DRIVER.match(name)
         and not isinstance(getattr(torch._C, name, None), type)
     )
-
-
-def _qualified_name(frame: types.FrameType) -> str:
-    """The name of the frame's function, after that of its class."""
-    code = frame.f_code
-    if sys.version_info >= (3, 11):
-        return code.co_qualname
-    # A function that refuses takes any arguments, under this name.
-    first, *_ = *frame.f_locals.get("args", ()), frame.f_locals.get("self")
-    for owner in type(first).__mro__:
-        if getattr(vars(owner).get(code.co_name), "__code__", None) is code:
-            return f"{owner.__qualname__}.{code.co_name}"
-    return code.co_name
-
-
-def _called() -> str:
-    """The outermost function of PyTorch through which a refused call came."""
-    name, frame = "", sys._getframe(2)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not f"{module}.".startswith("torch."):
-            break
-        function = _qualified_name(frame)
-        if "<locals>" not in function:  # of a decorator
-            name = f"{module}.{function}"
-        frame = frame.f_back
-    return re.sub(r"\.__\w+__$", "", name)
