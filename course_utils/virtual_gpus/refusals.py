@@ -56,7 +56,7 @@ NAMED = {
     "torch.backends.cuda.cuFFTPlanCacheAttrContextProp.__set__": _DRIVER,
     "torch.cuda.cudart": "there is no CUDA runtime",
     "torch.cuda.memory.CUDAPluggableAllocator.__init__": _ALLOCATES,
-    "torch.cuda.memory.MemPool.__init__": _ALLOCATES,
+    "torch.cuda.memory.MemPool.__new__": _ALLOCATES,
     "torch.cuda.memory._record_memory_history": _ALLOCATES,
     "torch.cuda.memory._snapshot": _ALLOCATES,
     "torch.cuda.memory._dump_snapshot": _ALLOCATES,
