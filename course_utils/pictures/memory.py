@@ -8,6 +8,7 @@ from course_utils.pictures import charts, draw, words
 from course_utils.pictures.charts import Axis, Curve, Panel
 from course_utils.pictures.draw import Picture
 from course_utils.theory import costs
+from course_utils.theory.arguments import one_of
 
 if TYPE_CHECKING:
     from course_utils.measure.tensor_bytes import TensorBytes
@@ -115,9 +116,7 @@ def _by_category(name: str, held: Held) -> dict[str, float]:
         states = (held.parameters, held.gradients, held.optimizer)
         held = dict(zip(_CATEGORIES, states, strict=False))
     for what, amount in held.items():
-        if what not in _CATEGORIES:
-            kinds = words.listed(map(repr, _CATEGORIES))
-            raise ValueError(f"{name} holds {what!r}: the categories are {kinds}.")
+        one_of(what, "category", _CATEGORIES)
         words.not_negative(amount, f"{what} of {name}")
     return {what: held[what] for what in _CATEGORIES if what in held}
 
@@ -134,7 +133,6 @@ def _parts(held: Mapping[str, float], say: Any) -> str:
 # --- what training needs, by stage of ZeRO --------------------------------------------
 
 _STAGES = ("stage 0 (DDP)", "stage 1", "stage 2", "stage 3 (FSDP)")
-_LIMITS = {"gpus": 1024, "batch_per_gpu": 64, "tokens": 32_768}
 
 
 def bytes_by_stage(
@@ -154,11 +152,11 @@ def bytes_by_stage(
 
     Args:
         model: The name of one of `costs.TRANSFORMERS`.
-        gpus: How many there are, 1 to 1024.
+        gpus: How many there are.
         optimizer: "sgd", "momentum" (SGD with it) or "adam".
         precision: "float32", "bfloat16" or "mixed": see `costs.state_bytes`.
-        batch_per_gpu: Sequences for each GPU, 1 to 64.
-        tokens: Of a sequence, 1 to 32,768.
+        batch_per_gpu: Sequences for each GPU.
+        tokens: Of a sequence.
         recompute: What is dropped after the forward pass and computed again: "none",
             "selective" or "full", see `costs.activation_bytes`.
 
@@ -169,9 +167,6 @@ def bytes_by_stage(
         ValueError: a setting does not exist or is out of range.
     """
     shape = costs.transformer_shape(model)
-    sizes = {"gpus": gpus, "batch_per_gpu": batch_per_gpu, "tokens": tokens}
-    for what, value in sizes.items():
-        words.whole(value, what, 1, _LIMITS[what])
     each = 4 if precision == "float32" else 2
 
     def activations(recompute: str, layers: int = 1, vocabulary: int = 0) -> float:
@@ -276,12 +271,9 @@ def memory_over_time(
         title: What the picture shows.
 
     Raises:
-        ValueError: there are no curves or too many, or nothing was recorded.
+        ValueError: there are no curves, or too many.
     """
     words.few(curves, "curves", 4)
-    for name, curve in curves.items():
-        if not curve.nbytes:
-            raise ValueError(f"{name} has no points: expected at least one.")
     highest = max(curve.peak for curve in curves.values())
     unit, size = words.decimal_unit(highest)
     panels, said = [], []

@@ -117,9 +117,6 @@ def _draw(board: draw.Axes, arrow: _Arrow, lanes: Sequence[float], y: float) -> 
 # --- a program of sends and receives --------------------------------------------------
 
 
-_MOST_LINES = 36
-
-
 @draw.picture
 def message_steps(
     messages: Sequence["Message"],
@@ -140,8 +137,7 @@ def message_steps(
             {1: "reduce-scatter", 4: "all-gather"}.
 
     Raises:
-        ValueError: there is no message, or too many for one picture; or `world_size`
-            is not 2 to 8.
+        ValueError: there is no message, or `world_size` is not 2 to 8.
     """
     words.whole(world_size, "world_size", 2, 8)
     if not messages:
@@ -164,11 +160,6 @@ def message_steps(
         )
         bands.append(_Band(f"step {step}", lines, heading=(parts or {}).get(step, "")))
     count = sum(len(band.lines) for band in bands)
-    if count > _MOST_LINES:
-        raise ValueError(
-            f"{count} lines of arrows are too many for one picture: draw fewer steps "
-            f"or fewer ranks (at most {_MOST_LINES} lines)."
-        )
     ends = ("sends", "source"), ("receives", "destination")
     foot = [
         (word, [sum(getattr(m, end) == r for m in messages) for r in range(world_size)])

@@ -29,14 +29,11 @@ def partition(indices_by_rank: Sequence[Iterable[int]], total: int) -> Picture:
         total: How many items the data set has, 1 to 24.
 
     Raises:
-        ValueError: there are too many ranks or items, or an index is not in the data.
+        ValueError: there are too many ranks or items.
     """
     words.whole(total, "total", 1, _MOST_ITEMS)
     words.few(indices_by_rank, "ranks", len(draw.RANK_COLORS))
-    shares = [
-        [words.whole(i, f"An index of rank {rank}", 0, total - 1) for i in items]
-        for rank, items in enumerate(indices_by_rank)
-    ]
+    shares = [[int(item) for item in items] for items in indices_by_rank]
     again = _again(shares)
     dropped = sorted(set(range(total)) - {i for share in shares for i in share})
     names = [f"rank {rank}" for rank in range(len(shares))] + ["no rank"] * bool(
@@ -157,15 +154,12 @@ def flat_shards(
         title: What the picture shows.
 
     Raises:
-        ValueError: there are no elements, a number is not whole, or there are too many
-            ranks.
+        ValueError: a number is not whole, or there are too many ranks.
     """
     named = [(str(name), size) for name, size in parameters]
     shards = costs.shard_parts([size for _, size in named], world_size)
     words.whole(world_size, "world_size", 1, 8)
     elements = sum(size for _, size in named)
-    if not elements:
-        raise ValueError("The parameters have no elements: there is nothing to cut.")
     shard = costs.shard_size(elements, world_size)
     padding = world_size * shard - elements
     step = 0.42
@@ -274,15 +268,10 @@ def ddp_buckets(
         title: What the picture shows.
 
     Raises:
-        ValueError: there is no bucket, an empty one, or a size that is negative.
+        ValueError: a size is negative.
     """
-    if not buckets:
-        raise ValueError("There is no bucket: pass at least one.")
-    for number, bucket in enumerate(buckets):
-        if not bucket:
-            raise ValueError(f"Bucket {number} is empty: it would not be sent.")
-        for name, nbytes in bucket:
-            words.not_negative(nbytes, f"The size of {name!r}")
+    for name, nbytes in itertools.chain(*buckets):
+        words.not_negative(nbytes, f"The size of {name!r}")
     sizes = [sum(nbytes for _, nbytes in bucket) for bucket in buckets]
     places = words.shown(len(buckets), _MOST_BUCKETS)
     step = 0.52

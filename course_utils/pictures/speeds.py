@@ -1,7 +1,7 @@
 """Speeds: measured times, cost models, and how both grow with sizes and GPUs."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,6 @@ def transfer_times(
         seconds: How long each took, one way.
         fit: From `costs.fit_transfer`.
     """
-    if len(sizes) != len(seconds) or not sizes:
-        raise ValueError(f"There are {len(sizes)} sizes and {len(seconds)} times.")
-    for value in (*sizes, *seconds):
-        words.finite(value, "a size or time", above=0)
     low, high = min(sizes) / 2, max(sizes) * 2
     ns = [float(n) for n in np.geomspace(low, high, 200)]
     floor = min(*seconds, fit.latency or min(seconds)) / 4
@@ -100,17 +96,7 @@ def micro_batch_times(
             for fractions as well.
         best: The number at which the formula is least.
         one_device: Seconds of the same batch on one device, drawn as a line.
-
-    Raises:
-        TypeError: a time is not a number.
-        ValueError: there are too few or too many numbers, a number of micro-batches
-            is not whole or below 1, or a time is not above 0.
     """
-    if not 2 <= len(measured) <= 10:
-        raise ValueError(f"measured holds {len(measured)} times: expected 2 to 10.")
-    for number, seconds in measured.items():
-        words.whole(number, "a number of micro-batches")
-        words.finite(seconds, f"the time of {number}", above=0)
     numbers = sorted(measured)
     ratio = numbers[-1] / numbers[0]
     by_formula = {
@@ -157,7 +143,7 @@ def micro_batch_times(
 
 @draw.picture
 def scaling(
-    rows: Iterable[Mapping[str, Any]], *, title: str = "More and more GPUs"
+    rows: Sequence[Mapping[str, Any]], *, title: str = "More and more GPUs"
 ) -> Picture:
     """Time against the number of GPUs, both on logarithmic axes.
 
@@ -167,10 +153,8 @@ def scaling(
         title: What the picture shows.
 
     Raises:
-        ValueError: a key is missing, a value is not above 0, or there are no curves or
-            too many.
+        ValueError: there are no curves, or too many.
     """
-    rows = words.table(rows, ("gpus", "seconds"), ("name",))
     curves = _by_name(rows, "gpus", len(draw.CURVES))
     looks = charts.by_name([*curves], draw.CURVES)
     lines, said = [], []
@@ -191,7 +175,7 @@ def scaling(
 
 @draw.picture
 def predicted_and_measured(
-    rows: Iterable[Mapping[str, Any]], *, title: str = "Predicted and measured"
+    rows: Sequence[Mapping[str, Any]], *, title: str = "Predicted and measured"
 ) -> Picture:
     """Predicted and measured times by message size, with the noise of measuring.
 
@@ -207,17 +191,8 @@ def predicted_and_measured(
         title: What the picture shows.
 
     Raises:
-        ValueError: a key is missing, a value is not above 0, the measured time is not
-            within its own band, or there are no series or too many.
+        ValueError: there are no series, or too many.
     """
-    keys = ("nbytes", "predicted", "measured", "low", "high")
-    rows = words.table(rows, keys, ("name",))
-    for row in rows:
-        if not row["low"] <= row["measured"] <= row["high"]:
-            raise ValueError(
-                f"Measured were {row['measured']} s, outside of the band from "
-                f"{row['low']} to {row['high']} s."
-            )
     curves = _by_name(rows, "nbytes", 3)
     first = [*curves.values()][0]
     sizes, once = ([point[key] for point in first] for key in ("nbytes", "measured"))
@@ -271,7 +246,7 @@ def _prediction_in_words(name: str, points: Sequence[Mapping[str, Any]]) -> str:
 
 
 @draw.picture
-def collective_bandwidth(rows: Iterable[Mapping[str, Any]]) -> Picture:
+def collective_bandwidth(rows: Sequence[Mapping[str, Any]]) -> Picture:
     """Measured time and bus bandwidth of collectives, against the size.
 
     A line through the times is latency + size / bandwidth, from `costs.fit_transfer`.
@@ -283,19 +258,16 @@ def collective_bandwidth(rows: Iterable[Mapping[str, Any]]) -> Picture:
             "time_us". Other keys are ignored. At most six collectives.
 
     Raises:
-        ValueError: a key is missing, a number is not above 0, there is no measurement,
-            there are too many collectives, or one that has no bus bandwidth.
+        ValueError: there is no measurement or one of a single rank, there are too many
+            collectives, or one that has no bus bandwidth.
     """
-    rows = words.table(rows, ("size", "time_us", "world_size"), ("collective",))
     same = len({row["world_size"] for row in rows}) == 1
+    named = []
     for row in rows:
-        if row["world_size"] < 2:
-            raise ValueError(
-                f"world_size is {row['world_size']}: a single rank has no bandwidth."
-            )
+        words.whole(row["world_size"], "world_size", 2)
         ranks = "" if same else f", {words.count(row['world_size'], 'rank')}"
-        row["name"] = f"{row['collective']}{ranks}"
-    curves = _by_name(rows, "size", len(draw.CURVES))
+        named.append({**row, "name": f"{row['collective']}{ranks}"})
+    curves = _by_name(named, "size", len(draw.CURVES))
     looks = charts.by_name([*curves], draw.CURVES)
     all_sizes = [row["size"] for row in rows]
     edges = min(all_sizes) / 1.6, max(all_sizes) * 1.6

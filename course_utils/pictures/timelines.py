@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from course_utils.pictures import draw, words
 from course_utils.pictures.draw import LOOKS, MARGIN, NORMAL, SMALL, WIDTH, Picture
 from course_utils.pictures.words import duration
+from course_utils.theory.arguments import one_of
 from course_utils.theory.pipelines import PipelineAction
 from course_utils.theory.simulator import FsdpStep, Step
 
@@ -130,26 +131,6 @@ def _all_fit(parts: Iterable[_Part], kind: str, inch: float) -> bool:
     )
 
 
-def _checked(values: tuple, who: str, known: Iterable[str]) -> _Part:
-    """An interval of one row, if it is one of a known kind."""
-    try:
-        start, stop, label, kind = values
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"An interval of {who} is {values!r}: expected (start, stop, label, kind)."
-        ) from None
-    if kind not in known:
-        kinds = words.listed(map(repr, known))
-        raise ValueError(f"The kind {kind!r} of {who} is unknown: use {kinds}.")
-    start = words.finite(start, f"The start of {label!r} on {who}")
-    stop = words.finite(stop, f"The stop of {label!r} on {who}")
-    if stop < start:
-        raise ValueError(
-            f"{label!r} on {who} ends at {stop}, before it starts at {start}."
-        )
-    return _Part(start, stop, str(label), kind)
-
-
 def _span(parts: Iterable[_Part]) -> float:
     """Seconds from the first start to the last stop."""
     starts, stops, *_ = zip(*parts, strict=True)
@@ -223,13 +204,11 @@ def timeline(
         span: Seconds to draw at least, so that two pictures have the same scale.
 
     Raises:
-        ValueError: no interval, one that ends before it starts, an unknown kind, or
-            more than 16 ranks.
+        ValueError: no interval, an unknown kind, or more than 16 ranks.
     """
-    ranks = [
-        [_checked(values, f"rank {rank}", _WAITS) for values in row]
-        for rank, row in enumerate(events)
-    ]
+    ranks = [[_Part(*values) for values in row] for row in events]
+    for part in itertools.chain(*ranks):
+        one_of(part.kind, "kind", _WAITS)
     if not any(ranks):
         raise ValueError("There is nothing to draw: no rank has an interval.")
     words.few(ranks, "ranks", 16)
@@ -276,8 +255,7 @@ def device_timeline(
         span: Seconds to draw at least, so that two pictures have the same scale.
 
     Raises:
-        ValueError: no work at all, work that overlaps other work of its device, an
-            unknown kind, or too many devices.
+        ValueError: no work at all, or too many devices.
     """
 
     def work(one: "Interval") -> tuple:
@@ -293,7 +271,7 @@ def _who_is_idle(
 ) -> Picture:
     """From each device or rank to its work: (start, stop, label, kind)."""
     words.few(work, "devices", 8)
-    devices = {name: _joined(name, row) for name, row in work.items()}
+    devices = {name: _joined(row) for name, row in work.items()}
     every = [part for row in devices.values() for part in row]
     if not every:
         raise ValueError("There is nothing to draw: no device did anything.")
@@ -324,18 +302,13 @@ def _who_is_idle(
     return picture
 
 
-def _joined(device: str, work: Iterable[tuple]) -> list[_Part]:
+def _joined(work: Iterable[tuple]) -> list[_Part]:
     """The work of a device in order, with equal neighbours made one."""
     row: list[_Part] = []
-    for one in sorted(_checked(values, device, _WORKS) for values in work):
+    for one in sorted(_Part(*values) for values in work):
         last = row[-1] if row else None
-        # Times are sums of floats: a gap or an overlap of a billionth is none.
+        # Times are sums of floats: a gap of a billionth is none.
         slack = 1e-9 * max(abs(one.stop), 1e-6)
-        if last and one.start < last.stop - slack:
-            raise ValueError(
-                f"{device} did two things at once: {last.kind} until {last.stop:g} s, "
-                f"and {one.kind} from {one.start:g} s."
-            )
         same = last and last[2:] == one[2:]
         if same and one.start <= last.stop + slack:
             row[-1] = last._replace(stop=max(last.stop, one.stop))
@@ -488,8 +461,6 @@ def pipeline(
 
 # --- computing and communication at the same time -------------------------------------
 
-_STEP = (*draw.COMPUTING, "communicate")
-
 
 @draw.picture
 def overlap(
@@ -510,11 +481,12 @@ def overlap(
         title: What the picture shows.
 
     Raises:
-        ValueError: there is no interval, or none of computing; one ends before it
-            starts or has another kind; or there are too many names.
+        ValueError: there are no names, or too many.
     """
     words.few(events, "ranks", 4)
-    ranks = {name: _in_order(values, name, _STEP) for name, values in events.items()}
+    ranks = {
+        name: sorted(_Part(*values) for values in row) for name, row in events.items()
+    }
     span = _span(itertools.chain(*ranks.values()))
     rows, said = [], []
     for name, parts in ranks.items():
@@ -563,14 +535,6 @@ def step_events(step: Step) -> dict[str, list[tuple[float, float, str, str]]]:
     return {"slowest GPU" if step.waiting else "every GPU": events}
 
 
-def _in_order(values: Iterable[tuple], who: str, known: Sequence[str]) -> list[_Part]:
-    """Intervals in the order of time, checked; some of them are computing."""
-    parts = sorted(_checked(value, who, known) for value in values)
-    if not any(part.kind in draw.COMPUTING for part in parts):
-        raise ValueError(f"There is no computing of {who}: nothing hides anything.")
-    return parts
-
-
 def _exposed(parts: Sequence[_Part]) -> list[_Part]:
     """The times in which a rank communicates and does not compute."""
     exposed = []
@@ -592,7 +556,6 @@ _LANES = {
     "computing": draw.COMPUTING,
     "reduce-scatter": ("reduce-scatter",),
 }
-_FSDP = ("all-gather", *draw.COMPUTING, "reduce-scatter", "free")
 _MOST_UNITS = 13
 
 
@@ -615,12 +578,8 @@ def fsdp_schedule(
             the unit are gone (start = stop). `fsdp_events` makes them of a simulated
             step.
         title: What the picture shows.
-
-    Raises:
-        ValueError: there is no computing, an event has another kind, ends before it
-            starts, or is no such tuple.
     """
-    found = _in_order(events, "the rank", _FSDP)
+    found = sorted(_Part(*values) for values in events)
     span = _span(found)
     rows, said = [], []
     for name, kinds in _LANES.items():

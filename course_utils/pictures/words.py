@@ -130,17 +130,3 @@ def few(things: Sequence[Any] | Mapping[Any, Any], what: str, most: int) -> None
     """Refuse no thing, and more things than one picture can show."""
     if not 1 <= len(things) <= most:
         raise ValueError(f"There are {len(things)} {what}: expected 1 to {most}.")
-
-
-def table(
-    rows: Iterable[Mapping[str, Any]], numbers: Sequence[str], names: Sequence[str]
-) -> list[dict[str, Any]]:
-    """The rows, if each has these names, and these numbers above 0."""
-    checked = [dict(row) for row in rows]
-    for row in checked:
-        missing = {*numbers, *names} - set(row)
-        if missing:
-            raise ValueError(f"The row {row!r} has no {listed(sorted(missing))}.")
-        for key in numbers:
-            finite(row[key], key, above=0)
-    return checked
