@@ -219,26 +219,6 @@ RECORD = TensorBytes(
     spans=[("forward", 0.25, 0.6), ("backward", 0.6, 1.0), ("step", 1.0, 1.002)],
 )
 A = [[1.5, -2.0], [0.25, 4.0]]
-UNITS = ("embedding", "blocks.0", "blocks.1", "head")
-
-
-def fsdp_step():
-    """Recorded times of a rank, in seconds: all-gathers 6 ms, forward 12 ms."""
-    events, now = [], 100.0
-    for unit in UNITS:
-        events.append((now - 0.004, now + 0.002, unit, "all-gather"))
-        events.append((now + 0.002, now + 0.014, unit, "forward"))
-        now += 0.014
-        events.append((now, now, unit, "free"))
-    for unit in reversed(UNITS):
-        events.append((now, now + 0.006, unit, "all-gather"))
-        events.append((now + 0.006, now + 0.03, unit, "backward"))
-        now += 0.03
-        events.append((now, now, unit, "free"))
-        events.append((now, now + 0.005, unit, "reduce-scatter"))
-    return [*events, (now + 0.005, now + 0.007, "", "optimizer")]
-
-
 SIMULATED = simulator.fsdp_step(
     simulator.CLUSTERS["A100, Ethernet"].with_nodes(1),
     simulator.transformer(
@@ -325,8 +305,7 @@ DRAWN = {
         {"rank 0": ddp_step(*BUCKETS), "rank 1": ddp_step(*BUCKETS, late=2e-3)}
     ),
     "many buckets": lambda: p.overlap(p.step_events(MANY)),
-    "FSDP": lambda: p.fsdp_schedule(fsdp_step()),
-    "simulated": lambda: p.fsdp_schedule(p.fsdp_events(SIMULATED)),
+    "FSDP": lambda: p.fsdp_schedule(SIMULATED),
     "two devices": lambda: p.device_memory(TWO, capacity=320 * MiB, title="The peak"),
     "stages": lambda: p.memory_per_gpu(STAGES, title="7.5 billion parameters"),
     "a record": lambda: p.memory_over_time({"FSDP": RECORD}),
@@ -403,7 +382,6 @@ SAID = {
     "a split": "cuda:0: conv1 and layer1 (3 blocks); cuda:1: layer2 (4 blocks) and fc.",
     "ticks": "2 stages, 5 ticks; idle: 2 of 10. Tick 0: stage 0 on micro-batch 0; tick",
     "two ranks": "all-reduces, of which 14 ms exposed (21.9 % of its 64 ms).",
-    "FSDP": "8 all-gathers of 4 units, of which at most 2 are whole at a time.",
     "a record": "FSDP: measured peak 9 kB, at the end 4 kB.",
     "3 equal curves": "93.3 % after 8 epochs. The runs are equal in every epoch.",
     "mean and sum": "loss from one process in an epoch: mean: 0; sum: 1.1.",

@@ -191,7 +191,7 @@ def test_a_simulated_step_shows_its_own_figures(one):
     assert f"computing {words.duration(one.compute + one.waiting)}" in summary
     assert f"communication {words.duration(one.communication)} in " in summary
     assert f"of which {words.duration(one.exposed)} exposed" in summary
-    fsdp, summary = table.SIMULATED, drawn("simulated").summary
+    fsdp, summary = table.SIMULATED, drawn("FSDP").summary
     assert f"{words.duration(fsdp.seconds)} in all" in summary
     assert f"{words.duration(fsdp.exposed)} of the" in summary
 
@@ -265,7 +265,6 @@ def test_memory_and_its_limits_are_to_one_scale():
         ("naive", "backward", [0.1, 0.1]),
         ("naive", "idle", [0.15, 0.05, 0.1]),
         ("schedule", "forward", [1e-3] * 32),
-        ("FSDP", "backward", [0.024] * 4),
         ("two ranks", "exposed", [0.016, 0.014]),
         ("a skipped all-reduce", "wait", [4.8]),
     ],

@@ -51,7 +51,6 @@ from course_utils.pictures.speeds import (
 )
 from course_utils.pictures.timelines import (
     device_timeline,
-    fsdp_events,
     fsdp_schedule,
     layers_on_devices,
     overlap,

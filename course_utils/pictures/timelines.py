@@ -561,7 +561,7 @@ _MOST_UNITS = 13
 
 @draw.picture
 def fsdp_schedule(
-    events: Iterable[tuple],
+    step: FsdpStep,
     *,
     title: str = "One step of FSDP: gather, compute, free, reduce",
 ) -> Picture:
@@ -572,14 +572,18 @@ def fsdp_schedule(
     their all-gather until they are freed.
 
     Args:
-        events: Of one rank: (start, stop, unit, kind) in seconds, where unit is its
-            name. Kinds: "all-gather", "forward", "backward", "reduce-scatter",
-            "optimizer", and "free" for the moment at which the whole parameters of
-            the unit are gone (start = stop). `fsdp_events` makes them of a simulated
-            step.
+        step: A simulated one, by `simulator.fsdp_step`. As in a transformer, its first
+            unit is called "root", the last one "head", and what is between them
+            "block 1", "block 2", ...
         title: What the picture shows.
     """
-    found = sorted(_Part(*values) for values in events)
+    last = max(int(event.unit.rpartition(" ")[2]) for event in step.events)
+    names = {f"layer {number}": f"block {number}" for number in range(last)}
+    names |= {"layer 0": "root", f"layer {last}": "head"}
+    found = sorted(
+        _Part(event.start, event.stop, names[event.unit], event.kind)
+        for event in step.events
+    )
     span = _span(found)
     rows, said = [], []
     for name, kinds in _LANES.items():
@@ -610,22 +614,6 @@ def fsdp_schedule(
             f"{'is' if most == 1 else 'are'} whole at a time."
         )
     return picture
-
-
-def fsdp_events(step: FsdpStep) -> list[tuple[float, float, str, str]]:
-    """A simulated step (`simulator.fsdp_step`) as events for `fsdp_schedule`.
-
-    As in a transformer, the first unit is called "root", the last one "head", and what
-    is between them "block 1", "block 2", ...
-    """
-    units = {event.unit for event in step.events}
-    last = max(units, key=lambda unit: int(unit.rpartition(" ")[2]))
-    names = {unit: unit.replace("layer", "block") for unit in units}
-    names |= {"layer 0": "root", last: "head"}
-    return [
-        (event.start, event.stop, names[event.unit], event.kind)
-        for event in step.events
-    ]
 
 
 def _whole(events: Sequence[_Part]) -> dict[str, list[tuple[float, float]]]:
