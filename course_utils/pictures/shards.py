@@ -221,8 +221,10 @@ def flat_shards(
         x = left + (begin * inch - 0.1 if before > after else end * inch + 0.1)
         looks = {"ha": "right" if before > after else "left", "zorder": 4}
         looks |= draw.on_paper()
-        text = _fitting(holds, max(before, after) - 0.14)
-        draw.write(board, x, y + 0.15, text, **looks)
+        room = max(before, after) - 0.14
+        if room > 0:  # one rank has the whole row
+            text = draw.cut(", ".join(holds), room, SMALL)
+            draw.write(board, x, y + 0.15, text, **looks)
     note = (
         f"{words.count(elements, 'element')} in "
         f"{words.count(len(named), 'parameter')}, "
@@ -232,16 +234,6 @@ def flat_shards(
     draw.note(board, note, 0.24)
     picture.summary = f"{title}. {note} {words.sentence('; '.join(said))}"
     return picture
-
-
-def _fitting(parts: Sequence[str], room: float) -> str:
-    """The parts, or their ends after the last dot, or as much as there is room for."""
-    if room < 0.6:
-        return ""
-    short = ", ".join(part.rpartition(".")[2] for part in parts)
-    return draw.first_that_fits((", ".join(parts), short), room) or draw.cut(
-        short, room, SMALL
-    )
 
 
 # --- which gradients travel together --------------------------------------------------
