@@ -1,9 +1,8 @@
 """Pictures: that they can be read, what they say, and how a notebook shows them."""
 
 import base64
-import doctest
 import functools
-import html.parser
+import html
 import io
 import itertools
 import re
@@ -357,16 +356,6 @@ def test_messages_go_from_their_sender_to_their_receiver():
 # ---------------------------------------------------------------- how they are shown
 
 
-class Images(html.parser.HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.found = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.found.append((tag, dict(attributes)))
-
-
 def test_jupyter_gets_an_image_with_alternative_text():
     title = 'The "first" <b>lesson</b> & more'
     lesson = SimpleNamespace(number="00", title=title)
@@ -375,10 +364,9 @@ def test_jupyter_gets_an_image_with_alternative_text():
     assert (set(shown), metadata) == ({"text/plain", "text/html"}, {})
     assert shown["text/plain"] == f"Picture: {picture.summary}"
     assert lesson.title in picture.summary
-    ((tag, image),) = Images(shown["text/html"]).found
-    assert (tag, image["alt"], image["width"]) == ("img", picture.summary, "768")
-    kind, _, source = image["src"].partition(",")
-    assert kind == "data:image/png;base64"
+    image = '<img src="data:image/png;base64,(.*)" width="768" alt="([^"<>]*)">'
+    source, said = re.fullmatch(image, shown["text/html"]).groups()
+    assert html.unescape(said) == picture.summary
     assert base64.b64decode(source) == picture.png()
 
 
@@ -412,10 +400,6 @@ heavy = {"torch", "matplotlib.pyplot", "IPython", "pandas"} & set(sys.modules)
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_docstring():
-    assert doctest.testmod(pictures) == (0, 3)
 
 
 def test_a_difference_of_two_functions_has_signs_and_colours():
