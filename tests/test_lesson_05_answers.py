@@ -151,7 +151,6 @@ ANSWERS.edited(
         ("a division before the `wait()`", BOTH, EARLY),
         ("A frozen parameter has", "if parameter.requires_grad:", "if True:"),
         ("something else has changed", EACH, BUFFERS),
-        ("something else has changed", EACH, f"model.eval()\n    {EACH}"),
         ("its requires_grad", DIVIDE, f"{DIVIDE}; parameter.requires_grad_(False)"),
     ],
 )

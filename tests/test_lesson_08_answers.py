@@ -338,13 +338,6 @@ def one_after_the_other(units, grad):
         one_after_the_other(others, below)
 
 
-@ANSWERS.wrong(PILE, "wrong", "keep no gradient yourself")
-def keeps_gradients(units, grad):
-    kept = list(each(units, grad))
-    for unit, gradient in kept:
-        unit.grad = unit.reduce_scatter(gradient).wait() / dist.get_world_size()
-
-
 test_wrong, test_right = ANSWERS.tests()
 
 

@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as tracked
 from torch import nn
 from torch.nn import functional as F
 
@@ -88,12 +87,6 @@ def backward_without_return(x, compute):
     return SumOverRanks.apply(compute(NoReturn.apply(x)))
 
 
-@ANSWERS.wrong("09.f_and_g", "wrong", "was summed, and is n times too large")
-def with_pytorchs_tracked_all_reduce(x, compute):
-    """Its backward is an all-reduce, too."""
-    return tracked.all_reduce(compute(CopyToRanks.apply(x)))
-
-
 @ANSWERS.wrong("09.f_and_g", "crashed", "The result has no graph")
 def without_a_graph(x, compute):
     with torch.no_grad():
@@ -119,7 +112,6 @@ ANSWERS.edited(
 # ------------------------------------------------------------------ 09.column_slice
 
 A_VIEW = "keeps more than its slices", ".clone())  # weight", ")"
-OF_BIAS = "self.bias = nn.Parameter(linear.bias.detach().chunk(n)[rank].clone())"
 
 
 @ANSWERS.right("09.column_slice")
@@ -155,8 +147,7 @@ ANSWERS.edited(
         ("more is sent than nothing in the forward", F_OF_X, SUMMED),
         ("everything before this layer", F_OF_X, "x"),
         A_VIEW,
-        ("keeps more than its slices", OF_BIAS, OF_BIAS.replace(".clone()", "")),
-        ("keeps more than its slices", OF_BIAS, f"{OF_BIAS}; self.all = [linear]"),
+        ("keeps more than its slices", "[rank].clone()", "[rank]"),  # of the bias
     ],
     crashed=[
         ("no more and no fewer", OURS, GATHERED),
@@ -224,6 +215,21 @@ ANSWERS.edited(
     ],
 )
 
+
+@ANSWERS.wrong("09.vocabulary_slice", "wrong", "Does a rank keep, or get")
+class WholeTableKept(nn.Module):
+    def __init__(self, embedding):
+        super().__init__()
+        self.table = [embedding.weight.detach().clone()]
+        own = self.table[0].chunk(dist.get_world_size())[dist.get_rank()]
+        self.weight = nn.Parameter(own.clone())
+
+    def forward(self, symbols):
+        rows = list(self.table[0].chunk(dist.get_world_size()))
+        rows[dist.get_rank()] = self.weight
+        return F.embedding(symbols, torch.cat(rows))
+
+
 # ----------------------------------------------------------------- 09.cross_entropy
 
 
@@ -249,15 +255,15 @@ def gathered(scores, targets):
 
 
 TOTAL = "SumOverRanks.apply(scores.exp().sum(-1))"
-OF_ALL = "scores.detach().amax().expand(len(scores)) + 0"
+IN_PLACE = "scores.data -= largest[:, None]; scores = scores + 0"
 ANSWERS.edited(
     "09.cross_entropy",
     wrong=[
         ("which autograd follows", TOTAL, f"{TOTAL}.detach()"),
         ("need only their own", "scores.gather(", "CopyToRanks.apply(scores).gather("),
         ("It cancels out", "scores = scores - largest[:, None]", "pass"),
-        ("of *each position*", "scores.detach().amax(-1)", OF_ALL),
         ("over the whole vocabulary", "total.log() - found", "total - found"),
+        ("Work on copies", "scores = scores - largest[:, None]", IN_PLACE),
     ],
 )
 
@@ -283,11 +289,6 @@ IN_THREE_PARAMETERS = (
     ),
     *("self.fused)", "torch.cat([self.q, self.k, self.v]))"),
 )
-F_AFTER_THE_SLICES = (
-    "F.linear(CopyToRanks.apply(x), self.fused)",
-    "CopyToRanks.apply(F.linear(x, self.fused))",
-)
-SUMMED_BACKWARD = ("SumOverRanks.apply(F", "torch.distributed.nn.all_reduce(F")
 ANSWERS.edited(
     "09.spot_the_attention",
     right=[
@@ -298,35 +299,12 @@ ANSWERS.edited(
     wrong=[
         ("split into queries, keys and values as they lie", CUT, QUERIES_LAST),
         ("everything before this layer", F_OF_X, "x.clone()"),
-        ("f must stand before", *F_AFTER_THE_SLICES),
-        ("`SumOverRanks` hands it on", *SUMMED_BACKWARD),
         ("what comes out of mix, once", "(2), self.mix))", "(2), self.mix)) / 2"),
     ],
     crashed=[
         ("which are its outputs", CUT, "fused.chunk(n, 1)[rank]"),
         ("which are its inputs", "mix.chunk(n, 1)[rank]", "mix.chunk(n, 0)[rank]"),
     ],
-)
-
-
-@ANSWERS.wrong("09.vocabulary_slice", "wrong", "more than its slices")
-class WholeTableKept(nn.Module):
-    def __init__(self, embedding):
-        super().__init__()
-        self.table = [embedding.weight.detach().clone()]
-        own = self.table[0].chunk(dist.get_world_size())[dist.get_rank()]
-        self.weight = nn.Parameter(own.clone())
-
-    def forward(self, symbols):
-        rows = list(self.table[0].chunk(dist.get_world_size()))
-        rows[dist.get_rank()] = self.weight
-        return F.embedding(symbols, torch.cat(rows))
-
-
-IN_PLACE = "scores.data -= largest[:, None]; scores = scores + 0"
-ANSWERS.edited(
-    "09.cross_entropy",
-    wrong=[("Work on copies", "scores = scores - largest[:, None]", IN_PLACE)],
 )
 
 test_wrong, test_right = ANSWERS.tests()

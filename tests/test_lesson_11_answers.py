@@ -74,7 +74,10 @@ def by_gathering(sliced, whole):
 SUM = "dist.all_reduce(squares)"
 ANSWERS.edited(
     "11.norm",
-    right=[("squares.sqrt()", "math.sqrt(squares)")],
+    right=[
+        ("squares.sqrt()", "math.sqrt(squares)"),
+        ("return squares.sqrt()", "return squares.double().sqrt()"),
+    ],
     wrong=[
         ("then over the ranks", SUM, "dist.all_reduce(squares, dist.ReduceOp.MAX)"),
         ("Norms do not add up", SUM, f"squares.sqrt_(); {SUM}; squares.square_()"),
@@ -102,7 +105,10 @@ def the_last_piece(largest, total, mixed, queries, keys, values):
 
 ANSWERS.edited(
     "11.online_softmax",
-    wrong=[("both shrink", "torch.exp(largest - new)", "torch.ones_like(new)")],
+    wrong=[
+        ("both shrink", "torch.exp(largest - new)", "torch.ones_like(new)"),
+        ("largest score so far", "return new, ", "return new + 1, "),
+    ],
     crashed=[
         ("write `x[:, None]`", "shrunk[:, None]", "shrunk"),
         ("write `x[:, None]`", "new[:, None]", "new"),
@@ -140,14 +146,5 @@ def by_pytorchs_mesh(gradient, tp):
 MADE = "made = dist.new_group(members)  # a call of all ranks, members or not"
 BY_MEMBERS = MADE, "pass", "group = made", "group = dist.new_group(members)"
 ANSWERS.edited("11.spot_the_mesh", stuck=[("is a call of *all* ranks", *BY_MEMBERS)])
-
-ANSWERS.edited(
-    "11.norm",
-    right=[("return squares.sqrt()", "return squares.double().sqrt()")],
-)
-ANSWERS.edited(
-    "11.online_softmax",
-    wrong=[("largest score so far", "return new, ", "return new + 1, ")],
-)
 
 test_wrong, test_right = ANSWERS.tests()
