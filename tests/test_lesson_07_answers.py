@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from course_utils.theory import costs
-from tests.answers import Answers, Edited
+from tests.answers import Answers
 
 ANSWERS = Answers()
 
@@ -84,16 +84,18 @@ INTO = "chunks[(mine - step - 1) % n]"
 RECV = f"dist.recv({INTO}, (rank - 1) % n)"
 WAIT = "request.wait()"
 
-for pieces in (
-    (SEND, "dist.isend(chunks[(mine + step) % n], (rank - 1) % n)")
-    + (RECV, "dist.recv(chunks[(mine + step + 1) % n], (rank + 1) % n)"),
-    (f"request = {SEND}", f"arriving = {RECV.replace('recv', 'irecv')}")
-    + (RECV, f"request = {SEND}")
-    + (WAIT, f"{WAIT}\n        arriving.wait()"),
-    (RECV, f"incoming = {INTO}.clone()\n        {RECV.replace(INTO, 'incoming')}")
-    + (WAIT, f"{WAIT}\n        {INTO}.copy_(incoming)"),
-):
-    ANSWERS.right("07.all_gather")(Edited(*pieces))
+ANSWERS.edited(
+    "07.all_gather",
+    right=[
+        (SEND, "dist.isend(chunks[(mine + step) % n], (rank - 1) % n)")
+        + (RECV, "dist.recv(chunks[(mine + step + 1) % n], (rank + 1) % n)"),
+        (f"request = {SEND}", f"arriving = {RECV.replace('recv', 'irecv')}")
+        + (RECV, f"request = {SEND}")
+        + (WAIT, f"{WAIT}\n        arriving.wait()"),
+        (RECV, f"incoming = {INTO}.clone()\n        {RECV.replace(INTO, 'incoming')}")
+        + (WAIT, f"{WAIT}\n        {INTO}.copy_(incoming)"),
+    ],
+)
 
 
 @ANSWERS.wrong("07.all_gather", "wrong", "but this is not a ring")
@@ -123,15 +125,6 @@ PADDED = """n = dist.get_world_size()
     whole = torch.cat([flat, flat.new_zeros(-len(flat) % n)])
     chunks = whole.view(n, -1)"""
 
-for pieces in (
-    (CUT, REST_IN_THE_LAST),
-    (CUT, SMALL_ONES_FIRST),
-    (CUT, PADDED) + (COPY, "tensor.copy_(whole[: len(flat)].view(tensor.shape))"),
-    (CUT, f"{CUT}\n    chunks = [chunk.clone() for chunk in chunks]")
-    + (COPY, "tensor.copy_(torch.cat(chunks).view(tensor.shape))"),
-):
-    ANSWERS.right("07.all_reduce")(Edited(*pieces))
-
 
 def widened(dtype, wide):
     condition = f"if flat.dtype == torch.{dtype}:"
@@ -140,6 +133,13 @@ def widened(dtype, wide):
 
 ANSWERS.edited(
     "07.all_reduce",
+    right=[
+        (CUT, REST_IN_THE_LAST),
+        (CUT, SMALL_ONES_FIRST),
+        (CUT, PADDED) + (COPY, "tensor.copy_(whole[: len(flat)].view(tensor.shape))"),
+        (CUT, f"{CUT}\n    chunks = [chunk.clone() for chunk in chunks]")
+        + (COPY, "tensor.copy_(torch.cat(chunks).view(tensor.shape))"),
+    ],
     wrong=[
         ("in the tensor's own dtype", *widened("bfloat16", "float32")),
         ("float32 has all whole numbers only up", *widened("int32", "float32")),
@@ -185,22 +185,21 @@ RANK_0_RECEIVES_FIRST = f"""if rank == 0:
         if rank > 0:
             {ALL_RECEIVE}"""
 
-for pieces in (
-    (SPLIT, EMPTY_ONES_LAST.replace("flat", "tensor")),
-    ("buffer = torch.empty_like(chunk)", "buffer = buffers[: len(chunk)]")
-    + (SPLIT, f"{SPLIT}\n    buffers = torch.empty_like(chunks[0])"),
-    # Repairs the first loop at its other end, and begins the second one there.
-    ("rank - step - 1", "rank - step + 1")
-    + ("isend(chunks[(rank - step)", "isend(chunks[(rank - step + 2)")
-    + ("rank + 1 - step", "rank + 3 - step")
-    + (THEN, THEN.replace("rank", "rank + 2")),
-    (SECOND, RANK_0_RECEIVES_FIRST) + (THEN, ""),
-):
-    ANSWERS.right("07.spot_the_ring")(Edited(*pieces))
 SAME_CHUNK = "chunk = chunks[(rank - step - 1)", "chunk = chunks[(rank - step)"
 ALL_FIRST = SECOND, ALL_SEND, THEN, ALL_RECEIVE
 ANSWERS.edited(
     "07.spot_the_ring",
+    right=[
+        (SPLIT, EMPTY_ONES_LAST.replace("flat", "tensor")),
+        ("buffer = torch.empty_like(chunk)", "buffer = buffers[: len(chunk)]")
+        + (SPLIT, f"{SPLIT}\n    buffers = torch.empty_like(chunks[0])"),
+        # Repairs the first loop at its other end, and begins the second one there.
+        ("rank - step - 1", "rank - step + 1")
+        + ("isend(chunks[(rank - step)", "isend(chunks[(rank - step + 2)")
+        + ("rank + 1 - step", "rank + 3 - step")
+        + (THEN, THEN.replace("rank", "rank + 2")),
+        (SECOND, RANK_0_RECEIVES_FIRST, THEN, ""),
+    ],
     wrong=[("to what goes on next", *SAME_CHUNK)],
     stuck=[("If all `send` first, nobody receives", *ALL_FIRST)],
 )

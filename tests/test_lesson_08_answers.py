@@ -9,7 +9,7 @@ import torch.distributed as dist
 from course_utils.measure.alive import alive, new_bytes
 from course_utils.notebook.check import find_task
 from course_utils.theory import costs
-from tests.answers import Answers, Edited
+from tests.answers import Answers
 
 ANSWERS = Answers()
 
@@ -92,92 +92,81 @@ LAYER = "fully_shard(layer)"
 HALF = "mp_policy=torch.distributed.fsdp.MixedPrecisionPolicy(torch.bfloat16)"
 NORM = "nn.utils.clip_grad_norm_(model.parameters(), 0.5)"
 OPTIMIZER = "optimizer = torch.optim.AdamW(model.parameters(), lr=lr)"
+WHOLE_LAYER = "fully_shard(layer, reshard_after_forward=False)"
 WAIT, LOOP = "request.wait() / n", "for unit in reversed(units):"
+UNDIVIDED = WAIT, "request.wait()"
+POPPED = "while units:\n        unit = units.pop()"
 
-for task_id, *pieces in (
-    (SHARD, GATHER, INTO_ONE_TENSOR),
-    (SHARD, GATHER, BY_BROADCASTS),
-    (SHARD, GATHER, BY_ALL_REDUCE),
-    (SHARD, "        self.shapes =", TEMPLATES),  # sizes, and tensors without memory
-    (SHARD, "torch.cat(shards)", "(torch.cat(shards) if shards[1:] else self.shard)"),
-    (UNIT, FORWARD, RECOMPUTED),
-    (UNIT, FORWARD, f"        {MODULE}\n", "    def forward", INIT),
-    (UNIT, HOOK, "output.grad_fn.register_prehook(lambda grads: self.gather())"),
-    (UNIT, ADD, ADD_IN_PLACE),
-    (TRAIN, "if list(layer.parameters()):", "if True:"),
-    (TRAIN, LAYER, "fully_shard(layer, reshard_after_forward=layer is not model[-1])"),
-    (TRAIN, "    state =", READY_MADE),
-    (
-        TRAIN,
-        "in model:",
-        "in model[::-1]:",
-        "p.full_tensor()",
-        f"{REPLICATED}.to_local()",
-    ),
-    (TRAIN, "    state =", EARLY),
-    (PILE, "unit.free()", "unit.free(); gradient /= n", WAIT, "request.wait()"),
-    (PILE, LOOP, f"grad = grad / n\n    {LOOP}", WAIT, "request.wait()"),
-):
-    ANSWERS.right(task_id)(Edited(*pieces))
-
-for task_id, says, *pieces in (
-    (SHARD, "Append zeros where", "-(-len(flat) // n)", "len(flat) // n + 1"),
-    (SHARD, "Keep only the shapes", "self.shapes =", f"{LISTS}; self.shapes ="),
-    (SHARD, "Keep nothing of what unshard()", "sizes = [", f"{WHOLE}; sizes = ["),
-    (
-        PART,
-        "a view of a larger tensor",
-        "rows.mean(0)",
-        A_VIEW.format("gradient", "rows.mean(0)"),
-    ),
-    (
-        UNIT,
-        "the shard's gradient a view of it",
-        "reduce_scatter(flat)",
-        A_VIEW.format("flat", "reduce_scatter(flat)"),
-    ),
-    (UNIT, "the module computed with the copy", MODULE, COPIES),
-    (UNIT, "free the parameters", "self.free()\n        flat", "flat"),
-    (UNIT, "computed in eval mode", MODULE, MODULE.replace("e(", "e.eval()(")),
-    (TRAIN, "A model in eval mode", OPTIMIZER, f"{OPTIMIZER}; model.eval()"),
-    (PILE, "divide what wait()", "r(gradient)", "r(gradient / n)"),
-    (PILE, "wait for each before you start", "if running:", "if len(running) > 1:"),
-    (
-        TRAIN,
-        "not an empty dictionary",
-        "state if dist.get_rank() == 0 else None",
-        "state",
-    ),
-    (TRAIN, "is there a MixedPrecisionPolicy?", LAYER, f"fully_shard(layer, {HALF})"),
-    (
-        TRAIN,
-        "the outermost unit stays whole",
-        LAYER,
-        "fully_shard(layer, reshard_after_forward=False)",
-    ),
-    (
-        TRAIN,
-        "keeps one whole tensor after the",
-        "        if dist.get_rank() == 0:\n",
-        "        if True:\n",
-    ),
-    (TRAIN, "norm was not clipped", NORM, NORM.replace("norm", "value")),
-    (
-        PILE,
-        "an argument is not what it was",
-        LOOP,
-        "while units:\n        unit = units.pop()",
-    ),
-    (
-        PILE,
-        "an argument is not what it was",
-        LOOP,
-        f"grad /= n\n    {LOOP}",
-        WAIT,
-        "request.wait()",
-    ),
-):
-    ANSWERS.wrong(task_id, "wrong", says)(Edited(*pieces))
+ANSWERS.edited(
+    SHARD,
+    right=[
+        (GATHER, INTO_ONE_TENSOR),
+        (GATHER, BY_BROADCASTS),
+        (GATHER, BY_ALL_REDUCE),
+        ("        self.shapes =", TEMPLATES),  # sizes, and tensors without memory
+        ("torch.cat(shards)", "(torch.cat(shards) if shards[1:] else self.shard)"),
+    ],
+    wrong=[
+        ("Append zeros where", "-(-len(flat) // n)", "len(flat) // n + 1"),
+        ("Keep only the shapes", "self.shapes =", f"{LISTS}; self.shapes ="),
+        ("Keep nothing of what unshard()", "sizes = [", f"{WHOLE}; sizes = ["),
+    ],
+)
+MEAN, REDUCED = "rows.mean(0)", "reduce_scatter(flat)"
+ALL_REDUCED = "dist.all_reduce(g := gradient / n) or g.chunk(n)[rank] + 0"
+ANSWERS.edited(
+    PART,
+    wrong=[
+        ("a view of a larger tensor", MEAN, A_VIEW.format("gradient", MEAN)),
+        ("but too much was sent. An all-reduce", MEAN, ALL_REDUCED),
+    ],
+)
+ANSWERS.edited(
+    UNIT,
+    right=[
+        (FORWARD, RECOMPUTED),
+        (FORWARD, f"        {MODULE}\n", "    def forward", INIT),
+        (HOOK, "output.grad_fn.register_prehook(lambda grads: self.gather())"),
+        (ADD, ADD_IN_PLACE),
+    ],
+    wrong=[
+        ("the shard's gradient a view", REDUCED, A_VIEW.format("flat", REDUCED)),
+        ("the module computed with the copy", MODULE, COPIES),
+        ("free the parameters", "self.free()\n        flat", "flat"),
+        ("computed in eval mode", MODULE, MODULE.replace("e(", "e.eval()(")),
+    ],
+)
+ANSWERS.edited(
+    TRAIN,
+    right=[
+        ("if list(layer.parameters()):", "if True:"),
+        (LAYER, "fully_shard(layer, reshard_after_forward=layer is not model[-1])"),
+        ("    state =", READY_MADE),
+        ("in model:", "in model[::-1]:", "p.full_tensor()", f"{REPLICATED}.to_local()"),
+        ("    state =", EARLY),
+    ],
+    wrong=[
+        ("A model in eval mode", OPTIMIZER, f"{OPTIMIZER}; model.eval()"),
+        ("not an empty dictionary", "state if dist.get_rank() == 0 else None", "state"),
+        ("is there a MixedPrecisionPolicy?", LAYER, f"fully_shard(layer, {HALF})"),
+        ("the outermost unit stays whole", LAYER, WHOLE_LAYER),
+        ("keeps one whole tensor after the", "if dist.get_rank() == 0:", "if True:"),
+        ("norm was not clipped", NORM, NORM.replace("norm", "value")),
+    ],
+)
+ANSWERS.edited(
+    PILE,
+    right=[
+        ("unit.free()", "unit.free(); gradient /= n", *UNDIVIDED),
+        (LOOP, f"grad = grad / n\n    {LOOP}", *UNDIVIDED),
+    ],
+    wrong=[
+        ("divide what wait()", "r(gradient)", "r(gradient / n)"),
+        ("wait for each before you start", "if running:", "if len(running) > 1:"),
+        ("an argument is not what it was", LOOP, POPPED),
+        ("an argument is not what it was", LOOP, f"grad /= n\n    {LOOP}", *UNDIVIDED),
+    ],
+)
 
 # ------------------------------------------------------------------- 08.zero_table
 
@@ -286,26 +275,15 @@ def by_numbered_keys(gradient, calls=[]):  # noqa: B006
     return torch.tensor(sum(got, rows[rank]) / n)
 
 
-ANSWERS.wrong(PART, "wrong", "but too much was sent. An all-reduce")(
-    Edited("rows.mean(0)", "dist.all_reduce(g := gradient / n) or g.chunk(n)[rank] + 0")
-)
-
-
 # ----------------------------------------------------------------- 08.spot_the_pile
-
-
-def each(units, grad):
-    """Each unit and its whole gradient, in the order of the backward."""
-    for unit in reversed(units):
-        unit.gather()
-        grad, gradient = unit.backward(grad)
-        unit.free()
-        yield unit, gradient
 
 
 @ANSWERS.right(PILE)
 def quotient_awaited_at_once(units, grad):
-    for unit, gradient in each(units, grad):
+    for unit in reversed(units):
+        unit.gather()
+        grad, gradient = unit.backward(grad)
+        unit.free()
         unit.grad = unit.reduce_scatter(gradient / dist.get_world_size()).wait()
 
 
