@@ -20,18 +20,11 @@ from typing import Any
 
 from course_utils.tasks.compare import plain
 
-# Times that are the same on every machine; virtual even beside real GPUs.
-SETTINGS = {"memory": "1 GiB", "compute": "1 TFLOP/s", "force": True}
 
-
-def on_gpus(number: int, **settings: Any) -> Callable[[Callable], Callable]:
-    """Decorate a task's ``observe``: it gets the virtual GPUs after the answer.
+def on_gpus(number: int) -> Callable[[Callable], Callable]:
+    """Decorate a task's ``observe``: it gets so many virtual GPUs after the answer.
 
     What it returns is plain data on the CPU, so it outlives the GPUs.
-
-    Args:
-        number: how many GPUs there are.
-        settings: of ``virtual_gpus``, where the usual ones do not suit.
     """
 
     def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +34,9 @@ def on_gpus(number: int, **settings: Any) -> Callable[[Callable], Callable]:
 
             # PyTorch's own gather says so of losses. It is no news in a check.
             warnings.filterwarnings("ignore", message="Was asked to gather")
-            with virtual_gpus(number, **{**SETTINGS, **settings}) as gpus:
+            # Times that are the same on every machine; virtual even beside real GPUs.
+            settings = {"memory": "1 GiB", "compute": "1 TFLOP/s", "force": True}
+            with virtual_gpus(number, **settings) as gpus:
                 return plain(run(answer, gpus, *args))
 
         return with_gpus
