@@ -184,7 +184,8 @@ def test_what_the_check_says_is_what_it_says(lesson):
     says = []
     for task in tasks_of(lesson.number):
         if isinstance(task, Task):
-            says += task.sentences()
+            says += [miss.says for miss in task.misses]
+            says += [*task.because.values(), *task.errors.values(), task.otherwise]
         else:
             says += [task.hint, *task.slips.values()]
     rows = rows_of(piece(lesson, "Where they get stuck"))

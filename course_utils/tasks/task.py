@@ -158,8 +158,3 @@ class Task:
         if self.inputs is None:
             return [case] * world_size
         return [self.inputs(case, rank, world_size) for rank in range(world_size)]
-
-    def sentences(self) -> list[str]:
-        """All that the task itself can say to an answer."""
-        said = [miss.says for miss in self.misses]
-        return [*said, *self.because.values(), *self.errors.values(), self.otherwise]
