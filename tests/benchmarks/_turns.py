@@ -6,7 +6,6 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,29 +17,20 @@ from torch.nn.parallel import DistributedDataParallel
 from course_utils.from_scratch import ddp, fsdp
 
 
-@dataclass(frozen=True)
-class Turns:
-    """What `in_turns` measured, a value for each turn; the peer has one more.
-
-    Attributes:
-        seconds, peer_seconds: of the slowest rank.
-        cpu, peer_cpu: seconds of computing, of all ranks and their threads together.
-    """
-
-    seconds: list[float]
-    peer_seconds: list[float]
-    cpu: list[float]
-    peer_cpu: list[float]
-
-
 def in_turns(
     work: Callable[[], object],
     peer: Callable[[], object],
     rounds: int,
     *,
     warm_up: int = 2,
-) -> Turns:
-    """Peer, work, peer, work, ..., peer. Every rank calls it; all return the same."""
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Peer, work, peer, work, ..., peer. Every rank calls it; all return the same.
+
+    Returns:
+        The seconds of the work, and those of the peer, which has one turn more:
+        "time" is that of the slowest rank, "CPU time" that of all ranks and their
+        threads together.
+    """
     for _ in range(warm_up):
         peer(), work()
     order = [peer, *[work, peer] * rounds]
@@ -59,12 +49,10 @@ def in_turns(
     slowest, together = spent[:, 0].clone(), spent[:, 1].clone()
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     dist.all_reduce(together)
-    return Turns(
-        slowest[1::2].tolist(),
-        slowest[::2].tolist(),
-        together[1::2].tolist(),
-        together[::2].tolist(),
-    )
+    return {
+        "time": (slowest[1::2].tolist(), slowest[::2].tolist()),
+        "CPU time": (together[1::2].tolist(), together[::2].tolist()),
+    }
 
 
 def transformer(layers: int, width: int, activation: str = "relu") -> nn.Sequential:

@@ -38,11 +38,8 @@ def rows(quick: bool = False) -> Iterator[Row]:
 def ddp_rows(ranks: Ranks, rounds: int) -> Iterator[Row]:
     """A step of our DDP over one of PyTorch's: CPU time, and time."""
     turns, apart = ranks.run(train_in_turns, "own DDP", "torch DDP", rounds)[0]
-    for what, values, peers, goal in (
-        ("CPU time", turns.cpu, turns.peer_cpu, 1.0),
-        ("time", turns.seconds, turns.peer_seconds, 1.08),
-    ):
-        yield compared(values, peers).row(
+    for what, goal in (("CPU time", 1.0), ("time", 1.08)):
+        yield compared(*turns[what]).row(
             f"own DDP / torch DDP, transformer step, {what}, {ranks.n} ranks",
             goal,
             "torch's, with its defaults, copies the means back from its buckets; ours "
@@ -55,7 +52,7 @@ def ddp_rows(ranks: Ranks, rounds: int) -> Iterator[Row]:
 def naive_row(ranks: Ranks, rounds: int) -> Row:
     """A step that all-reduces each gradient after backward, over one of our DDP."""
     turns, apart = ranks.run(train_in_turns, "naive", "own DDP", rounds)[0]
-    return compared(turns.seconds, turns.peer_seconds).row(
+    return compared(*turns["time"]).row(
         f"one all-reduce a parameter / own DDP, transformer step, {ranks.n} ranks",
         1.3,
         "what buckets and overlap save",

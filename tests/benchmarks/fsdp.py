@@ -52,11 +52,8 @@ def time_rows(
 ) -> Iterator[Row]:
     """A step of our FSDP over one of a peer: time, and CPU time."""
     turns, apart = ranks.run(train_in_turns, peer, rounds)[0]
-    for what, values, peers, limit in (
-        ("time", turns.seconds, turns.peer_seconds, goal),
-        ("CPU time", turns.cpu, turns.peer_cpu, None),
-    ):
-        yield compared(values, peers).row(
+    for what, limit in (("time", goal), ("CPU time", None)):
+        yield compared(*turns[what]).row(
             f"own FSDP / {peer}, transformer step, {what}, {ranks.n} ranks",
             limit,
             note,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from course_utils.measure.recorded import copies, repeated, timed
 from course_utils.theory import costs
-from tests.benchmarks._harness import Row, compared, median_row, to_itself
+from tests.benchmarks._harness import Comparison, Row, compare, median_row, to_itself
 
 ROUNDS = 15
 MIB = 2**20
@@ -84,24 +85,21 @@ def wrapper_rows(device: str, rounds: int) -> Iterator[Row]:
             ("own FSDP", "FSDP2"),
             ("torch DDP", "plain model"),
         ):
-            seconds, peers = ranks.run(in_turns, device, own, peer, rounds)[0]
-            yield compared(seconds, peers).row(
+            yield ranks.run(in_turns, device, own, peer, rounds)[0].row(
                 f"{own} / {peer}, transformer step, one rank, {backend}",
                 None,
                 "a rank alone sends nothing: this is what the wrapper costs",
             )
 
 
-def in_turns(device: str, own: str, peer: str, rounds: int) -> tuple[list, list]:
-    """Seconds of steps with one wrapper and the other; the peer has one more."""
+def in_turns(device: str, own: str, peer: str, rounds: int) -> Comparison:
+    """Steps with one wrapper over steps with the other."""
     step, peer_step = stepper(device, own), stepper(device, peer)
     for _ in range(3):
         step(), peer_step()
-    peers, seconds = [timed(device, peer_step)], []
-    for _ in range(rounds):
-        seconds.append(timed(device, step))
-        peers.append(timed(device, peer_step))
-    return seconds, peers
+    return compare(
+        partial(timed, device, step), partial(timed, device, peer_step), rounds
+    )
 
 
 def stepper(device: str, kind: str) -> Callable[[], None]:

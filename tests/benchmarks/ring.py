@@ -43,7 +43,7 @@ def rows(quick: bool = False) -> Iterator[Row]:
                     continue
                 turns, equal, beside = ranks.run(run_race, way, peer, nbytes, rounds)[0]
                 whose = f"{peer}'s" if peer == "gloo" else peer
-                row = compared(turns.seconds, turns.peer_seconds).row(
+                row = compared(*turns["time"]).row(
                     f"speed of {name} / {whose}, {nbytes / 2**20:g} MiB, {n} ranks",
                     goals[n],
                     note,
@@ -94,5 +94,5 @@ def run_race(way: str, peer: str, nbytes: int, rounds: int) -> tuple[Any, bool, 
     if way == "shared":
         copy = torch.empty_like(tensor)
         copies = in_turns(lambda: copy.copy_(tensor), lambda: None, 5)
-        beside["memcpy_seconds"] = statistics.median(copies.seconds)
+        beside["memcpy_seconds"] = statistics.median(copies["time"][0])
     return turns, bool(equal), beside
