@@ -83,8 +83,8 @@ def test_gpus_that_behave_alike_need_not_be_simulated_one_by_one(
     algorithm, shape, nbytes
 ):
     cluster = two_levels(*shape)
-    one_by_one = all_reduce(cluster, nbytes, algorithm, every_gpu=True)
-    together = all_reduce(cluster, nbytes, algorithm, every_gpu=False)
+    one_by_one = all_reduce(cluster, nbytes, algorithm, ready={0: 0.0})
+    together = all_reduce(cluster, nbytes, algorithm)
     assert together.seconds == pytest.approx(one_by_one.seconds, rel=1e-9)
     assert together.messages == one_by_one.messages
     np.testing.assert_allclose(together.sent, one_by_one.sent)
@@ -120,7 +120,7 @@ def test_a_ring_is_as_fast_as_its_slowest_link_and_as_late_as_all_latencies():
     assert all_reduce(cluster, 1e12).seconds == pytest.approx(large, rel=1e-4)
     # A chunk goes over 62 links. NCCL counts 2(N-1) of them between nodes, which is the
     # luckiest chunk; the unluckiest crosses two more.
-    empty = all_reduce(cluster, 0)
+    empty = all_reduce(cluster, 0, ready={0: 0.0})  # each GPU by itself
     inside, between = cluster.inside.latency, cluster.between.latency
     assert empty.seconds == pytest.approx(8 * between + 54 * inside)
     assert empty.finished.min() == pytest.approx(7 * between + 55 * inside)
@@ -182,7 +182,7 @@ def test_equal_to_a_simulation_of_single_events(seed):
     slow = {
         (r, (r + 1) % n): rng.uniform(1, 20) for r in range(n) if rng.random() < 0.4
     }
-    run = all_reduce(flat(n), nbytes, ready=ready, slow_links=slow, every_gpu=True)
+    run = all_reduce(flat(n), nbytes, ready=ready, slow_links=slow)
     chunk = nbytes / n / LINK.bandwidth
     expected = one_message_after_the_other(
         n,
@@ -405,10 +405,6 @@ def test_resnet_50_is_torchvisions():
         (lambda: all_reduce(flat(8), S, ready={8: 1}), "ready names rank 8, but"),
         (lambda: all_reduce(flat(8), S, ready={1: -1}), r"ready\[1\] is -1: expected"),
         (lambda: all_reduce(flat(8), S, slow_links={(0, 9): 2}), "slow_links names"),
-        (
-            lambda: all_reduce(flat(8), S, ready={0: 1}, every_gpu=False),
-            "every_gpu out",
-        ),
         (lambda: ddp_step(flat(4), FOUR, 1, utilization=1.5), "utilization is 1.5:"),
         (lambda: ddp_step(flat(4), FOUR, 1, slow_gpus={4: 2}), "slow_gpus names rank"),
         (lambda: ddp_step(flat(4), FOUR, 1, slow_gpus={0: 0.5}), "0.5 for rank 0: exp"),

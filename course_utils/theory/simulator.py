@@ -47,9 +47,6 @@ from course_utils.theory.costs import AlphaBeta, link
 from course_utils.theory.models import MODELS, Model, ModelLayer, transformer  # noqa: F401
 from course_utils.theory.pipelines import pipeline_step  # noqa: F401
 
-_LARGEST = 20_000  # GPUs that are simulated one by one, unless told
-
-
 # --- the cluster ----------------------------------------------------------------
 
 
@@ -166,10 +163,10 @@ class Run:
 
     Attributes:
         seconds: When the last GPU had its result.
-        finished: When each GPU had it. One entry stands for all GPUs that behave alike
-            where they were not simulated one by one.
+        finished: When each GPU had it. Where GPUs behave alike, and were not simulated
+            one by one, it is the time of the last one.
         messages: How many messages there were, on all GPUs together.
-        sent: Bytes that each GPU sent (entries as in `finished`).
+        sent: Bytes that each GPU sent.
         rounds: How many messages the busiest GPU sent one after the other.
     """
 
@@ -188,9 +185,10 @@ def all_reduce(
     *,
     ready: Mapping[int, NotNegative] | None = None,
     slow_links: Mapping[tuple[int, int], Positive] | None = None,
-    every_gpu: bool | None = None,
 ) -> Run:
     """Simulate one all-reduce.
+
+    Where nothing is late or slow, GPUs that behave alike in a ring are simulated once.
 
     Args:
         cluster, nbytes: On which GPUs, and of the tensor on each.
@@ -200,31 +198,27 @@ def all_reduce(
             are ready at 0.
         slow_links: How many times slower than others a link is, by the two ranks:
             `{(3, 4): 10}` for what rank 3 sends to rank 4.
-        every_gpu: Simulate GPUs that behave alike one by one, too. By default, up to
-            20,000 GPUs, and always where something is late or slow.
 
     Raises:
         ValueError: there is no such algorithm or rank, or the algorithm cannot run on
             that many GPUs.
 
     Cost: an algorithm of k rounds on n GPUs takes k operations on arrays of n numbers:
-    about 0.5 s for a ring of 10,000.
+    about 0.5 s for a ring of 10,000 in which something is late or slow.
     """
     algorithm = one_of(algorithm, "algorithm", ALGORITHMS)
-    network = _Network(cluster, ready or {}, slow_links or {}, every_gpu)
+    network = _Network(cluster, ready or {}, slow_links or {})
     return ALGORITHMS[algorithm](network, nbytes)
 
 
 @checked
-def all_gather(
-    cluster: Cluster, nbytes: NotNegative, *, every_gpu: bool | None = None
-) -> Run:
+def all_gather(cluster: Cluster, nbytes: NotNegative) -> Run:
     """Simulate one all-gather in a ring: n-1 rounds, half of a ring all-reduce.
 
     A reduce-scatter sends the same messages, and adding up costs no time: it takes as
     long. `nbytes` is what each GPU has in the end (a reduce-scatter: in the beginning).
     """
-    network = _Network(cluster, {}, {}, every_gpu)
+    network = _Network(cluster, {}, {})
     network.ring(cluster.gpus - 1, nbytes / cluster.gpus)
     return network.result()
 
@@ -237,20 +231,11 @@ class _Network:
         cluster: Cluster,
         ready: Mapping[int, float],
         slow_links: Mapping[tuple[int, int], float],
-        every_gpu: bool | None,
     ) -> None:
-        uniform = not ready and not slow_links
-        if every_gpu is None:
-            every_gpu = cluster.gpus <= _LARGEST or not uniform
-        if not every_gpu and not uniform:
-            raise ValueError(
-                "every_gpu=False, but some GPUs are late or some links are slow: these "
-                "do not behave like the others. Leave every_gpu out."
-            )
         cluster.check_ranks(ready, "ready")
         cluster.check_ranks([r for pair in slow_links for r in pair], "slow_links")
-        self.cluster, self.every_gpu = cluster, every_gpu
-        self.slow_links = slow_links
+        self.cluster, self.slow_links = cluster, slow_links
+        self.uniform = not ready and not slow_links
         self.now = np.zeros(cluster.gpus)
         self.now[list(ready)] = list(ready.values())
         self.sent = np.zeros(cluster.gpus)
@@ -321,17 +306,17 @@ class _Network:
         else:
             ranks, together = ranks.reshape(-1, 1), 1
         latency, per_byte = self.paths(ranks, np.roll(ranks, -1, 0), together)
-        if self.every_gpu:
-            now = self.now[ranks]
-            _ring_rounds(now, np.zeros_like(now), latency, nbytes * per_byte, rounds)
-            self.now[ranks] = now
-        else:
+        if self.uniform:
             # What all nodes do alike, one node does; the same for GPUs of a node.
             one_by_one = cluster.gpus_per_node if cluster.nodes > 1 else 1
             alike = np.s_[:one_by_one] if way == "all" else np.s_[:1, :1]
             now = np.full_like(latency[alike], self.now[0])
             _steady_rounds(now, latency[alike], nbytes * per_byte[alike], rounds)
             self.now[:] = now.max()
+        else:
+            now = self.now[ranks]
+            _ring_rounds(now, np.zeros_like(now), latency, nbytes * per_byte, rounds)
+            self.now[ranks] = now
         self.sent += rounds * nbytes
         self.messages += rounds * cluster.gpus
         self.rounds += rounds
@@ -585,9 +570,7 @@ def ddp_step(
         done += seconds
     backward_ends = done
 
-    seconds_of = cache(
-        lambda nbytes: all_reduce(cluster, nbytes, algorithm, every_gpu=False).seconds
-    )
+    seconds_of = cache(lambda nbytes: all_reduce(cluster, nbytes, algorithm).seconds)
     buckets: list[Bucket] = []
     free = 0.0 if overlap else backward_ends
     for members in costs.ddp_buckets(
@@ -684,7 +667,7 @@ def fsdp_step(
     tied = any(layer.flops and not layer.parameters for layer in layers)
     names = [f"layer {place}" for place in range(len(layers))]
     sizes = [4 * layer.parameters for layer in layers]
-    in_a_ring = cache(lambda nbytes: all_gather(cluster, nbytes, every_gpu=False))
+    in_a_ring = cache(lambda nbytes: all_gather(cluster, nbytes))
     runs: list[Run] = []
     events: list[UnitEvent] = []
     # Of the units that are whole: when their all-gather began and ended.
