@@ -10,9 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 # A healthy nvidia-smi answers within 2 s; one with a broken driver may never.
@@ -82,21 +82,19 @@ class Machine:
 
 def inspect_machine() -> Machine:
     """Look at this machine: milliseconds, and what nvidia-smi takes where it is."""
-    with _nvidia_smi() as ask:
-        cpu, physical = _cpu()
-        memory, free = _memory()
-        machine = Machine(
-            system={"Darwin": "macOS"}.get(platform.system(), platform.system()),
-            release=_release(),
-            cpu=cpu,
-            cores=usable_cores(),
-            all_cores=os.cpu_count() or 1,
-            physical_cores=physical,
-            memory=memory,
-            free_memory=free,
-            **ask(),
-        )
-    return machine
+    cpu, physical = _cpu()
+    memory, free = _memory()
+    return Machine(
+        system={"Darwin": "macOS"}.get(platform.system(), platform.system()),
+        release=_release(),
+        cpu=cpu,
+        cores=usable_cores(),
+        all_cores=os.cpu_count() or 1,
+        physical_cores=physical,
+        memory=memory,
+        free_memory=free,
+        **_gpus(),
+    )
 
 
 # Cores and memory
@@ -259,49 +257,34 @@ def output_of(
 # GPUs
 
 
-@contextlib.contextmanager
-def _nvidia_smi() -> Iterator:
-    """Ask nvidia-smi two questions at once; ``ask()`` then gives the answers."""
+def _gpus() -> dict:
+    """What nvidia-smi says of the GPUs and of their links; nothing where it is not."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        yield dict
-        return
+        return {}
+    ask = partial(
+        subprocess.run,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=NVIDIA_SMI_SECONDS,
+    )
     query = "--query-gpu=index,name,memory.total,driver_version"
-    asked = [
-        subprocess.Popen(
-            [program, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        for arguments in ([query, "--format=csv,noheader,nounits"], ["topo", "-m"])
-    ]
-
-    def ask() -> dict:
-        deadline = time.monotonic() + NVIDIA_SMI_SECONDS
-        try:
-            answers = [
-                process.communicate(timeout=max(0.1, deadline - time.monotonic()))[0]
-                for process in asked
-            ]
-        except subprocess.TimeoutExpired:
-            late = f"nvidia-smi did not answer within {NVIDIA_SMI_SECONDS:.0f} s"
-            return {"gpu_problem": late}
-        if asked[0].returncode:
-            said = " ".join(answers[0].split()) or f"exit code {asked[0].returncode}"
-            return {"gpu_problem": f"nvidia-smi says: {said}"}
-        gpus, driver = parse_gpus(answers[0])
-        links = parse_links("" if asked[1].returncode else answers[1])
-        return {"gpus": gpus, "links": links, "driver": driver}
-
     try:
-        yield ask
-    finally:
-        for process in asked:
-            process.kill()
-            process.communicate()
+        listed = ask([program, query, "--format=csv,noheader,nounits"])
+        linked = ask([program, "topo", "-m"])
+    except subprocess.TimeoutExpired:
+        late = f"nvidia-smi did not answer within {NVIDIA_SMI_SECONDS:.0f} s"
+        return {"gpu_problem": late}
+    if listed.returncode:
+        said = " ".join(listed.stdout.split()) or f"exit code {listed.returncode}"
+        return {"gpu_problem": f"nvidia-smi says: {said}"}
+    gpus, driver = parse_gpus(listed.stdout)
+    links = parse_links("" if linked.returncode else linked.stdout)
+    return {"gpus": gpus, "links": links, "driver": driver}
 
 
 def parse_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
