@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -42,19 +43,9 @@ from course_utils.theory.arguments import Count, checked
 def slowest_seconds(work: Callable[[], object], rounds: Count = 5) -> list[float]:
     """The seconds of each round of what all ranks do together; on all ranks the same.
 
-    Every rank calls it. A barrier lets all ranks begin at the same time. What counts is
-    the slowest rank: the others' time says how long they were idle as well. One round
-    before these is not counted: memory is touched and connections are made in it.
+    Every rank calls it. It is `seconds_in_turns` with one way.
     """
-    work()
-    seconds = torch.zeros(rounds, dtype=torch.float64)
-    for number in range(rounds):
-        dist.barrier()
-        start = time.perf_counter()
-        work()
-        seconds[number] = time.perf_counter() - start
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return seconds.tolist()
+    return seconds_in_turns({"work": work}, rounds)["work"]
 
 
 @checked
@@ -64,13 +55,21 @@ def seconds_in_turns(
     """The seconds of each way in each round; they take turns, on the same machine.
 
     Every rank calls it, with the same ways in the same order. A machine is now busier,
-    now less: where ways take turns, each meets both. Each is `slowest_seconds`.
+    now less: where ways take turns, each meets both.
+
+    A barrier lets all ranks begin at the same time. What counts is the slowest rank:
+    the others' time says how long they were idle as well. One round before these is not
+    counted: memory is touched and connections are made in it.
     """
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            times[name] += slowest_seconds(way, 1)
-    return times
+    seconds = torch.zeros(rounds + 1, len(ways), dtype=torch.float64)
+    for number in range(rounds + 1):
+        for place, way in enumerate(ways.values()):
+            dist.barrier()
+            start = time.perf_counter()
+            way()
+            seconds[number, place] = time.perf_counter() - start
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return dict(zip(ways, seconds[1:].T.tolist(), strict=True))
 
 
 @checked
@@ -150,21 +149,11 @@ def _of_rounds(
     how_many: int,
     of_rounds: Callable[[list[float]], float] = statistics.median,
 ) -> list[float]:
-    """For each size the seconds of one of so many messages: the median of the rounds.
-
-    A machine is now busier, now less. So the sizes take turns, and each sees the same.
-    """
+    """For each size the seconds of one of so many messages. The sizes take turns."""
     buffers = [torch.ones(2, size, dtype=torch.uint8) for size in sizes]
-    seconds = torch.zeros(rounds + 1, len(sizes), dtype=torch.float64)
-    for number in range(rounds + 1):
-        for place, (outgoing, incoming) in enumerate(buffers):
-            dist.barrier()
-            start = time.perf_counter()
-            messages(outgoing, incoming)
-            seconds[number, place] = (time.perf_counter() - start) / how_many
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    # The first round warms up.
-    return [of_rounds(column) for column in seconds[1:].T.tolist()]
+    ways = {str(place): partial(messages, *two) for place, two in enumerate(buffers)}
+    times = seconds_in_turns(ways, rounds)
+    return [of_rounds(of_size) / how_many for of_size in times.values()]
 
 
 def measured_link(
