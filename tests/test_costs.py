@@ -4,7 +4,6 @@ Against what others have published: see `test_published_numbers.py`. Against mes
 see `test_simulator.py` and `from_scratch/`.
 """
 
-import doctest
 import random
 import re
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from course_utils.theory import costs, hardware, models
+from course_utils.theory import costs
 
 # ---------------------------------------------------------------- ranks and messages
 
@@ -296,8 +295,3 @@ def test_needs_the_standard_library_alone():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "{'course_utils'}"
-
-
-@pytest.mark.parametrize("module", [costs, hardware, models])
-def test_docstrings(module):
-    assert doctest.testmod(module).failed == 0

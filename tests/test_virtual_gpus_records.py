@@ -1,14 +1,11 @@
 """What virtual GPUs write down: transfers, memory by kind, and the modelled time."""
 
-import doctest
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from course_utils import virtual_gpus
-from course_utils.virtual_gpus import records
 from course_utils.virtual_gpus.records import Timeline
 
 # Every op takes 1 ms, a copy 2 ms, whatever its size.
@@ -36,10 +33,6 @@ def ms(seconds: float) -> float:
 def spans(timeline: Timeline, device: str) -> list[tuple]:
     intervals = timeline.intervals.get(device, ())
     return [(ms(i.start), ms(i.stop), i.kind) for i in intervals]
-
-
-def test_examples():
-    assert doctest.testmod(records).failed == 0
 
 
 # --- transfers ------------------------------------------------------------------------
