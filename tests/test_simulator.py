@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import random
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -44,9 +45,7 @@ def formula(algorithm, n, nbytes, link=LINK):
     """Seconds of an all-reduce where all links are alike."""
     if algorithm == "hierarchical":
         algorithm = "ring"  # between nodes of one GPU
-    return costs.all_reduce_seconds(
-        algorithm, n, nbytes, latency=link.latency, bandwidth=link.bandwidth
-    )
+    return costs.all_reduce_seconds(algorithm, n, nbytes, **asdict(link))
 
 
 # --- one all-reduce -------------------------------------------------------------

@@ -30,7 +30,7 @@ for the operations of a step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from course_utils.theory import costs
 from course_utils.theory.arguments import (
@@ -143,26 +143,16 @@ def _plan(
     compute = operations / (cluster.gpus * cluster.flops * utilization)
 
     activation = 2 * shape.positions * shape.width  # bytes, in 16 bits
-    inside = {
-        "latency": cluster.inside.latency,
-        "bandwidth": cluster.inside.bandwidth,
-    }
-    once = costs.all_reduce_seconds("ring", tp, activation, **inside)
+    once = costs.all_reduce_seconds("ring", tp, activation, **asdict(cluster.inside))
     tensor = 6 * layers * micro_batches * once
 
     between = cluster.between_nodes(cluster.gpus_per_node)  # all GPUs send at once
-    message = between.latency + activation / tp / between.bandwidth
+    message = between.seconds(activation / tp)
     boundary = 2 * micro_batches * message if pp > 1 else 0.0
     bubble = (compute + tensor) * costs.bubble_of_ideal(pp, micro_batches)
 
     parameters = shape.parameters / (pp * tp)
-    data = costs.all_reduce_seconds(
-        "ring",
-        dp,
-        4 * parameters,
-        latency=between.latency,
-        bandwidth=between.bandwidth,
-    )
+    data = costs.all_reduce_seconds("ring", dp, 4 * parameters, **asdict(between))
     kept = layers * min(pp, micro_batches) * activation
     layer = costs.activation_bytes(1, shape.positions, shape.width, shape.heads) / tp
     seconds = compute + tensor + bubble + boundary + data

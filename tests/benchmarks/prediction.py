@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from course_utils.ranks import Ranks
@@ -54,9 +55,7 @@ def prediction_rows(
         size = n * message
         measured, aa = statistics.median(times), to_itself(times)
         predicted = {
-            name: costs.all_reduce_seconds(
-                "ring", n, size, latency=fit.latency, bandwidth=fit.bandwidth
-            )
+            name: costs.all_reduce_seconds("ring", n, size, **asdict(fit))
             for name, fit in fits.items()
         }
         noise = statistics.median(
