@@ -409,10 +409,6 @@ def test_resnet_50_is_torchvisions():
         (lambda: ddp_step(flat(4), FOUR, 1, slow_gpus={0: 0.5}), "0.5 for rank 0: exp"),
         (lambda: ddp_step(flat(1), FOUR, 1, slow_gpus={0: 2}), "All GPUs are slow"),
         (lambda: fsdp_step(flat(4), FOUR, 1, prefetch=-1), "prefetch is -1: expected"),
-        (
-            lambda: ModelLayer(6, 1.0, (2, 3)),
-            "have 5 parameters together, but the layer",
-        ),
     ],
 )
 def test_wrong_arguments_are_named(call, says):

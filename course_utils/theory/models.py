@@ -97,9 +97,6 @@ class ModelLayer:
             gradients of its input and of its parameters.
         tensors: How many numbers each of its parameter tensors has, in their order. By
             default they are one tensor.
-
-    Raises:
-        ValueError: the tensors do not have that many parameters together.
     """
 
     parameters: int
@@ -109,11 +106,6 @@ class ModelLayer:
     def __post_init__(self) -> None:
         if not self.tensors and self.parameters:
             object.__setattr__(self, "tensors", (self.parameters,))
-        if sum(self.tensors) != self.parameters:
-            raise ValueError(
-                f"The tensors have {sum(self.tensors):,} parameters together, but the "
-                f"layer has {self.parameters:,}."
-            )
 
 
 @dataclass(frozen=True)
