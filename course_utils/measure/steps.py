@@ -15,8 +15,7 @@ take, on a machine whose cores are free to carry them, as those of a node with G
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -90,20 +89,6 @@ class _Work(torch.autograd.Function):
         return grad, None
 
 
-@contextmanager
-def _noting_all_reduces(events: list[Event]) -> Iterator[None]:
-    def around(call: Tapped) -> Any:
-        start = time.perf_counter()
-        work = call.go()
-        work.get_future().add_done_callback(
-            lambda _: events.append((start, time.perf_counter(), "", "communicate"))
-        )
-        return work
-
-    with tap(around, ["allreduce"]):
-        yield
-
-
 def _without_gaps(events: list[Event]) -> list[Event]:
     """Each layer works until the next one begins: autograd and hooks do in between.
 
@@ -135,8 +120,17 @@ def record_step(
     """
     events: list[Event] = []
     shortest: tuple[list[Event], float] = ([], float("inf"))
+
+    def note_all_reduce(call: Tapped) -> Any:
+        called = time.perf_counter()
+        work = call.go()
+        work.get_future().add_done_callback(
+            lambda _: events.append((called, time.perf_counter(), "", "communicate"))
+        )
+        return work
+
     module = nn.Sequential(*[SleepingLayer(number, events) for number in range(layers)])
-    with _noting_all_reduces(events):
+    with tap(note_all_reduce, ["allreduce"]):
         model, after_backward = wrap(module)
         for _ in range(repeats):
             model.zero_grad()
