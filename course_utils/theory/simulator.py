@@ -519,10 +519,9 @@ def ddp_step(
     overlap: bool = True,
     bucket_bytes: Positive = costs.DDP_BUCKET,
     first_bucket_bytes: Positive = costs.DDP_FIRST_BUCKET,
-    gradient_bytes: Positive = 4,
     slow_gpus: Mapping[int, Positive] | None = None,
 ) -> Step:
-    """Simulate one training step of DDP.
+    """Simulate one training step of DDP, with gradients in float32.
 
     The backward pass goes through the layers from the last to the first, and in a
     layer through its tensors, each with a share of the time as large as itself. A
@@ -538,7 +537,6 @@ def ddp_step(
         overlap: Whether all-reduces go on during the backward pass; else they begin
             after it.
         bucket_bytes, first_bucket_bytes: As in DDP, whose defaults they have.
-        gradient_bytes: Of one gradient: 4 in float32, 2 in bfloat16.
         slow_gpus: GPUs that compute so many times slower: `{rank: 1.2}`.
 
     Raises:
@@ -566,7 +564,7 @@ def ddp_step(
         for numbers in reversed(layer.tensors):
             left -= numbers
             ready.append(done + seconds * (1 - left / layer.parameters))
-            sizes.append(numbers * gradient_bytes)
+            sizes.append(4 * numbers)
         done += seconds
     backward_ends = done
 
