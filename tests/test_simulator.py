@@ -85,16 +85,14 @@ def test_gpus_that_behave_alike_need_not_be_simulated_one_by_one(
     one_by_one = all_reduce(cluster, nbytes, algorithm, ready={0: 0.0})
     together = all_reduce(cluster, nbytes, algorithm)
     assert together.seconds == pytest.approx(one_by_one.seconds, rel=1e-9)
-    assert together.messages == one_by_one.messages
     np.testing.assert_allclose(together.sent, one_by_one.sent)
 
 
-def test_bytes_and_messages_are_those_of_the_formulas():
+def test_bytes_are_those_of_the_formulas():
     for n in (1, 2, 5, 8):
         for algorithm, function in (("ring", ""), ("naive", "_naive")):
             run = all_reduce(flat(n), S, algorithm)
             cost = costs.collective_cost(f"all_reduce{function}", n, S)
-            assert run.messages == cost.messages
             assert run.sent.sum() == pytest.approx(cost.nbytes)
             assert run.sent.max() == pytest.approx(cost.most_sent)
     # Patarasuk and Yuan 2009: no all-reduce sends less than 2(n-1)/n of the data.

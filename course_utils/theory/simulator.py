@@ -165,14 +165,12 @@ class Run:
         seconds: When the last GPU had its result.
         finished: When each GPU had it. Where GPUs behave alike, and were not simulated
             one by one, it is the time of the last one.
-        messages: How many messages there were, on all GPUs together.
         sent: Bytes that each GPU sent.
         rounds: How many messages the busiest GPU sent one after the other.
     """
 
     seconds: float
     finished: np.ndarray = field(repr=False)
-    messages: int
     sent: np.ndarray = field(repr=False)
     rounds: int
 
@@ -239,14 +237,12 @@ class _Network:
         self.now = np.zeros(cluster.gpus)
         self.now[list(ready)] = list(ready.values())
         self.sent = np.zeros(cluster.gpus)
-        self.messages = self.rounds = 0
+        self.rounds = 0
         # When each port is free again: out of a GPU, and into it.
         self._out, self._into = np.zeros(cluster.gpus), np.zeros(cluster.gpus)
 
     def result(self) -> Run:
-        return Run(
-            float(self.now.max()), self.now, self.messages, self.sent, self.rounds
-        )
+        return Run(float(self.now.max()), self.now, self.sent, self.rounds)
 
     def paths(
         self, source: np.ndarray, target: np.ndarray, together: int | None = None
@@ -288,7 +284,6 @@ class _Network:
         self._into[target] = self._out[source] + latency
         self.now[target] = np.maximum(self.now[target], self._into[target])
         self.sent[source] += nbytes
-        self.messages += len(source)
         self.rounds += 1
 
     def ring(self, rounds: int, nbytes: float, way: str = "all") -> None:
@@ -318,7 +313,6 @@ class _Network:
             _ring_rounds(now, np.zeros_like(now), latency, nbytes * per_byte, rounds)
             self.now[ranks] = now
         self.sent += rounds * nbytes
-        self.messages += rounds * cluster.gpus
         self.rounds += rounds
 
 
