@@ -1,8 +1,8 @@
 """Numbers that others have published, and what the course's formulas make of them.
 
 Each row has its source. Where ours and theirs differ, the test says by how much: a
-model of links does not know protocols. Figures of data sheets are in `test_costs.py`
-(the bandwidth ladder) and in `test_simulator.py` (clusters).
+model of links does not know protocols. The bandwidth ladder, from data sheets, is in
+`test_costs.py`; the clusters are made of its links.
 """
 
 import dataclasses

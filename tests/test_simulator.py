@@ -190,24 +190,6 @@ def test_equal_to_a_simulation_of_single_events(seed):
     np.testing.assert_allclose(run.finished, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("name", "gpus", "inside", "between", "flops"),
-    [
-        ("H100, InfiniBand", 8, 450e9, 400e9, 989e12),  # half of 900 GB/s: one way
-        ("A100, InfiniBand", 8, 300e9, 200e9, 312e12),
-        ("A100, Ethernet", 8, 300e9, 12.5e9, 312e12),
-        ("A100 on PCIe, Ethernet", 4, 31.5e9, 1.25e9, 312e12),
-    ],
-)
-def test_the_clusters_are_those_of_their_data_sheets(
-    name, gpus, inside, between, flops
-):
-    pod = simulator.CLUSTERS[name]
-    assert pod.inside.bandwidth == pytest.approx(inside, rel=1e-3)
-    assert (pod.between.bandwidth * pod.cards, pod.gpus) == (between, gpus)
-    assert pod.flops == flops and "NCCL" in pod.source
-
-
 # --- a step of DDP --------------------------------------------------------------
 
 FOUR = Model("four layers", tuple(ModelLayer(MiB // 4, 1e9) for _ in range(4)), "image")
