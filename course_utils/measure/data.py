@@ -7,6 +7,7 @@ are downloaded by torchvision, once, into the course's own folder.
 import contextlib
 import importlib.util
 import io
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -47,8 +48,8 @@ def load_data(name: str = "digits") -> Split:
 
     Raises:
         ValueError: No data set has this name.
-        DataError: The download failed, or a file is damaged. A damaged file is
-            removed first, so that the next call downloads it anew.
+        DataError: The download failed, or a file is damaged. All files are removed
+            first, so that the next call downloads them anew.
     """
     if name not in NAMES:
         raise ValueError(f"no data set {name!r}; there are: {', '.join(NAMES)}")
@@ -89,54 +90,30 @@ def _torchvision(name: str, folder: Path) -> Split:
     """MNIST or Fashion-MNIST below ``folder``: float32 [N, 28, 28] in 0..255."""
     # Only here: importing torchvision costs a second, and the digits do without.
     from torchvision import datasets
-    from torchvision.datasets.mnist import read_image_file, read_label_file
 
     dataset = datasets.MNIST if name == "mnist" else datasets.FashionMNIST
     raw = folder / dataset.__name__ / "raw"
-    raw.mkdir(parents=True, exist_ok=True)
-    tensors = []
+    folder.mkdir(parents=True, exist_ok=True)
     # The system gives the lock back when its holder ends, in whatever way.
     with FileLock(folder / f"{name}.lock"):
-        for archive, md5 in dataset.resources:  # train images, labels, test ...
-            file = raw / archive.removesuffix(".gz")
-            if not file.exists():
-                _download(name, dataset.mirrors, archive, md5, raw)
-            read = read_image_file if "images" in archive else read_label_file
-            try:
-                tensors.append(read(file))
-            except Exception as error:
-                file.unlink()
-                raise DataError(
-                    f"{shown(file)} was damaged ({_first_line(error)}), perhaps by a "
-                    "download that was cut off. It has been removed. Run this again "
-                    "to download it anew."
-                ) from None
-    images, labels, test_images, test_labels = tensors
-    return images.float(), labels, test_images.float(), test_labels
-
-
-def _download(name: str, mirrors: list[str], archive: str, md5: str, raw: Path) -> None:
-    """Download one file into ``raw`` and unpack it, or raise :class:`DataError`."""
-    from torchvision.datasets.utils import download_and_extract_archive
-
-    print(f"downloading {archive} of {name} into {shown(raw)}", file=sys.stderr)
-    failures = []
-    for mirror in mirrors:
+        there = len(list(raw.glob("*-ubyte"))) == len(dataset.resources)
+        if not there:
+            print(f"downloading {name} into {shown(raw)}", file=sys.stderr)
         try:
             with _quick_and_quiet():
-                download_and_extract_archive(mirror + archive, str(raw), md5=md5)
-            (raw / archive).unlink()  # the unpacked file is all that is needed
-            return
-        except (OSError, RuntimeError, EOFError) as error:
-            (raw / archive).unlink(missing_ok=True)
-            (raw / archive.removesuffix(".gz")).unlink(missing_ok=True)
-            failures.append(f"  {mirror.split('/')[2]}: {_first_line(error)}")
-    raise DataError(
-        f"{name} could not be downloaded. Tried:\n"
-        + "\n".join(failures)
-        + "\nIs this machine connected to the internet? The digits need no network: "
-        '--data digits, or load_data("digits").'
-    )
+                train, test = (
+                    dataset(folder, train=part, download=True) for part in (True, False)
+                )
+        except Exception as error:
+            shutil.rmtree(raw, ignore_errors=True)
+            what = "was damaged" if there else "could not be downloaded"
+            raise DataError(
+                f"{name} {what}: {str(error).strip() or type(error).__name__}\n"
+                f"What was in {shown(raw)} has been removed: run this again to "
+                "download it anew. Is this machine connected to the internet? The "
+                'digits need no network: --data digits, or load_data("digits").'
+            ) from None
+    return train.data.float(), train.targets, test.data.float(), test.targets
 
 
 @contextlib.contextmanager
@@ -149,7 +126,3 @@ def _quick_and_quiet() -> Iterator[None]:
             yield
     finally:
         socket.setdefaulttimeout(before)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -127,7 +127,7 @@ def mirror(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_mnist_is_downloaded_once_and_read(mirror, tmp_path, capsys, name):
+def test_mnist_is_downloaded_once_and_read(mirror, capsys, name):
     images, labels, test_images, test_labels = load_data(name)
     assert (images.shape, test_images.shape) == ((30, 1, 28, 28), (12, 1, 28, 28))
     assert (images.dtype, test_labels.dtype) == (torch.float32, torch.int64)
@@ -136,10 +136,9 @@ def test_mnist_is_downloaded_once_and_read(mirror, tmp_path, capsys, name):
     asked = len(mirror.asked)
     assert set(mirror.asked) == set(mirror.files)
     told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 4)  # one line a file
+    assert (told.out, told.err.count("\n")) == ("", 1)
     assert torch.equal(load_data(name)[0], images)
     assert (len(mirror.asked), capsys.readouterr().err) == (asked, "")
-    assert not list(tmp_path.rglob("*.gz"))
 
 
 def test_a_process_that_waits_for_the_download_of_another_gets_it(mirror, tmp_path):
@@ -166,12 +165,11 @@ def test_a_process_that_waits_for_the_download_of_another_gets_it(mirror, tmp_pa
     assert len(mirror.asked) == 2 * len(mirror.files)
 
 
-@pytest.mark.parametrize("damage", ["cut off", "empty"])
-def test_a_damaged_file_is_named_and_removed_and_comes_anew(mirror, tmp_path, damage):
+def test_what_is_damaged_is_removed_and_comes_anew(mirror, tmp_path):
     whole = load_data("mnist")[0]
     file = tmp_path / "data" / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    file.write_bytes(file.read_bytes()[:-100] if damage == "cut off" else b"")
-    with pytest.raises(DataError, match="train-images-idx3-ubyte was damaged"):
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match="mnist was damaged: .*\n.*: run this again"):
         load_data("mnist")
     assert not file.exists()
     assert torch.equal(load_data("mnist")[0], whole)
@@ -198,7 +196,8 @@ def test_without_network_the_error_says_what_to_do(mirror, monkeypatch):
         monkeypatch.setattr(datasets.MNIST, "mirrors", urls)
         with pytest.raises(DataError) as info:
             load_data("mnist")
-    for part in (f"  {address}: ", "  no-such-host.invalid: ", "--data digits"):
+    assert str(info.value).startswith("mnist could not be downloaded: ")
+    for part in (*urls, "run this again", "--data digits"):
         assert part in str(info.value)
 
 
