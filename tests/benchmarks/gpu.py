@@ -6,6 +6,7 @@ sizes on the CPU, which only shows that it works.
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -43,6 +44,8 @@ def rows(quick: bool = False) -> Iterator[Row]:
     yield from copy_rows(device, size, rounds)
     yield launch_row(device, rounds)
     yield from wrapper_rows(device, rounds)
+    if importlib.util.find_spec("torchvision") is None:
+        return  # a Python of one's own may lack it: then there is one row less
     name = torch.cuda.get_device_name() if there else "H100"
     for sheet in [key for key in SHEETS if key in name][:1]:
         yield resnet_row(device, sheet, quick, rounds)
@@ -124,51 +127,14 @@ def stepper(device: str, kind: str) -> Callable[[], None]:
 
 
 # ---------------------------------------------------------------- the model of time
-def resnet_50(classes: int = 1000) -> Any:
-    """ResNet-50 with torch alone (He et al. 2015, the stride in the 3x3)."""
-    from torch import nn
-
-    def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
-        pad = size // 2
-        layer = nn.Conv2d(inputs, outputs, size, stride, pad, bias=False)
-        return [layer, nn.BatchNorm2d(outputs)]
-
-    class Bottleneck(nn.Module):
-        def __init__(self, inputs: int, width: int, stride: int) -> None:
-            super().__init__()
-            self.main = nn.Sequential(
-                *conv(inputs, width, 1),
-                nn.ReLU(inplace=True),
-                *conv(width, width, 3, stride),
-                nn.ReLU(inplace=True),
-                *conv(width, 4 * width, 1),
-            )
-            same = stride == 1 and inputs == 4 * width
-            self.short = nn.Sequential(
-                *([] if same else conv(inputs, 4 * width, 1, stride))
-            )
-            self.relu = nn.ReLU(inplace=True)
-
-        def forward(self, x: Any) -> Any:
-            return self.relu(self.main(x) + self.short(x))
-
-    layers = [*conv(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    inputs = 64
-    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for block in range(blocks):
-            layers.append(Bottleneck(inputs, width, stride if block == 0 else 1))
-            inputs = 4 * width
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
-    return nn.Sequential(*layers)
-
-
 def resnet_row(device: str, sheet: str, quick: bool, rounds: int) -> Row:
     """A real step over what virtual GPUs say, with the numbers of the data sheet."""
     import torch
+    from torchvision.models import resnet50
 
     batch, side = (2, 32) if quick else (32, 224)
     torch.manual_seed(0)
-    model = resnet_50()
+    model = resnet50()
     predicted = virtual_seconds(model, batch, side, *SHEETS[sheet])
     torch.backends.cudnn.allow_tf32 = False  # float32, as on the data sheet
     torch.backends.cudnn.benchmark = True
