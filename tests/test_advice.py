@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
+from course_utils import ROOT
 from course_utils.ranks import Ranks, RanksError
 from course_utils.ranks.launch import LaunchError, launch
 
-ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = set(
     "torchrun python python3 py pip git bash source sed ps kill docker ssh export curl "
     "nvidia-smi nsys torchfrtrace srun sbatch mpirun conda apt apt-get jupyter "

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -25,6 +24,7 @@ from own_tasks import (
     total_task,
 )
 
+from course_utils import ROOT
 from course_utils.from_scratch import pipeline
 from course_utils.notebook import check as checks
 from course_utils.notebook import ours, processes
@@ -37,7 +37,6 @@ from course_utils.tasks.inputs import whole_numbers
 from course_utils.tasks.task import OUT_OF_STEP, RULE, AtMost, Miss
 from course_utils.theory import costs
 
-ROOT = Path(__file__).resolve().parent.parent
 SUM = total_task(task_id="99.total")  # what our solution shows is remembered
 
 

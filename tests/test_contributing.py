@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from course_utils import ROOT
 from course_utils.notebook.lessons import LESSONS
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / ".github" / "CONTRIBUTING.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 NUMBER = f"{len(LESSONS):02}"  # of the lesson that the steps make

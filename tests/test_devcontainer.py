@@ -17,10 +17,10 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from test_contributing import copy_course
 
+from course_utils import ROOT
 from course_utils.__main__ import OLDEST
 from course_utils.setup import environment, installer
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".devcontainer"
 SETTINGS = json.loads((FOLDER / "devcontainer.json").read_text(encoding="utf-8"))
 README = (FOLDER / "README.md").read_text(encoding="utf-8")

@@ -12,11 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import nbformat
 import pytest
 
+from course_utils import ROOT
 from course_utils.notebook import exercises
 from course_utils.notebook.exercises import build, execute_notebooks, main, reference
 from course_utils.notebook.lessons import LESSONS, lesson_of
@@ -24,7 +24,6 @@ from course_utils.notebook.on_rank import find, full_name
 from course_utils.questions import NumberTask
 from course_utils.tasks import all_tasks, tasks_of
 
-ROOT = Path(__file__).resolve().parent.parent
 SOLUTIONS = sorted((ROOT / "solutions").glob("*.ipynb"))
 TASKS = all_tasks()
 

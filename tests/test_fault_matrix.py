@@ -41,14 +41,12 @@ from ranks_support import (
     works,
 )
 
-from course_utils import launch, virtual_gpus
+from course_utils import ROOT, launch, virtual_gpus
 from course_utils.notebook import check as checks
 from course_utils.notebook import ours, processes
 from course_utils.notebook.progress import attempts, record_attempt
 from course_utils.ranks import Ranks
 from course_utils.virtual_gpus import gpus as switched
-
-ROOT = Path(__file__).resolve().parent.parent
 
 pytestmark = pytest.mark.skipif(not LINUX, reason="needs /proc and Unix signals")
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from course_utils import ROOT
 from course_utils.notebook.lessons import LESSONS, Lesson
 
-ROOT = Path(__file__).resolve().parent.parent
 GLOSSARY = ROOT / "notebooks" / "glossary.md"
 LINK = re.compile(r"\[([^][]+)\]\(glossary\.md#([^)\s]+)\)")
 ENGLISH = "English is used"

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from course_utils import pictures
+from course_utils import ROOT, pictures
 from course_utils.notebook.lessons import LESSONS, Lesson
 from course_utils.questions import NumberTask, load
 from course_utils.tasks import tasks_of
 
-ROOT = Path(__file__).resolve().parent.parent
 LAST_HEADINGS = ["Recap", "What goes wrong", "On real GPUs", "Sources"]
 
 DEEPER = [lesson.in_depth for lesson in LESSONS if lesson.in_depth.exists()]

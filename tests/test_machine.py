@@ -15,10 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from course_utils import ROOT
 from course_utils.measure import machine
 from course_utils.measure.machine import Gpu, GpuPair, inspect_machine
-
-ROOT = Path(__file__).resolve().parent.parent
 
 # 8 x H100 with NVSwitch; the heading is underlined, network cards are listed too.
 TOPO_NVSWITCH = (

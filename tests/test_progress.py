@@ -8,10 +8,10 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
+from course_utils import ROOT
 from course_utils.notebook import progress
 from course_utils.notebook.lessons import LESSONS
 from course_utils.notebook.progress import (
@@ -25,9 +25,6 @@ from course_utils.notebook.progress import (
     record_hint,
     record_solution,
 )
-
-ROOT = Path(__file__).resolve().parent.parent
-
 
 pytestmark = pytest.mark.usefixtures("own_state")
 

@@ -31,13 +31,12 @@ from ranks_support import (
 from test_fault_matrix import OnRanks, look_at
 from thorough import thorough_after
 
+from course_utils import ROOT
 from course_utils.ranks import Ranks, RanksError
 from course_utils.ranks.output import MARK_BYTES, output_mark
 from course_utils.ranks.processes import SpawnedRank
 
 pytestmark = pytest.mark.skipif(not POSIX, reason="needs Unix signals")
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from course_utils import ROOT
 
 
 @pytest.mark.parametrize("command", [("check",), ("format", "--check")], ids=" ".join)

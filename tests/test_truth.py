@@ -24,10 +24,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import pytest
 
+from course_utils import ROOT
 from course_utils.measure import steps
 from course_utils.notebook.lessons import LESSONS
 from course_utils.questions import Number, Question, load
@@ -35,7 +35,6 @@ from course_utils.ranks import Ranks
 from course_utils.theory import costs, simulator
 from course_utils.virtual_gpus import virtual_gpus
 
-ROOT = Path(__file__).resolve().parent.parent
 NUMBERS = [lesson.number for lesson in LESSONS]
 
 
