@@ -17,6 +17,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 import course_utils.notebook.quiz as quizzes
+from course_utils import ROOT
 from course_utils.notebook.progress import answers, attempts, record_answer
 from course_utils.notebook.quiz import Quiz, quiz, why
 from course_utils.notebook.quiz_widget import QuizWidget
@@ -38,7 +39,6 @@ from course_utils.questions import (
 from course_utils.questions.markup import to_html, to_text
 from course_utils.tasks import all_tasks
 
-ROOT = Path(__file__).parents[1]
 # Other Markdown, HTML and LaTeX would be shown as they are typed.
 FOREIGN = re.compile(
     r"\]\(|</?[A-Za-z]|\$[^$]+\$|(?<!\w)_+\w[^_]*_+(?!\w)|~~|^\s*([#>+-]|\d+\.)\s",

@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 import signal
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -18,12 +17,12 @@ from thorough import thorough_after
 from torch import nn
 from worker_runs import one_thread, ranks_for_scripts
 
+from course_utils import ROOT
 from course_utils.measure.data import load_data
 from course_utils.ranks import RanksError
 from course_utils.workers import train_ddp
 
 approx = functools.partial(pytest.approx, abs=1e-4)
-ROOT = Path(__file__).parents[1]
 FEW = 0.006  # two test images: rounding may turn one that is on the border
 
 

@@ -19,7 +19,8 @@ import psutil
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 
-ROOT = Path(__file__).resolve().parents[2]
+from course_utils import ROOT
+
 START_SECONDS = 60.0
 CELL_SECONDS = 90.0  # longer than the limit that a cell on the ranks has by itself
 POLL_SECONDS = 1.0  # how often to look whether the kernel still lives

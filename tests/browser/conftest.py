@@ -36,9 +36,9 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from course_utils import ROOT
 from course_utils.ranks.zygote import PR_SET_PDEATHSIG, prctl
 
-ROOT = Path(__file__).parents[2]
 START_SECONDS = 60
 WAIT_SECONDS = 30  # for anything in a page; the machine may be busy with other tests
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
