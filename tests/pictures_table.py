@@ -404,6 +404,8 @@ WRONG = {
     "no kind 'sleep'": lambda: p.timeline([[(0, 1, "x", "sleep")]]),
     "no device did anything": lambda: p.device_timeline(LONE),
     "no category 'weights'": lambda: p.device_memory({"a": {"weights": 1}}, capacity=1),
+    "An index of rank 1 is 3": lambda: p.partition([[0], [3]], 3),
+    "for 2 ranks": lambda: p.sliced_linear([1], [[1]], [[1], [1]], cut="rows"),
     "no cut 'column'": lambda: p.sliced_linear([1], [[1]], [[1]], cut="column"),
     "world_size is 1": lambda: p.collective_bandwidth([{**_TIMED, "world_size": 1}]),
     "rank is -1: expected": lambda: p.torchrun_ranks(2, 4, -1),

@@ -29,11 +29,14 @@ def partition(indices_by_rank: Sequence[Iterable[int]], total: int) -> Picture:
         total: How many items the data set has, 1 to 24.
 
     Raises:
-        ValueError: there are too many ranks or items.
+        ValueError: there are too many ranks or items, or an index is not in the data.
     """
     words.whole(total, "total", 1, _MOST_ITEMS)
     words.few(indices_by_rank, "ranks", len(draw.RANK_COLORS))
-    shares = [[int(item) for item in items] for items in indices_by_rank]
+    shares = [
+        [words.whole(i, f"An index of rank {rank}", 0, total - 1) for i in items]
+        for rank, items in enumerate(indices_by_rank)
+    ]
     again = _again(shares)
     dropped = sorted(set(range(total)) - {i for share in shares for i in share})
     names = [f"rank {rank}" for rank in range(len(shares))] + ["no rank"] * bool(

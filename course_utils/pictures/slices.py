@@ -35,14 +35,19 @@ def sliced_linear(
         cut: "columns" or "rows". Each rank has equally many.
 
     Raises:
-        ValueError: there are too many numbers, or no such cut.
+        ValueError: the ranks cannot have equally many, or there are too many numbers.
     """
     n, by_rows = len(parts), cut == "rows"
     one_of(cut, "cut", ("columns", "rows"))
     words.few(parts, "ranks", len(draw.RANK_COLORS))
     words.few(x, "inputs", _MOST)
     words.few(weight[0], "outputs", _MOST)
-    size = (len(x) if by_rows else len(weight[0])) // n
+    size, rest = divmod(len(x) if by_rows else len(weight[0]), n)
+    if rest or len(weight) != len(x):
+        raise ValueError(
+            f"A has {len(weight)} rows and {len(weight[0])} columns, x has {len(x)} "
+            f"inputs: expected as many rows as inputs, and {cut} for {n} ranks alike."
+        )
 
     def rows_of(values: Sequence[Sequence[float]]) -> list[list[str]]:
         return [[words.number(value) for value in row] for row in values]
